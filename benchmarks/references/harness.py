@@ -25,7 +25,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import Weights
 from rayfed.data.user_clients import user_population
 from rayfed.engine import host, training
-from rayfed.engine.held_out import divide
+from rayfed.engine.device_data import divide
 from rayfed.models.split_model import SplitModel
 
 TOLERANCE = 1e-5

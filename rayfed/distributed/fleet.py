@@ -28,11 +28,11 @@ from rayfed.distributed.user_modules import SentFiles
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
+from rayfed.engine.device_data import room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
-from rayfed.engine.streamed import room_for
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Placement
 

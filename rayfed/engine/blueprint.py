@@ -21,8 +21,7 @@ from rayfed.core.trees import named_tensors, only
 from rayfed.data.clients import SizesById
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
-from rayfed.engine.device_data import client_data
-from rayfed.engine.held_out import held_out_count
+from rayfed.engine.device_data import client_data, held_out_count
 from rayfed.models.single_example_batchnorm import (
     batch_size_advice,
     leaves_single_example,

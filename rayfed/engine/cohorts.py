@@ -105,8 +105,8 @@ class Cohorts:
         """Whether the weights of this round need not sum to 1."""
         return self._cohort is not None and self._cohort.factors is not None
 
-    def look(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
-        """Take in what the clients of a round have reported."""
+    def update(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
+        """Note what the clients of a round have reported, and add the cost of sampling to its record."""
         if self.is_uniform:
             return
         self._participated.update(cohort)

@@ -1,7 +1,9 @@
-"""The device of a process."""
+"""The device of a process: which it is, its memory, and its kernels."""
 
+import ctypes
 import functools
 import os
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,20 +18,21 @@ from rayfed.core.rng import choose_deterministic, choose_tf32
 
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
-_MODELS = 3  # the weights that arrive, those that are trained, and their gradients
-_AS_FREE = 0.9  # of the free memory of the emptiest GPU, from which another counts as just as free
-_locks: list[FileLock] = []  # which this process holds until it ends
+_MODELS = 3  # the weights that arrive, the weights in training, and their gradients
+_AS_FREE = 0.9  # a GPU with this share of the free memory of the emptiest GPU counts as just as free
 _STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of malloc.h
+_locks: list[FileLock] = []  # this process holds them until it ends
 
 
 def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
-    """Return the CPU, or if `gpus` is above 0, the visible GPU with the most free memory; Ray shows a process its own.
+    """Return the CPU, or if `gpus` is above 0, the visible GPU with the most free memory.
 
     A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
     processes on the same GPU cannot take it from each other.
 
     Args:
-        gpus: The GPUs that the process reserved.
+        gpus: The GPUs that the process reserved. Ray shows a process its own GPUs only.
         model: The model of the simulation, where there is one yet.
 
     Raises:
@@ -46,7 +49,7 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
     memory = torch.cuda.get_device_properties(device).total_memory
     if gpus < 1:
         _check_share(gpus, memory, model)
-    limit = gpus - CONTEXT_BYTES / memory if gpus < 1 else 1.0  # the last one ends the limit of a trial before
+    limit = gpus - CONTEXT_BYTES / memory if gpus < 1 else 1.0  # 1 ends the limit of the trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
 
@@ -55,8 +58,8 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
 def _emptiest_gpu() -> int:
     """Return the number of the visible GPU with the most free memory.
 
-    Of several that are as free, it is one that no other process of this user has chosen: commands that begin at one
-    moment do not see each other's memory yet.
+    Among several GPUs that are as free, the choice is a GPU that no other process of this user has chosen, because
+    commands that begin at the same moment do not see each other's memory yet.
     """
     if (count := torch.cuda.device_count()) < 2:
         return 0
@@ -69,7 +72,7 @@ def _emptiest_gpu() -> int:
         if of_each[number] < _AS_FREE * max(of_each):
             break
         lock = FileLock(Path(tempfile.gettempdir(), f"rayfed-{os.getuid()}-{uuids[number]}.lock"), thread_local=False)
-        with suppress(OSError):  # held by another, or no folder to write to
+        with suppress(OSError):  # another process holds it, or the folder cannot be written to
             lock.acquire(timeout=0)
             _locks.append(lock)
             return number
@@ -88,7 +91,7 @@ def _check_share(gpus: float, memory: int, model: nn.Module | None) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most memory of a GPU that this process's tensors took since the last call; 0 on a CPU."""
+    """Return the most GPU memory that this process's tensors took since the last call; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     peak = torch.cuda.max_memory_allocated(device)
@@ -105,15 +108,31 @@ def room_for_states(device: torch.device | str, share: float) -> float | None:
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:
     """Choose the kernels of this process; without `tf32`, GPUs compute in float32 as CPUs do."""
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels ask for
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic kernels ask for it
     choose_deterministic(deterministic)
     choose_tf32(tf32)
 
 
-def breaks_device(error: BaseException) -> bool:
-    """Return whether `error` says that CUDA fails in this process from now on, as after an assertion in a kernel.
+def keep_freed_memory() -> None:
+    """Keep up to half a gigabyte of freed memory in this process for the next batch; does nothing without glibc.
 
-    That the memory is out is no such error.
+    By default glibc returns large freed blocks to the system at once, so that the activations of every batch cost new
+    page faults: scoring the four-layer CNN on MNIST took up to 1.5 times as long.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc accepts
+    mallopt(_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def breaks_device(error: BaseException) -> bool:
+    """Return whether CUDA fails in this process after `error`, as after a failed assertion in a kernel.
+
+    Memory that is out breaks nothing.
     """
     text = str(error)
     return isinstance(error, RuntimeError) and "CUDA error" in text and "out of memory" not in text

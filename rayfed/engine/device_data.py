@@ -1,9 +1,10 @@
-"""The examples of a client, kept on its host's device or streamed to it, and their batches."""
+"""The examples of clients and test sets on a host's device: kept there or streamed to it, and their batches."""
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
+from rayfed.core.least_recent import LeastRecent
+from rayfed.core.memory import memory_bytes
 from rayfed.core.records import SERVER
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import generator, torch_state_kept
 from rayfed.core.task import Batch, Task
-from rayfed.data.clients import Examples
-from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.clients import SPLITS, Client, Examples, MadeClients
+from rayfed.data.draws import floor_share
+from rayfed.data.lazy_rows import LazyRows, select_rows
 from rayfed.data.population import Population
-from rayfed.engine.held_out import divide
-from rayfed.engine.streamed import Streamed
 
-Transform = Callable[[Tensor], Tensor]
+_MOST_VIEWS = 1024
+"""Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""
 
 
 class Normalise:
@@ -49,12 +52,34 @@ class Normalise:
         return x
 
 
+class Streamed:
+    """A stand-in for a tensor [n, ...] on `device`: indexing with row numbers on the CPU reads these rows."""
+
+    def __init__(self, source: np.ndarray | LazyRows, device: torch.device):
+        self.source, self.device = source, device
+        self.dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
+
+    def index_select(self, dim: int, rows: Tensor) -> Tensor:
+        return self._read(rows.numpy())
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self._read(np.arange(*rows.indices(len(self.source))))
+
+    def _read(self, rows: np.ndarray) -> Tensor:
+        pinned = self.device.type == "cuda"  # the copy to the GPU then does not hold up the next batch
+        batch = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype, pin_memory=pinned)
+        if isinstance(self.source, LazyRows):
+            self.source.read(rows, batch.numpy())
+        else:
+            np.take(self.source, rows, axis=0, out=batch.numpy(), mode="clip")  # "raise" would buffer the whole
+        return batch.to(self.device, non_blocking=True)
+
+
 class Part:
-    """One part (train, val or test) of a client's data, or a test set of the server.
+    """One part (train, val, test or held_out) of a client's data, or a test set of the server.
 
     Labels are on the device. So are inputs, as stored, with `data_on_device`; otherwise batches of them are read when
-    they are needed, with the same values. `client`, `domain`, `split` and `unseen` say whose the part is, as in the
-    scores that are measured on it.
+    they are needed, with the same values. `client`, `domain`, `split` and `unseen` are columns of the scores on it.
     """
 
     def __init__(
@@ -101,8 +126,7 @@ class Part:
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """Yield all examples, or `rows`, in order, in batches of at most `size`."""
         if rows is not None:
-            for some in rows.to(self.rows_device).split(size):
-                yield self.take(some)
+            yield from map(self.take, rows.to(self.rows_device).split(size))
             return
         for start in range(0, len(self), size):
             stop = start + size
@@ -116,8 +140,8 @@ class Part:
 class Augmented:
     """A part with augmented inputs.
 
-    The augmentation of a batch is seeded by `seed_batch(batch=position)`. So batches are the same each time, and
-    reading them does not change the random state of the hook that does.
+    `seed_batch(batch=position)` seeds the augmentation of a batch. So batches are the same each time, and reading them
+    does not change the random state of the hook that reads.
     """
 
     part: Part
@@ -141,18 +165,127 @@ class Augmented:
             yield batch
 
 
+class HostData:
+    """The clients' data and the server's test sets on one device: a cache, which changes no result.
+
+    The parts of a client are made when the client runs here. When the inputs would take more than `room` bytes, the
+    parts go that have not been used for the longest time. On a CPU, inputs in memory are not copied. A client or test
+    set that does not fit even alone is read batch by batch.
+
+    Raises:
+        UsageError: A file of the population is not on this machine, or differs.
+    """
+
+    def __init__(self, population: Population, task: Task, *, held_out_share: float, seed: int, room: float = math.inf):
+        self.population, self.task, self.seed, self._held_out_share = population, task, seed, held_out_share
+        self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
+        self._room = room
+        self._held = LeastRecent[tuple[str, int], dict[str, Part]](room)
+        self._views = LeastRecent[tuple[str, int], dict[str, Part]](_MOST_VIEWS)
+        files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
+        for rows in files.values():  # a file that is not on this machine is noticed before the first round
+            rows[:1]
+
+    def parts(self, client: int) -> dict[str, Part]:
+        """Return the parts of a client's data by split, and `held_out` if the algorithm holds examples out."""
+        clients = self.population.clients
+
+        def examples() -> dict[str, Examples]:
+            of_client = clients[client]
+            train, held_out = divide(of_client, self._held_out_share, self.seed)
+            parts = {"train": train, "val": of_client.val, "test": of_client.test}
+            return parts | ({"held_out": held_out} if len(held_out) else {})
+
+        is_made = isinstance(clients.source, MadeClients)
+        copied = {*SPLITS, "held_out"} if is_made else {"train", "held_out"} if self._held_out_share else set()
+        whose = {
+            "client": clients.id(client),
+            "domain": clients.domain(client),
+            "unseen": client >= self.task.num_clients,
+        }
+        return self._cached(("client", client), examples, whose, copied=copied)
+
+    def training_examples(self, client: int) -> int:
+        """Return the number of examples that a client trains on."""
+        examples = int(self.population.clients.sizes[client, 0])
+        return examples - held_out_count(examples, self._held_out_share)
+
+    def test(self, number: int) -> Part:
+        """Return a test set of the server."""
+        test = self.population.tests[number]
+        return self._cached(("test", number), lambda: {test.split: test.examples}, {"domain": test.domain})[test.split]
+
+    def _cached(
+        self,
+        key: tuple[str, int],
+        make: Callable[[], Mapping[str, Examples]],
+        whose: Mapping[str, Any],
+        *,
+        copied: Collection[str] = (),
+    ) -> dict[str, Part]:
+        """Return the parts of the examples that `make` returns; nobody else holds the inputs of those in `copied`."""
+        if (known := self._held.get(key) or self._views.get(key)) is not None:
+            return known
+        device, examples = self.task.device, make()
+        on_device = sum(part.x.nbytes for part in examples.values()) <= self._room
+        sizes = [part.x.nbytes if name in copied else _held_bytes(part, device) for name, part in examples.items()]
+        held = sum(sizes) if on_device else 0
+        cache, size = (self._held, held) if held else (self._views, 1)
+        cache.make_room(size)
+        parts = {
+            name: Part(part, device, self._normalise, data_on_device=on_device, split=name, **whose)
+            for name, part in examples.items()
+        }
+        cache.put(key, parts, size)
+        return parts
+
+
+def room_for(data_on_device: bool | None, device: torch.device | str, share: float = 1.0) -> float:
+    """Return how many bytes of examples may be kept on the device: all, none, or by default a quarter of the memory.
+
+    Args:
+        data_on_device: True for all, False for none, None for the default.
+        share: This host's share of the memory of the GPU, or of the machine, on which all hosts are assumed to run.
+    """
+    if data_on_device is not None:
+        return math.inf if data_on_device else 0.0
+    device = torch.device(device)
+    whole = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
+    return whole * share / 4
+
+
+class TrainingParts(NamedTuple):
+    """A client's training part, divided into the examples to train on and the examples that a method holds out."""
+
+    train: Examples
+    held_out: Examples
+
+
+def held_out_count(examples: int, share: float) -> int:
+    """Return how many of a client's training examples are held out: `share` of them rounded down, but at least one."""
+    return max(1, floor_share(examples, share)) if share else 0
+
+
+def divide(client: Client, share: float, seed: int) -> TrainingParts:
+    """Divide the training part of `client` at random (`Algorithm.held_out_share`); both keep the order of examples."""
+    count = held_out_count(len(client.train), share)
+    if not count:
+        return TrainingParts(client.train, Examples(client.train.x[:0], client.train.y[:0]))
+    is_held_out = np.zeros(len(client.train), bool)
+    is_held_out[generator(seed, "held out", client=client.id).permutation(len(client.train))[:count]] = True
+    rows = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    return TrainingParts(*(Examples(select_rows(client.train.x, part), client.train.y[part]) for part in rows))
+
+
 def client_data(
     population: Population, client: int, task: Task, *, held_out_share: float = 0.0, seed: int = 0
 ) -> ClientData:
     """Return what a hook sees of a client's data, without a host."""
-    normalise = Normalise(population, task.device, channels_last=task.channels_last)
-    own = population.clients[client]
-    divided = divide(own, held_out_share, seed)
-    train, val, held_out = (Part(part, task.device, normalise) for part in (divided.train, own.val, divided.held_out))
-    return ClientData(train, val, held_out=held_out if len(held_out) else None)
+    parts = HostData(population, task, held_out_share=held_out_share, seed=seed).parts(client)
+    return ClientData(parts["train"], parts["val"], held_out=parts.get("held_out"))
 
 
-def held_bytes(examples: Examples, device: torch.device) -> int:
+def _held_bytes(examples: Examples, device: torch.device) -> int:
     """Return the bytes that the inputs of a `Part` on `device` take, besides those that `examples` take already."""
     x = examples.x
     if device.type == "cpu" and isinstance(x, np.ndarray) and _is_usable(x, shared=_never_written(x)):
@@ -171,14 +304,14 @@ def _is_usable(array: np.ndarray, *, shared: bool) -> bool:
 
 
 def _to_tensor(array: np.ndarray | LazyRows, *, shared: bool = False) -> Tensor:
-    """Return an array as a tensor; with `shared`, pages of the object store, which may only be read, are not copied."""
+    """Return an array as a tensor; with `shared`, read-only pages of the object store are not copied."""
     if isinstance(array, LazyRows):
         array = array[:]
     if not _is_usable(array, shared=shared):
         array = array.copy()
     if array.flags.writeable:
         return torch.from_numpy(array)
-    with warnings.catch_warnings():  # where it is needed only, since entering it is neither cheap nor safe in threads
+    with warnings.catch_warnings():  # only where it is needed, since entering it is neither cheap nor safe in threads
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
 
@@ -188,9 +321,8 @@ def batch_rows(
 ) -> list[np.ndarray]:
     """Return the row numbers of every batch of a phase; each epoch is a new permutation, cut into batches.
 
-    An epoch has ⌊n / B⌋ full batches with `drop_last`, or if that is none, one batch of all n rows; without it, it has
-    ⌈n / B⌉ batches. `steps` overrides `epochs`: there
-    are as many epochs as needed, the last one cut after the last step.
+    An epoch has ⌈n / B⌉ batches. With `drop_last` it has ⌊n / B⌋ full batches, or where that is 0, one batch of all n
+    rows. `steps` overrides `epochs`: there are as many epochs as needed, the last one cut after the last step.
     """
     per_epoch, wanted = _counts(examples, batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
     rows: list[np.ndarray] = []

@@ -1,25 +1,51 @@
-"""The evaluation protocol: which models are scored, when, and on whose data."""
+"""The evaluation protocol: which models are scored, when, on whose data, and which round is the last."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
-from rayfed.core.records import RepresentationMap, Score
+from rayfed.core.options import suggestion
+from rayfed.core.outputs import Outputs, class_logits
+from rayfed.core.records import Record, RepresentationMap, Score
 from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import participants_of
-from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.metrics.base import Metric, OfPredictions
+from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations
+from rayfed.metrics.representations import check_layer
+from rayfed.records.metric_names import lower_is_better_by_name
+
+_MOST_CLIENTS = 1000  # the clients whose labels tell which values a metric has
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """When training stops: after `patience` evaluations in a row that have not improved the best score.
+
+    Prechelt ("Early Stopping - But When?", 1998) compares this rule of deep learning libraries with other rules.
+
+    Attributes:
+        min_delta: An improvement must be better than the best score by more than this.
+        selection: The score.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+    selection: Selection = field(default_factory=Selection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +84,58 @@ class Evaluation:
         return round % self.every == 0 or round == rounds
 
 
+class EarlyStopping:
+    """Applies a `StopRule` to the rounds of a trial.
+
+    Attributes:
+        reason: Why training stopped, in words; None while it goes on.
+        round: The round after which training stopped; None while it goes on.
+    """
+
+    def __init__(self, rule: StopRule | None):
+        self._rule = rule
+        self._best: float | None = None
+        self._best_round = self._waited = 0
+        self.reason: str | None = None
+        self.round: int | None = None
+
+    def update(self, record: Record) -> None:
+        """Apply the rule to the scores of a round, if it has any. A score that is not finite is no improvement."""
+        rule = self._rule
+        if rule is None or self.reason is not None or (score := rule.selection.score(record)) is None:
+            return
+        if math.isfinite(score) and (self._best is None or self._is_better(score, self._best, rule)):
+            self._best, self._best_round, self._waited = score, record.round, 0
+            return
+        self._waited += 1
+        if self._waited >= rule.patience:
+            self.round = record.round
+            evaluations = "1 evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
+            missed = "been finite"
+            if self._best is not None:
+                missed = f"improved on {self._best:.4g} of round {self._best_round} by more than {rule.min_delta:g}"
+            what = f"validation {rule.selection.metric} ({rule.selection.point})"
+            self.reason = f"{what} has not {missed} for {evaluations}"
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as JSON."""
+        kept = {"best": self._best, "best_round": self._best_round, "waited": self._waited}
+        return kept | {"reason": self.reason, "round": self.round}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._best, self._best_round = state["best"], state["best_round"]
+        self._waited, self.reason, self.round = state["waited"], state["reason"], state.get("round")
+
+    @staticmethod
+    def _is_better(score: float, best: float, rule: StopRule) -> bool:
+        return rule.selection.gain(score) - rule.selection.gain(best) > rule.min_delta
+
+
 def downloads(
     exchange: Exchange, ctx: Context, state: State, clients: Sequence[ClientIndex] | None = None
 ) -> tuple[State, dict[ClientIndex, State]]:
-    """Return (what every client of the cohort receives, the further fields of the clients that receive some).
+    """Return (what every client of the cohort receives, the further fields of the clients that receive any).
 
     Args:
         clients: The clients of the cohort whose further fields are needed; None: all.
@@ -72,7 +146,7 @@ def downloads(
 
 
 class Evaluator:
-    """Scores what a server's state is worth to its clients.
+    """Has the fleet score the models that a server's state leads to.
 
     Attributes:
         tell: Called with what is being done, where it may take long.
@@ -99,12 +173,14 @@ class Evaluator:
     def evaluated(
         self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False
     ) -> tuple[list[Score], list[RepresentationMap]]:
-        """Score the global model on the clients' data and the server's test sets, and what clients download.
+        """Return the scores of the global model and of what clients download, and the maps of representations.
 
-        Without a global model, each client's downloaded model is scored on the domains that no client holds.
+        The global model is scored on the clients' data and the server's test sets. Without a global model, each
+        client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
+        on where clients live.
 
-        With `is_last`, the metrics are taken that are due after the last round. The order of the scores does not depend
-        on where clients live. Maps of representations are returned, too.
+        Args:
+            is_last: Whether to take the metrics that are due after the last round.
         """
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self._scored
         points, splits = self.evaluation.points, self.evaluation.splits
@@ -159,7 +235,7 @@ class Evaluator:
     def training_losses(
         self, state: State, round: int, clients: tuple[ClientIndex, ...]
     ) -> tuple[dict[ClientIndex, float], dict[str, int]]:
-        """Return the loss of each client on its training data with what it would download, and the bytes of that."""
+        """Return each client's training loss of the model that it would download, and the download's bytes by field."""
         request = ScoreRequest(
             moment=Moment("round", round), cohort=clients, clients=clients, splits=("train",), points=("downloaded",)
         )
@@ -172,9 +248,9 @@ class Evaluator:
         return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # without training data, nothing to learn
 
     def unseen_scores(self, state: State, round: int) -> list[Score]:
-        """Score the unseen clients, which catch up on the setup, as they download the model of `round` and adapted.
+        """Score the unseen clients with the model that they download after `round`, and after they adapted it.
 
-        What they send in the setup exchanges is dropped.
+        They catch up on the setup exchanges first; what they send is dropped.
         """
         cohort = self.unseen_clients
         if not cohort:
@@ -216,3 +292,103 @@ def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) 
 def in_order(scores: Sequence[Score]) -> list[Score]:
     """Return `scores` in an order that does not depend on where the clients live."""
     return sorted(scores, key=lambda s: (s.point, s.client, s.split, s.domain, s.metric))
+
+
+def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation, *, whole: bool) -> None:
+    """Refuse a metric that needs classes, a layer, a split or a global model that does not exist.
+
+    Args:
+        whole: Whether the server's model is the whole network, so that gradients can be taken there.
+
+    Raises:
+        UsageError: The metric, and what it lacks.
+    """
+    labels = population.clients[0].train.y
+    scored = {*evaluation.splits, *(test.split for test in population.tests)}
+    for name, metric in evaluation.metrics.items():
+        classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+        if isinstance(metric, OfRepresentations) and not classes:
+            raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
+        if isinstance(metric, OfPredictions) and metric.requires_classes and blueprint.outputs == "unknown":
+            raise UsageError(
+                f"metrics.{name}: needs outputs that stand for classes, and by this loss and these labels "
+                f"({labels.dtype}) they do not; docs/evaluation.md says which do"
+            )
+        if isinstance(metric, OfRepresentations):
+            if metric.split not in scored:  # the splits that it is fitted to need not be scored
+                raise UsageError(
+                    f"metrics.{name}.split={metric.split}: this split is not scored; scored splits: "
+                    f"{', '.join(sorted(scored))}; set evaluate.splits to score others"
+                )
+            for layer in metric.layers:
+                check_layer(blueprint.model, layer, f"metrics.{name}.layers")
+        if isinstance(metric, OfGradients) and not whole:
+            raise UsageError(f"metrics.{name}: needs a global model, and the server has no whole model here")
+
+
+def chosen_metric(
+    name: str | None,
+    mode: str | None,
+    metrics: Mapping[str, Metric],
+    population: Population,
+    outputs: Outputs,
+    shape: Sequence[int],
+) -> tuple[str, bool]:
+    """Return the metric that chooses rounds and hyperparameters, as tables call it, and whether higher is better.
+
+    Args:
+        name: The metric, or its key in `metrics`; None: accuracy, or loss where there is no accuracy.
+        mode: "max" or "min", for a metric that does not declare it.
+        metrics: The metrics that are switched on.
+        outputs, shape: What the model's output for one example stands for, and its shape.
+
+    Raises:
+        UsageError: The metric cannot choose.
+    """
+    declared: dict[str, bool | None] = {"loss": False} if outputs == "unknown" else {"accuracy": True, "loss": False}
+    name = name or next(iter(declared))
+    if name == "accuracy" and name not in declared:
+        raise UsageError("select.metric=accuracy: there is no accuracy here; use loss")
+    if name not in declared:
+        if name in metrics and not isinstance(metrics[name], OfPredictions):
+            raise UsageError(f"select.metric={name}: only accuracy, loss and metrics of predictions can choose")
+        measured = [metrics[name]] if name in metrics else list(metrics.values())
+        values = _defined_values(measured, population, outputs, shape)
+        if name in metrics and not values:
+            raise UsageError(f"select.metric={name}: has no value on the validation data of any client")
+        if name in metrics and name not in values and len(values) == 1:
+            name = next(iter(values))
+        declared |= {value: by for value, by in values.items() if value not in declared}
+    if name not in declared:
+        raise UsageError(f"select.metric={name}: no such value is measured; {suggestion(name, declared)}")
+    higher_is_better = declared[name]
+    if higher_is_better is None:
+        return name, mode == "max" if mode else not lower_is_better_by_name(name)
+    if mode == ("min" if higher_is_better else "max"):
+        side = "higher" if higher_is_better else "lower"
+        raise UsageError(f"select.mode={mode}: {name} declares that {side} is better; leave the mode out")
+    return name, higher_is_better
+
+
+def _defined_values(
+    metrics: Sequence[Metric], population: Population, outputs: Outputs, shape: Sequence[int]
+) -> dict[str, bool | None]:
+    """Return the names of the values that metrics of predictions have for any client's validation data.
+
+    Whether a value is defined follows from the labels, so the outputs are random. Each name comes with whether higher
+    is better, None where nothing declares it.
+    """
+    rng = torch.Generator().manual_seed(0)
+    values: dict[str, bool | None] = {}
+    for client in population.participants[:_MOST_CLIENTS]:
+        y = torch.from_numpy(client.val.y.copy())
+        for metric in metrics if len(y) else ():
+            if not isinstance(metric, OfPredictions):
+                continue
+            raw = torch.randn(len(y), *shape, generator=rng), y
+            arguments = class_logits(outputs, *raw) if metric.requires_classes else raw
+            for value in metric.each(metric.measure(*(arguments or raw))):
+                value = metric.declared(value)
+                if not math.isnan(value.value):
+                    values[value.metric] = value.higher_is_better
+    return values

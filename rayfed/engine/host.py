@@ -1,8 +1,10 @@
 """A host: a worker that runs clients. It knows neither Ray nor any method."""
 
+import copy
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,36 +17,21 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
-from rayfed.engine.allocator import keep_freed_memory
-from rayfed.engine.block_width import fastest_width
-from rayfed.engine.blocks import Rows
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import peak_bytes, set_kernels
-from rayfed.engine.device_data import Augmented
+from rayfed.engine.device import keep_freed_memory, peak_bytes, set_kernels
+from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host_data import HostData
-from rayfed.engine.metric_collection import Gradients
+from rayfed.engine.metric_collection import DueMetrics, Gradients, domain_gradients
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, add_to
-from rayfed.engine.scoring import as_score
+from rayfed.engine.scoring import as_score, score
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.engine.streamed import room_for
-from rayfed.engine.training import Job, Trained, draw_rows, train
+from rayfed.engine.training import Job, Rows, Trained, draw_rows, fastest_width, train
 from rayfed.metrics.base import OfPredictions, Value
 
 _DRAWN_AHEAD = 64  # clients
-_MEASURED_STEPS = 10  # of a phase, to choose the clients that train at once
-_COPIES = 4  # of the `work` of a client in a block: as it came, in the block, its gradients, as it goes
-
-
-class TrainedClient(NamedTuple):
-    """A client after local training: its context, its state before, what it received, and what training left."""
-
-    ctx: Context
-    client: ClientIndex
-    state: State
-    down: State
-    trained: Trained
+_MEASURED_STEPS = 10  # the steps of a phase on which the number of clients that train at once is measured
+_COPIES = 4  # copies of a client's `work` in a block: before training, in training, its gradients, after training
 
 
 class Exchanged(NamedTuple):
@@ -64,12 +51,12 @@ class Host:
     """A worker on one device, which runs any client of the population.
 
     It keeps nothing between calls that is not also elsewhere: client states come with each call and go back with its
-    result, and what it holds of the data is a cache.
+    result, and its data are a cache.
 
     Args:
         device: The device of the host. The process is prepared for it.
         share: The share of the device's memory that the host may use.
-        position: The position of the host among those of its fleet.
+        position: The position of the host among the hosts of its fleet.
 
     Attributes:
         ctx: The context common to all hooks; its task lies on this host's device.
@@ -91,10 +78,11 @@ class Host:
         self.drop_last = blueprint.drop_last
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
-        room = room_for(blueprint.data_on_device, device, share)
         self._share = share
-        self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
-        peak_bytes(self.ctx.task.device)  # what another simulation of this process took is not counted
+        room = room_for(blueprint.data_on_device, device, share)
+        held_out = self.algorithm.held_out_share
+        self.data = HostData(population, self.ctx.task, held_out_share=held_out, seed=self.seed, room=room)
+        peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
     def exchange(
         self,
@@ -107,30 +95,32 @@ class Host:
 
         Args:
             down: What every client receives.
-            unicast: The further fields of the clients that receive some.
-            states: The states of the clients that have one. The others join.
+            unicast: The further fields of the clients that receive any.
+            states: The states of the clients that have one. The other clients join.
         """
         began = time.perf_counter()
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
         result.total = ExactSum(untrained=self.ctx.task.untrained)
         done = Exchanged(result, {}, {})
-        for one in self._trained(exchange, request, down, unicast, states):
-            self._finish(exchange, request, one, done)
-            del one  # its weights would stay in memory while the next client trains
+        for job, trained in self._trained(exchange, request, down, unicast, states):
+            self._finish(exchange, request, job, trained, done)
+            del trained  # its weights would stay in memory while the next client trains
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
         return done
 
-    def _finish(self, exchange: Exchange, request: ExchangeRequest, one: TrainedClient, done: Exchanged) -> None:
+    def _finish(
+        self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, done: Exchanged
+    ) -> None:
         """Add what a trained client keeps and sends to `done`."""
-        ctx, client, state, received, trained = one
+        ctx, client = job.ctx, job.client
         seed_torch(self.seed, "finish", request.moment, client=client)
-        with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
-            next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
+        with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
+            next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
         done.states[client] = self.ctx.task.to_memory_format(next_state)
-        self._measure(request, one, done.states[client], done.result)
+        self._measure(request, job, trained, done.states[client], done.result)
         add_to(done.result.bytes_up, bytes_by_field(up))
         averaged = {name: up[name] for name in exchange.averaged if name in up}
         if exchange.server_side_weighting:
@@ -140,23 +130,23 @@ class Host:
         others = {name: up[name] for name in up if name not in averaged}
         done.result.replies.append(Reply(client, ctx.examples, others))
 
-    def _measure(self, request: ExchangeRequest, one: TrainedClient, next_state: State, result: ExchangeResult) -> None:
+    def _measure(
+        self, request: ExchangeRequest, job: Job, trained: Trained, next_state: State, result: ExchangeResult
+    ) -> None:
         """Add to `result` the scores of a client's trained model and of its training."""
-        ctx, client, state, received, trained = one
-        due, values = request.metrics, []
+        ctx, client, due, values = job.ctx, job.client, request.metrics, []
         if due.training and ctx.exchange == 0:
-            result.models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
+            result.models_before[client] = self.algorithm.downloaded_model(ctx, job.state, job.down)
         if request.score_splits or (due.training and due.last):
             self._synchronise()
             began = time.perf_counter()
-            model = self.algorithm.trained_model(ctx, trained.work, next_state, received)
-            result.scored.add(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
+            model = self.algorithm.trained_model(ctx, trained.work, next_state, job.down)
+            result.scored.add(self._score_client(ctx, client, model, "trained", request.score_splits, due))
             if due.training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
         values += [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
-        place = self.data.parts(client)["train"].place
-        result.training += [as_score(value, point="trained", **place) for value in values]
+        result.training += [as_score(value, point="trained", **job.part.place) for value in values]
 
     def weigh(self, unweighted: Iterable[tuple[State, float]]) -> ExactSum:
         """Return the sum of clients' averaged fields, each with a weight that the server computed."""
@@ -186,26 +176,21 @@ class Host:
                 fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
                 model = self.algorithm.downloaded_model(ctx, state, fields)
                 splits = request.splits if "downloaded" in request.points else ()
-                scored.add(self.data.score_client(ctx, client, model, "downloaded", splits, request.metrics))
+                scored.add(self._score_client(ctx, client, model, "downloaded", splits, request.metrics))
                 due = request.metrics.only(OfPredictions)
-                for test in request.client_tests:
-                    scored.add(self.data.score_test(ctx, test, model, due, client))
+                for number in request.client_tests:
+                    test = copy.copy(self.data.test(number))
+                    test.client = self.data.population.clients.id(client)
+                    scored.add(self._score(ctx, model, "downloaded", [test], due))
             if "adapted" in request.points and client not in states:
                 joined[client] = state
         if "adapted" in request.points:
-            epochs = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
-            adapting = self._trained(
-                self.algorithm.adaptation,
-                request,
-                down,
-                unicast,
-                {**states, **joined},
-                stage="final",
-                local=epochs,
-            )
-            for ctx, client, state, fields, trained in adapting:
-                model = self.algorithm.trained_model(ctx, trained.work, state, fields)
-                scored.add(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
+            local = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
+            states, adaptation = {**states, **joined}, self.algorithm.adaptation
+            for job, trained in self._trained(adaptation, request, down, unicast, states, stage="final", local=local):
+                model = self.algorithm.trained_model(job.ctx, trained.work, job.state, job.down)
+                splits, due = request.splits, request.metrics
+                scored.add(self._score_client(job.ctx, job.client, model, "adapted", splits, due))
         return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
@@ -213,16 +198,46 @@ class Host:
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
         scored = Scored()
         for client in request.clients:
-            scored.add(self.data.score_client(ctx, client, model, "global", request.splits, request.metrics))
+            scored.add(self._score_client(ctx, client, model, "global", request.splits, request.metrics))
         for test in request.tests:
-            scored.add(self.data.score_test(ctx, test, model, request.metrics))
+            scored.add(self._score(ctx, model, "global", [self.data.test(test)], request.metrics))
         return scored
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
-        """Return the gradients of the server's model on `request.splits` of the clients' data and test sets, by
-        domain."""
+        """Return the server model's gradients on `request.splits` of clients' data and test sets, by domain."""
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
-        return self.data.gradients(ctx, request.clients, request.tests, model, request.splits)
+        splits, tests = request.splits, self.data.population.tests
+        of_clients = (part for i in request.clients for name, part in self.data.parts(i).items() if name in splits)
+        of_tests = (self.data.test(k) for k in request.tests if tests[k].split in splits)
+        return domain_gradients(ctx, model, itertools.chain(of_clients, of_tests))
+
+    def _score_client(
+        self, ctx: Context, client: int, model: Any, point: str, splits: Collection[str], due: DueMetrics
+    ) -> Scored:
+        """Score a model on those `splits` of a client that have examples.
+
+        The splits of a client share batches with each other and never with another client's: the floating-point
+        rounding of a row depends on the size of its batch, and which clients share a host is a matter of placement.
+        The splits that a metric is only fitted to are not scored, because that would change the batches of the others;
+        their representations are collected.
+        """
+        data = self.data.parts(client)
+        parts = [data[split] for split in splits if len(data[split])]
+        fitted = [data[split] for split in sorted(due.fitted.difference(splits))] if parts else []
+        return self._score(ctx, model, point, parts, due, fitted)
+
+    def _score(
+        self,
+        ctx: Context,
+        model: Any,
+        point: str,
+        parts: Sequence[Part],
+        due: DueMetrics,
+        fitted: Sequence[Part] = (),
+    ) -> Scored:
+        scores = score(self.algorithm, ctx, model, point, parts, due.predictions, due.selection)
+        collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
+        return Scored(scores, list(itertools.chain.from_iterable(collected)))
 
     def fastest_width(
         self,
@@ -233,23 +248,24 @@ class Host:
     ) -> int:
         """Return how many clients to train at once, at most `request.vmap_clients`.
 
-        This is measured on a few steps of copies of the one client of `request`, which are dropped. As random streams
-        are keyed, later draws are the same.
+        This is measured on a few steps of copies of the single client of `request`, which are dropped. As random
+        streams are keyed, later draws are the same.
         """
         (client,), task = request.clients, self.ctx.task
         ctx, part = self._context(client, request), self.data.parts(client)["train"]
         fields = task.to_memory_format(down) | task.to_memory_format(unicast.get(client, {}))
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         with torch_state_kept():
-            work = exchange.start(ctx, self._state(ctx, states), fields)
-            rows = [some[:_MEASURED_STEPS] for some in self._rows_ahead(exchange, request, 0, {})[client]]
-            job = Job(client, part, work, ctx, rows)
+            state = self._state(ctx, states)
+            work = exchange.start(ctx, state, fields)
+            rows = [batches[:_MEASURED_STEPS] for batches in self._rows_ahead(exchange, request, 0, {})[client]]
+            job = Job(client, part, work, ctx, state, fields, rows)
             room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
-            inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # of which a block has copies
+            inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # a block has copies of them
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
             def block(width: int) -> None:
-                self._train(exchange, [job] * width, fields)
+                self._train(exchange, [job] * width)
                 self._synchronise()
                 if peak_bytes(task.device) > room:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
@@ -266,13 +282,13 @@ class Host:
         unicast: Mapping[ClientIndex, State],
         states: Mapping[ClientIndex, State],
         **changes: Any,
-    ) -> Iterator[TrainedClient]:
-        """Train the clients of `request` in blocks of its `vmap_clients`; `changes` are those of their contexts."""
+    ) -> Iterator[tuple[Job, Trained]]:
+        """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
         rows: dict[ClientIndex, list[Rows]] = {}
         for first in range(0, len(request.clients), request.vmap_clients):
-            jobs, received, before = [], [], []
+            jobs = []
             block = request.clients[first : first + request.vmap_clients]
             if block[0] not in rows:
                 rows = self._rows_ahead(exchange, request, first, changes)
@@ -282,21 +298,19 @@ class Host:
                 state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
-                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, rows[client]))
-                received.append(fields)
-                before.append(state)
-            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0]):
-                results = self._train(exchange, jobs, received[0])
-            for job, state, fields in zip(jobs, before, received, strict=True):
+                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, state, fields, rows[client]))
+            with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
+                results = self._train(exchange, jobs)
+            for job in jobs:
                 self._check_finite(job, results[0])
-                yield TrainedClient(job.ctx, job.client, state, fields, results.pop(0))
+                yield job, results.pop(0)
 
-    def _train(self, exchange: Exchange, jobs: Sequence[Job], down: State) -> list[Trained]:
+    def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
         phases = exchange.phases(jobs[0].ctx)
-        return train(exchange, jobs, down, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
+        return train(exchange, jobs, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
 
     def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `changes` with what a client trains in this round, unless they say what it trains."""
+        """Return `changes`, with what a client trains in this round unless `changes` has it."""
         if self.availability.least_work == 1:
             return changes
         work = self.availability.local_work(self.ctx.local, self.seed, request.moment, client)
@@ -307,7 +321,7 @@ class Host:
     ) -> dict[ClientIndex, list[Rows]]:
         """Draw the batches of the next clients, from position `first` on.
 
-        Between trainings, numpy's generator is out of the processor's cache and takes ten times as long.
+        Between trainings, NumPy's generator is out of the processor's cache and takes ten times as long.
         """
         rows: dict[ClientIndex, list[Rows]] = {}
         for start in range(first, min(first + _DRAWN_AHEAD, len(request.clients)), request.vmap_clients):
@@ -319,14 +333,7 @@ class Host:
                 if phases is None or self.availability.least_work < 1:
                     phases = exchange.phases(ctx)
                 rows[client] = [
-                    draw_rows(
-                        ctx,
-                        examples,
-                        phase,
-                        number,
-                        seed=self.seed,
-                        drop_last=self.drop_last,
-                    )
+                    draw_rows(ctx, examples, phase, number, seed=self.seed, drop_last=self.drop_last)
                     for number, phase in enumerate(phases)
                 ]
         return rows

@@ -22,8 +22,7 @@ from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import Cohorts, completed_mean, normalised_weights
 from rayfed.engine.device import set_kernels
-from rayfed.engine.early_stopping import EarlyStopping
-from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
+from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
@@ -88,12 +87,12 @@ class Server:
             cohort, simulated = self.responding(number, sampled)
             record = self._stage("round", number, cohort)
             record.sampled, record.simulated_seconds = len(sampled), simulated
-            self.cohorts.look(record, cohort)
+            self.cohorts.update(record, cohort)
             if self.evaluation.scores_training:
                 record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
-                self.early_stopping.look(record)
+                self.early_stopping.update(record)
                 if self.early_stopping.reason is not None and number < rounds and not final:
                     self._complete(record, cohort)
             self.round = number

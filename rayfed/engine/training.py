@@ -1,8 +1,12 @@
-"""Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
+"""Local training: clients one after the other, or a block of clients at once with `torch.vmap`.
+
+A step of a block takes the same number of operations for any number of clients, and none of them waits for the device.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,23 +15,43 @@ from torch import Tensor
 from rayfed.algorithm import NO_DATA, Context, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.ids import ClientIndex
+from rayfed.core.network import vectorised
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
-from rayfed.core.trees import clone, stack
-from rayfed.engine.blocks import Pool, Rows, live_clients, train_block
+from rayfed.core.trees import clone, stack, tree_map, unstack
+from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import Part, batch_count, batch_rows
+
+Rows = list[np.ndarray]
+"""The row numbers of each batch."""
+_Result = tuple[State, dict[str, Tensor]]
+_Take = Callable[[Context, Tensor], Batch]
+
+WIDTHS = (1, 4, 16, 64, 256)
+"""The numbers of clients that `fastest_width` tries."""
+_SECONDS = 0.5  # the time for the repetitions of a block
+_LONGEST = 1.0  # seconds of a block, after which no larger block is tried
+_TIE, _SLOWER = 1.05, 1.5  # times the shortest time per client
 
 
 class Job(NamedTuple):
-    """A client about to train: its index, its training data, its `work` and the context of its hooks.
+    """A client about to train.
 
-    `rows` are the row numbers of all batches by phase, where they were drawn ahead (`draw_rows`).
+    Attributes:
+        part: Its training data.
+        work: What it trains, as `start` made it.
+        ctx: The context of its hooks.
+        state: Its state before training.
+        down: What it received.
+        rows: The row numbers of all batches by phase, where they were drawn ahead (`draw_rows`).
     """
 
     client: ClientIndex
     part: Part
     work: State
     ctx: Context
+    state: State
+    down: State
     rows: Sequence[Rows] | None = None
 
 
@@ -36,13 +60,11 @@ class Trained(NamedTuple):
 
     work: State
     metrics: dict[str, float]
-    steps: int
 
 
 def train(
     exchange: Exchange,
     jobs: Sequence[Job],
-    down: State,
     phases: Sequence[Phase],
     *,
     seed: int,
@@ -51,11 +73,10 @@ def train(
 ) -> list[Trained]:
     """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
-    totals = [Sums() for _ in jobs]
-    steps = [0] * len(jobs)
-    parts = [job.part for job in jobs]
-    together = augment is None and not exchange.prepares_batches and Pool.holds(parts)
-    pool = Pool(parts) if together and len(jobs) > 1 else None
+    totals = [_Sums() for _ in jobs]
+    parts, down = [job.part for job in jobs], jobs[0].down  # the fields that a step reads are common to all clients
+    takes_rows = augment is None and not exchange.prepares_batches
+    pool = Pool(parts) if takes_rows and len(jobs) > 1 and Pool.holds(parts) else None
     for number, phase in enumerate(phases):
         drawn = [_drawn(job, phase, number, seed, drop_last) for job in jobs]
         ctx = jobs[0].ctx.at(phase=phase.name, data=NO_DATA)
@@ -65,10 +86,9 @@ def train(
         if len(jobs) == 1:
             _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0])
         else:
-            ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what it needs of its own in work
-            _train_block(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
-        steps = [done + len(some) for done, some in zip(steps, drawn, strict=True)]
-    return [Trained(w, sums.means(), count) for w, sums, count in zip(work, totals, steps, strict=True)]
+            ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
+            _train_together(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
+    return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
 
 
 def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
@@ -85,7 +105,20 @@ def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
     )
 
 
-class Sums(dict[str, Tensor | float]):
+def draw_rows(ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
+    """Return the row numbers of each batch of a phase, in the order of training.
+
+    Args:
+        ctx: The context of the client.
+        examples: The number of its training examples.
+        number: The position of the phase.
+    """
+    rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
+    size = phase.batch_size or ctx.batch_size
+    return batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
+
+
+class _Sums(dict[str, Tensor | float]):
     """The sum of each metric that the steps of a client have returned, and the number of steps that did."""
 
     def __init__(self) -> None:
@@ -93,7 +126,7 @@ class Sums(dict[str, Tensor | float]):
         self._counts = Counter[str]()
 
     def take(self, name: str, value: Tensor | float, steps: int = 1) -> None:
-        """Add the value of a step, or the sum of those of several."""
+        """Add the value of a step, or the sum of several steps."""
         self[name] = self[name] + value if name in self else value
         self._counts[name] += steps
 
@@ -102,10 +135,7 @@ class Sums(dict[str, Tensor | float]):
         return {name: float(total) / self._counts[name] for name, total in self.items()}
 
 
-Take = Callable[[Context, Tensor], Batch]
-
-
-def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> Take:
+def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> _Take:
     """Return a function from row numbers to the training batch; random draws are seeded for each batch."""
     part = job.part
     if augment is None and not exchange.prepares_batches:
@@ -138,51 +168,40 @@ def _on_device(batches: Rows, part: Part) -> list[Tensor]:
     return [torch.from_numpy(rows).to(part.rows_device) for rows in batches]
 
 
-def draw_rows(ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
-    """Return the row numbers of each batch of a phase, in the order of training.
-
-    Args:
-        ctx: The context of the client.
-        examples: The number of its training examples.
-        number: The position of the phase.
-    """
-    rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
-    size = phase.batch_size or ctx.batch_size
-    return batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
-
-
 def _loop(
     exchange: Exchange,
     ctx: Context,
     work: list[State],
     down: State,
-    take: Take,
-    rows: list[Tensor],
-    totals: Sums,
+    take: _Take,
+    batches: list[Tensor],
+    totals: _Sums,
 ) -> None:
-    for step, some in enumerate(rows):
+    """Train one client."""
+    for step, rows in enumerate(batches):
         ctx.step = step
-        work[0], metrics = exchange.step(ctx, work[0], down, take(ctx, some))
+        work[0], metrics = exchange.step(ctx, work[0], down, take(ctx, rows))
         for name, value in metrics.items():
             totals.take(name, value)
 
 
-def _train_block(
+def _train_together(
     exchange: Exchange,
     ctx: Context,
     work: list[State],
     down: State,
-    takes: Sequence[Take],
+    takes: Sequence[_Take],
     drawn: Sequence[Rows],
-    pool: Pool | None,
+    pool: "Pool | None",
     parts: Sequence[Part],
-    totals: Sequence[Sums],
+    totals: Sequence[_Sums],
 ) -> None:
+    """Train the clients of a block."""
     order = sorted(range(len(work)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
     counts = [len(drawn[i]) for i in order]
     if pool is None:
         rows = [_on_device(drawn[i], parts[i]) for i in order]
-        batches = _one_by_one(ctx, [takes[i] for i in order], rows)
+        batches = _stacked(ctx, [takes[i] for i in order], rows)
     else:
         batches = pool.batches(drawn, order)
     ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
@@ -192,8 +211,156 @@ def _train_block(
             totals[i].take(name, total, count)
 
 
-def _one_by_one(ctx: Context, takes: Sequence[Take], rows: Sequence[list[Tensor]]) -> Iterator[Batch]:
-    """Yield the batches of a block, each client's taken by itself."""
-    for step, live in enumerate(live_clients([len(some) for some in rows])):
+def _stacked(ctx: Context, takes: Sequence[_Take], rows: Sequence[list[Tensor]]) -> Iterator[Batch]:
+    """Yield the batches of a block where each client takes its own."""
+    for step, live in enumerate(_live_clients([len(batches) for batches in rows])):
         here = ctx.at(step=step)
-        yield stack([take(here, some[step]) for take, some in zip(takes[:live], rows[:live], strict=True)])
+        yield stack([take(here, own[step]) for take, own in zip(takes[:live], rows[:live], strict=True)])
+
+
+class Pool:
+    """The training examples of all clients of a block in one tensor, from which their batches are taken at once."""
+
+    def __init__(self, parts: Sequence[Part]):
+        self._normalise = parts[0].normalise
+        self._x = torch.cat([part.x for part in parts if isinstance(part.x, Tensor)])
+        self._y = torch.cat([part.y for part in parts])
+        self._first = np.cumsum([0, *map(len, parts)])
+
+    @staticmethod
+    def holds(parts: Iterable[Part]) -> bool:
+        """Return whether the inputs of all `parts` are on the device."""
+        return all(isinstance(part.x, Tensor) for part in parts)
+
+    def batches(self, rows: Sequence[Rows], order: Sequence[int]) -> Iterator[Batch]:
+        """Yield the batch [clients, batch, ...] of each step, of the clients that still train.
+
+        Args:
+            rows: The row numbers of every client's batches, all of one size.
+            order: The positions of the clients, those with the most batches first.
+        """
+        counts = [len(rows[i]) for i in order]
+        if not counts[0]:
+            return
+        table = np.empty((counts[0], len(order), len(rows[order[0]][0])), dtype=np.int64)
+        for place, (i, count) in enumerate(zip(order, counts, strict=True)):
+            if count:
+                table[:count, place] = np.stack(rows[i]) + self._first[i]
+        on_device = torch.from_numpy(table).to(self._y.device)
+        for step, live in enumerate(_live_clients(counts)):
+            now = on_device[step, :live]
+            flat = now.flatten()
+            x, y = self._normalise(self._x.index_select(0, flat)), self._y.index_select(0, flat)
+            yield Batch(x.unflatten(0, now.shape), y.unflatten(0, now.shape))
+
+
+def _live_clients(counts: Sequence[int]) -> list[int]:
+    """Return how many clients take part in each step; `counts` are their steps, in descending order."""
+    steps: list[int] = (np.array(counts)[:, None] > np.arange(counts[0])).sum(0).tolist()
+    return steps
+
+
+class BlockSums:
+    """The sum of each metric for each client of a block [clients], and the number of steps that returned it."""
+
+    def __init__(self, clients: int):
+        self._clients = clients
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, np.ndarray] = {}
+
+    def take(self, metrics: dict[str, Tensor]) -> None:
+        """Add what a step returned for the first clients, each metric a tensor [live clients]."""
+        for name, values in metrics.items():
+            if name not in self._sums:
+                self._sums[name] = values.new_zeros(self._clients)
+                self._counts[name] = np.zeros(self._clients, dtype=np.int64)
+            self._sums[name][: len(values)] += values
+            self._counts[name][: len(values)] += 1
+
+    def of_clients(self) -> Iterator[dict[str, tuple[float, int]]]:
+        """Yield each client's sums and counts by name."""
+        sums = {name: values.tolist() for name, values in self._sums.items()}
+        for i in range(self._clients):
+            yield {name: (sums[name][i], int(self._counts[name][i])) for name in sums if self._counts[name][i]}
+
+
+def train_block(
+    exchange: Exchange,
+    ctx: Context,
+    work: Sequence[State],
+    down: State,
+    batches: Iterable[Batch],
+    counts: Sequence[int],
+) -> tuple[list[State], BlockSums]:
+    """Train the clients of a block, and return each client's `work` and the sums of their metrics.
+
+    Args:
+        ctx: The context common to all clients.
+        work: What each client starts from; it is not modified.
+        batches: The batch [live clients, batch, ...] of each step.
+        counts: The number of steps of each client, in descending order.
+    """
+    live, sums = sum(count > 0 for count in counts), BlockSums(len(work))
+    ended = [clone(state) for state in work[live:]]
+    if not live:
+        return ended, sums
+    block = stack(list(work[:live]))
+    for step, (batch, still) in enumerate(zip(batches, _live_clients(counts), strict=True)):
+        if still < live:  # slices are views: the clients that go on keep their tensors, which a step may change
+            ended = unstack(_slice(block, still, live), live - still) + ended
+            block, live = _slice(block, 0, still), still
+        block, metrics = _step(exchange, ctx.at(step=step), block, down, batch)
+        sums.take(metrics)
+    return unstack(block, live) + ended, sums
+
+
+def _step(exchange: Exchange, ctx: Context, work: State, down: State, batch: Batch) -> _Result:
+    """Take the step of a block of clients."""
+
+    def one(state: State, batch: Any) -> _Result:
+        return exchange.step(ctx, state, down, batch)
+
+    with vectorised():
+        result: _Result = torch.vmap(one, randomness="different")(work, batch)
+    return result
+
+
+def _slice(block: State, start: int, stop: int) -> State:
+    sliced: State = tree_map(lambda value: value[start:stop], block)
+    return sliced
+
+
+def fastest_width(most: int, block: Callable[[int], object], clock: Callable[[], float]) -> int:
+    """Return how many clients to train at once: the least number whose time per client is within 5 % of the shortest.
+
+    More clients are tried until a block takes more than a second or 50 % longer per client, or fails because the memory
+    is out or `torch.vmap` refuses the step. A number may be a little slower than the number before: on a CPU, 4 clients
+    often are and 16 are not.
+
+    Args:
+        most: The largest number.
+        block: Trains a number of clients at once.
+        clock: Returns the time in seconds.
+    """
+    each: dict[int, float] = {}
+    for width in sorted({min(width, most) for width in WIDTHS if most > 1}):
+        try:
+            each[width] = _seconds(partial(block, width), clock) / width
+        except Exception as error:
+            if width == 1 or breaks_device(error):
+                raise
+            break
+        if each[width] > _SLOWER * min(each.values()) or width * each[width] > _LONGEST:
+            break
+    return next((width for width, seconds in each.items() if seconds <= _TIE * min(each.values())), 1)
+
+
+def _seconds(block: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Return the shortest time of a block, after a first block that loads kernels."""
+    block()
+    times, end = list[float](), clock() + _SECONDS
+    while not times or clock() < end:
+        began = clock()
+        block()
+        times.append(clock() - began)
+    return min(times)

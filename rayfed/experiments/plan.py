@@ -26,9 +26,7 @@ from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
-from rayfed.engine.early_stopping import StopRule
-from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.metric_checks import check_metrics, chosen_metric
+from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import NO_OTHER_DATA, Config

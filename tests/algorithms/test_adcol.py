@@ -55,9 +55,9 @@ def test_two_steps_by_hand(model, momentum, width):
     for client in range(width):
         own = ctx.at(client=client)
         work = algorithm.start(own, algorithm.join(own), down)
-        jobs.append(Job(client, fleet.host.data.parts(client)["train"], work, own))
+        jobs.append(Job(client, fleet.host.data.parts(client)["train"], work, own, {}, down))
     before = clone(down)
-    done = train(algorithm, jobs, down, [Phase("train", steps=2)], seed=0, drop_last=True)
+    done = train(algorithm, jobs, [Phase("train", steps=2)], seed=0, drop_last=True)
     assert equal(before["discriminator"], down["discriminator"])
 
     for job, trained in zip(jobs, done, strict=True):

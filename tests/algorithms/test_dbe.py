@@ -102,7 +102,7 @@ def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
     means = []
     for i in range(4):
         part = server.fleet.host.data.parts(i)["train"]
-        job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
+        job = Job(i, part, {}, server.ctx.at(stage="setup", client=i), {}, {})
         model, mean = net().train(), torch.zeros(8)
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
         for rows in _on_device(_drawn(job, server.blueprint.local, 0, 0, True), job.part):

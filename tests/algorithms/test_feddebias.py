@@ -47,7 +47,8 @@ class Workbench:
         for i in range(clients):
             ctx = self.ctx.at(client=i)
             work = algorithm.start(ctx, algorithm.join(ctx), self.down)
-            self.jobs.append(Job(i, Part(population.clients[i].train, torch.device("cpu"), normalise), work, ctx))
+            part = Part(population.clients[i].train, torch.device("cpu"), normalise)
+            self.jobs.append(Job(i, part, work, ctx, {}, self.down))
         self.batch = self.jobs[0].part.take(torch.arange(5))
 
     @property
@@ -55,7 +56,7 @@ class Workbench:
         return clone(self.jobs[0].work)
 
     def train(self):
-        return train(self.algorithm, self.jobs, self.down, [PHASE], seed=0, drop_last=True)
+        return train(self.algorithm, self.jobs, [PHASE], seed=0, drop_last=True)
 
 
 def contrast(theta, local, received, own, tau1=2.0, tau2=2.0, divide=False):

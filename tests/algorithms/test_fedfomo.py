@@ -14,8 +14,7 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import tree_map
 from rayfed.data.clients import Examples
-from rayfed.engine.device_data import client_data
-from rayfed.engine.held_out import divide
+from rayfed.engine.device_data import client_data, divide
 
 SHARE = 0.5
 

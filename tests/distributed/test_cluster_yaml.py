@@ -90,9 +90,7 @@ def test_the_examples_train_on_the_gpus_that_are_rented(written, name):
     assert commands
     for one in commands:
         assert "--tmux" in one or "job submit" in one
-        assert {"placement.gpus=1", "placement.autoscale=true"} <= set(re.split(r"[ ']", one)), (
-            one
-        )
+        assert {"placement.gpus=1", "placement.autoscale=true"} <= set(re.split(r"[ ']", one)), one
     for kind, node in written["available_node_types"].items():
         assert node["node_config"]["InstanceType"].startswith("g") == (kind != written["head_node_type"])
 

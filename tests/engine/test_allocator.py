@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.device import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def batch():

@@ -18,13 +18,12 @@ from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.data.clients import Examples
-from rayfed.engine.device_data import Augmented, Normalise, Part
+from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.streamed import Streamed
 
 SIZES = (20, 26, 33)
 CPU = torch.device("cpu")

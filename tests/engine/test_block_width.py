@@ -8,9 +8,9 @@ from helpers.algorithm_cases import CASES, MAIN_CASES, people_of, plan_of
 from helpers.commands import command
 from helpers.federations import Busy, blobs, blueprint
 from rayfed.engine import host
-from rayfed.engine.block_width import fastest_width
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.training import fastest_width
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary

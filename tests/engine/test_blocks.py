@@ -15,9 +15,9 @@ from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
-from rayfed.engine import blocks, training
-from rayfed.engine.blocks import Pool, train_block
+from rayfed.engine import training
 from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine.training import Pool, train_block
 from rayfed.models.build import build_model
 
 BATCH, SHAPE = 2, (1, 16, 16)
@@ -91,7 +91,7 @@ def test_no_step_of_any_method_waits_for_the_device(case, monkeypatch):
         seen[current[0]].append(operations.counts)
 
     monkeypatch.setattr(training, "train_block", watched)
-    monkeypatch.setattr(blocks, "vectorised", counted)
+    monkeypatch.setattr(training, "vectorised", counted)
     finished(plan_of(case, vmap_clients=4, rounds=1))
     assert seen
     for name, steps in seen.items():

@@ -10,7 +10,7 @@ from helpers.commands import command
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record, Score
-from rayfed.engine.early_stopping import EarlyStopping, StopRule
+from rayfed.engine.evaluation import EarlyStopping, StopRule
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -38,7 +38,7 @@ def stopped_after(rule, values):
     """Return the position of the value at which the rule stops, counted from 1; None if it does not."""
     stopping = EarlyStopping(rule)
     for round, value in enumerate(values, 1):
-        stopping.look(record(round, value, rule.selection.metric))
+        stopping.update(record(round, value, rule.selection.metric))
         if stopping.reason is not None:
             return round
     return None
@@ -75,7 +75,7 @@ class TestRule:
     def test_the_reason(self):
         stopping = EarlyStopping(StopRule(patience=2, min_delta=0.01))
         for round, value in ((3, 0.5), (6, 0.4), (9, 0.3)):
-            stopping.look(record(round, value))
+            stopping.update(record(round, value))
         assert stopping.reason == (
             "validation accuracy (global) has not improved on 0.5 of round 3 by more than 0.01 for 2 evaluations"
         )
@@ -106,10 +106,10 @@ class TestRule:
         for cut in range(len(values)):
             first, second = (EarlyStopping(StopRule(patience=2)) for _ in range(2))
             for round, value in enumerate(values[:cut], 1):
-                first.look(record(round, value))
+                first.update(record(round, value))
             second.restore(first.state())
             for round, value in enumerate(values[cut:], cut + 1):
-                second.look(record(round, value))
+                second.update(record(round, value))
             assert second.reason is not None
             assert "0.6 of round 3" in second.reason
 

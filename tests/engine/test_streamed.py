@@ -19,11 +19,10 @@ from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
-from rayfed.engine import streamed
-from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine import device_data
+from rayfed.engine.device_data import Normalise, Part, Streamed, room_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.streamed import Streamed, room_for
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +155,7 @@ class TestPart:
 
 
 def test_room(monkeypatch):
-    monkeypatch.setattr(streamed, "memory_bytes", lambda: 800)
+    monkeypatch.setattr(device_data, "memory_bytes", lambda: 800)
     assert room_for(True, "cpu") == math.inf
     assert room_for(False, "cpu") == 0
     assert room_for(None, "cpu") == 200
@@ -167,7 +166,7 @@ def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(mon
     people = on_disk(blobs(3))
     size = sum(part.x.nbytes for part in people.examples())
     for memory, held in ((4 * size, [0, 1, 2]), (4 * size - 4, [1, 2]), (size, [])):
-        monkeypatch.setattr(streamed, "memory_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(device_data, "memory_bytes", lambda memory=memory: memory)
         data = LocalFleet(blueprint(FedAvg(), people), people).host.data
         first = [data.parts(client) for client in range(3)]
         kind = torch.Tensor if held else Streamed
@@ -207,7 +206,7 @@ class TestBetweenProcesses:
         self.nodes(monkeypatch, "10.0.0.1")
         people = on_disk(blobs(3))
         assert not any(isinstance(part.x, LazyRows) for part in hosts.sendable(people).examples())
-        monkeypatch.setattr(streamed, "memory_bytes", lambda: 100)
+        monkeypatch.setattr(device_data, "memory_bytes", lambda: 100)
         assert hosts.sendable(people) is people
 
     @pytest.mark.parametrize("data_on_device", [True, False])
