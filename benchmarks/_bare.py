@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.data.population import Population

@@ -18,8 +18,7 @@ from _bare import BareWorker, state_of
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.optim import SGD
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population

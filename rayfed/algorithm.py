@@ -33,9 +33,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.ids import ClientId, ClientIndex, Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
-from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.task import Batch, Task
 

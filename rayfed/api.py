@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.status_line import is_watched
+from rayfed.core.terminal import is_watched
 from rayfed.data.clients import Client
 from rayfed.data.user_clients import Clients
 from rayfed.engine.checkpoint import verified

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from _users import make_user
 from torch import Tensor, nn
 
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import generator
 
 PROCESSES = 2

@@ -10,8 +10,7 @@ import rayfed
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS, FAMILIES
 from rayfed.cli.help import default_text
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayfed.core.errors import FULL
-from rayfed.core.sigterm import on_sigterm
+from rayfed.core.machine import on_sigterm
 
 INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
 TERMINATED = 143  # the same for SIGTERM

@@ -6,8 +6,7 @@ import keyword
 import shlex
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import check_name, writing
-from rayfed.core.working_folder import working_folder
+from rayfed.core.paths import check_name, working_folder, writing
 
 _METHOD = '''\
 """$Name: name the paper here, and state the update rule.

@@ -12,7 +12,7 @@ from rayfed.cli.interrupts import INTERRUPTED
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.working_folder import absolute
+from rayfed.core.paths import absolute
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import configurations, read_space

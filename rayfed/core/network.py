@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.batch_norm import batch_norm_layers, batch_norm_statistics
-from rayfed.core.copies import copied
-from rayfed.core.spectral_norm import set_singular_vectors, spectral_layers
+from rayfed.core.modules import batch_norm_layers, batch_norm_statistics, copied, set_singular_vectors, spectral_layers
 from rayfed.core.trees import Weights, detach
 
 _vectorised = False
@@ -53,7 +51,7 @@ class Network:
         self._slots: list[tuple[dict[str, Any], str, str, Tensor]] = [
             (table, name, first_name[id(value)], value)
             for layer in module.modules()
-            for table in _tables(layer)
+            for table in (layer._parameters, layer._buffers)
             for name, value in table.items()
             if value is not None
         ]
@@ -92,9 +90,9 @@ class Network:
         return self.run(weights, lambda module: module(*args), train=train)
 
     def consistent(self, tree: Any) -> Any:
-        """Return a state whose models, after averaging, have buffers that belong to their weights.
+        """Return an averaged state in which the vectors of spectral normalisation belong to the averaged weights.
 
-        These are the vectors of spectral normalisation, in all mappings of `tree` with all weights of such layers.
+        They are set in every mapping of `tree` that has all weights of such a layer.
         """
         if not self._spectral_layers:
             return tree
@@ -122,10 +120,6 @@ class Network:
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
         return {name: value.to(devices[name]) for name, value in weights_of(module).items()}
-
-
-def _tables(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return layer._parameters, layer._buffers
 
 
 def weights_of(module: nn.Module) -> Weights:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.paths import working_folder
 from rayfed.core.user_files import error_line
-from rayfed.core.working_folder import working_folder
 
 
 def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 
 
 def stream_seed(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> int:

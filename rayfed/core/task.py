@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
-from rayfed.core.copies import copied
 from rayfed.core.errors import BadHook, UsageError
+from rayfed.core.modules import batch_norm_names, batch_norm_statistics, copied
 from rayfed.core.network import Network, gradients
 from rayfed.core.outputs import Outputs
 from rayfed.core.trees import Weights, only

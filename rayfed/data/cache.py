@@ -12,8 +12,8 @@ import numpy as np
 from filelock import FileLock
 
 from rayfed.core.errors import UsageError
-from rayfed.core.memory import memory_bytes
-from rayfed.core.working_folder import absolute
+from rayfed.core.machine import memory_bytes
+from rayfed.core.paths import absolute
 
 Arrays = dict[str, np.ndarray]
 Shape = tuple[int, ...]

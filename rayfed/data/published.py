@@ -19,7 +19,7 @@ import yaml
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.status_line import Bar, StatusLine
+from rayfed.core.terminal import Bar, StatusLine
 from rayfed.data.cache import CacheUnusable, cache_folder, locked
 from rayfed.data.readers.files import ROOT_HELP, datasets_folder
 

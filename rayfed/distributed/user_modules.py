@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ray
 
-from rayfed.core.working_folder import enter, working_folder
+from rayfed.core.paths import enter, working_folder
 from rayfed.data.readers.files import datasets_folder
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.algorithm import Algorithm, Context, Phase
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.rng import generator
 from rayfed.engine.training import steps_of
 

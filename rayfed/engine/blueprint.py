@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
-from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.outputs import Outputs
 from rayfed.core.rng import torch_state_kept

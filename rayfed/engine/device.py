@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import nn
 
 from rayfed.core.errors import UsageError
-from rayfed.core.memory import nvidia_smi
+from rayfed.core.machine import nvidia_smi
 from rayfed.core.rng import choose_deterministic, choose_tf32
 
 CONTEXT_BYTES = 2**29

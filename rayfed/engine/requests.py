@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from rayfed.algorithm import Reply
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Score
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics

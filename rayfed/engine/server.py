@@ -12,8 +12,7 @@ import torch
 from rayfed.algorithm import Context, Exchange, Replies, State
 from rayfed.core.best_round import BestRound
 from rayfed.core.errors import BadHook, Diverged
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment, Stage
+from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.records import Record, Score
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import named_tensors

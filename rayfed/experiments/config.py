@@ -17,11 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import check_name
 from rayfed.core.options import build, checked, no_such_key, option, type_hints
+from rayfed.core.paths import check_name, lasting
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
-from rayfed.core.working_folder import lasting
 from rayfed.experiments.components import Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.metrics import METRICS, chosen_metrics

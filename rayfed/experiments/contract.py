@@ -16,9 +16,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from rayfed.algorithm import Algorithm
-from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.lr_schedule import CONSTANT
+from rayfed.core.modules import batch_norm_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import Record

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.core.plain_table import plain_table
+from rayfed.core.terminal import plain_table
 from rayfed.engine.checkpoint import newest_round
 from rayfed.engine.device import device_for
 from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, gpu_picture, known_nodes

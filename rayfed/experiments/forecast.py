@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from rayfed.algorithm import Context, Exchange
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment, Stage
+from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.rng import torch_state_kept
 from rayfed.data.clients import SPLITS
 from rayfed.engine.fleet import LocalFleet

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfed.core.memory import memory_bytes
+from rayfed.core.machine import memory_bytes
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.capacity import servers_gpus

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from rayfed.core.copies import copied, make_picklable
 from rayfed.core.errors import UsageError
+from rayfed.core.modules import copied, make_picklable
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config

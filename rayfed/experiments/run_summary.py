@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from rayfed.core.batch_norm import batch_norm_names
+from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.experiments.components import Component

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context
-from rayfed.core.copies import copied, recompute
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
+from rayfed.core.modules import copied, recompute
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import without
 from rayfed.engine.checkpoint import SavedState

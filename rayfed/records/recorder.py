@@ -15,8 +15,8 @@ from typing import Any
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.pace import Pace
+from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
-from rayfed.core.working_folder import lasting, working_folder
 from rayfed.records.checkpoints import CheckpointStore, Part
 from rayfed.records.folder import join
 from rayfed.records.holdings import Holding, write_holdings

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.core.working_folder import lasting
+from rayfed.core.paths import lasting
 
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes. `memory`, fsspec's filesystem in one process, is there for tests."""

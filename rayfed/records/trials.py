@@ -27,7 +27,7 @@ import pyarrow as pa
 from filelock import FileLock
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.core.file_names import check_name
+from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive

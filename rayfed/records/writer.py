@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfed.core.file_names import check_name
+from rayfed.core.paths import check_name
 from rayfed.core.records import Event, Record
 from rayfed.records.files import read_parquet, replace_parquet
 from rayfed.records.schema import EVENTS_SCHEMA, TABLES, events_table

@@ -6,7 +6,7 @@ import textwrap
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.plain_table import plain_table
+from rayfed.core.terminal import plain_table
 from rayfed.records.metric_names import comparable, is_fraction
 from rayfed.reports.captions import average_words, scored_clients_notes
 from rayfed.reports.read import Tables

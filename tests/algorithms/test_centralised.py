@@ -11,7 +11,7 @@ from helpers.reference import CLIENTS, assert_weights, data, plan, population, r
 from rayfed.algorithms.centralised import ERM, IRM, CentralGroupDRO, MMREx, VREx
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import generator
 from rayfed.experiments.config import build_algorithm

@@ -10,7 +10,7 @@ from torch import nn
 from helpers.federations import blobs, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run
 from rayfed.algorithms.faug import Decoder, Encoder, FAug, balance_classes, draw_seed_examples, vae_loss
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.network import Network, weights_of
 from rayfed.core.rng import seed_torch
 from rayfed.engine.device_data import client_data

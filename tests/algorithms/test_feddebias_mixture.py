@@ -13,7 +13,7 @@ from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch, InputSpec
 from rayfed.data.clients import Client, Examples

@@ -8,7 +8,7 @@ from helpers.federations import net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedmix import FedMix
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.network import gradients
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch

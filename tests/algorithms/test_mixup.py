@@ -11,7 +11,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.core.task import Batch
 from rayfed.experiments.config import build_algorithm

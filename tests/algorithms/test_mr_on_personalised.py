@@ -17,7 +17,7 @@ from rayfed.algorithms.fedper import FedPer
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.host import Host

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from helpers.federations import net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
 
 

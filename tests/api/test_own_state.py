@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import rayfed
-from rayfed.core.copies import make_picklable
+from rayfed.core.modules import make_picklable
 from rayfed.core.network import Network, vectorised
 from rayfed.engine.exact_sum import ExactSum
 

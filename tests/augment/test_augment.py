@@ -33,7 +33,7 @@ from rayfed.augment.images import (
     to_grey,
 )
 from rayfed.core.errors import UsageError
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population

@@ -178,9 +178,9 @@ class TestRun:
         assert "not scored" not in capsys.readouterr().err
 
     def test_a_user_sees_progress(self, here, capsys, monkeypatch):
-        import rayfed.core.status_line
+        import rayfed.core.terminal
 
-        monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
+        monkeypatch.setattr(rayfed.core.terminal, "LINE_SECONDS", 0.0)
         assert main(["try.yaml", "rounds=300"]) == 0  # lines appear twice a second
         err = capsys.readouterr().err
         assert re.search(r"round \d+/300 · .* s per round · .* left · .* clients/s · val ", err)

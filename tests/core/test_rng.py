@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import backends
 
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.rng import choose_tf32, global_generators_seeded, stream_seed, torch_state_kept
 
 

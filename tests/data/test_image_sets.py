@@ -430,7 +430,7 @@ class TestRotatedCifar10:
 
 
 def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rayfed.core.status_line.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("rayfed.core.terminal.LINE_SECONDS", 0.0)
     decoding.run_in_threads(lambda row: None, 130, "images")
     assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]
 

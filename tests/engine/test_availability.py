@@ -12,7 +12,7 @@ from rayfed.algorithms.dp_fedbn import DPFedBN
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint

@@ -8,7 +8,7 @@ import torch
 
 from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics, simulate
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.data.clients import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet

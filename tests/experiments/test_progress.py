@@ -8,10 +8,10 @@ import types
 import pytest
 from rich.console import Console
 
-from rayfed.core import status_line
+from rayfed.core import terminal
 from rayfed.core.pace import Pace
 from rayfed.core.records import Record
-from rayfed.core.status_line import Bar, StatusLine
+from rayfed.core.terminal import Bar, StatusLine
 from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, seconds_left, watched
 from rayfed.records.recorder import Progress, Recorder
 
@@ -118,7 +118,7 @@ class TestShown:
     def test_stays_within_the_width_of_the_terminal(self, width):
         out = io.StringIO()
         Console(file=out, width=width, force_terminal=True, color_system=None).print(
-            status_line._rendered(self.bars, width)
+            terminal._rendered(self.bars, width)
         )
         lines = out.getvalue().splitlines()
         assert len(lines) == 2
@@ -128,7 +128,7 @@ class TestShown:
         assert lines[1].rstrip().endswith("…")
 
     def test_is_plain_lines_in_a_log_file(self, capsys, monkeypatch):
-        monkeypatch.setattr(status_line, "LINE_SECONDS", 0.0)
+        monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
         with StatusLine() as status:
             status.show(self.bars[:1])
             status.show(self.bars[:1])
@@ -145,13 +145,13 @@ class TestShown:
         ipython.get_ipython, ipython.display = lambda: shell, display
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         monkeypatch.setitem(sys.modules, "IPython.display", display)
-        assert status_line.is_watched()
+        assert terminal.is_watched()
         with StatusLine() as status:
             status.show([Bar("round", 1, 4, "<b>")])
         assert shown == ['<progress value="1" max="4"></progress> round 1/4 · &lt;b&gt;', ""]
         assert capsys.readouterr().err == ""
         shell.config.clear()
-        assert not status_line.is_watched()
+        assert not terminal.is_watched()
 
 
 def test_a_metric_that_takes_long_is_named_in_place_of_no_time_left():

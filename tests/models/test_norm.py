@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
+from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.models.build import build_model
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ProblemSpec, Reply
-from rayfed.core.batch_norm import batch_norm_statistics
 from rayfed.core.errors import UsageError
+from rayfed.core.modules import batch_norm_statistics
 
 NEEDS_ALL_LOSSES = "weighs the clients by the losses of all of them"
 """Why client sampling is refused."""

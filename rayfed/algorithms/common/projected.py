@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.core.copies import copied
+from rayfed.core.modules import copied
 from rayfed.core.task import Task
 
 

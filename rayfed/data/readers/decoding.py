@@ -13,7 +13,7 @@ import pyarrow as pa
 from PIL import Image, ImageOps
 
 from rayfed.core.errors import UsageError
-from rayfed.core.status_line import StatusLine
+from rayfed.core.terminal import StatusLine
 from rayfed.data.cache import Create, cached
 from rayfed.data.readers import tables
 from rayfed.data.readers.files import files_hash, note, readable

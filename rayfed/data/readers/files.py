@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rayfed.core.errors import UsageError
-from rayfed.core.working_folder import absolute
+from rayfed.core.paths import absolute
 
 ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, else data"
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.working_folder import absolute, looked_in
+from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Listing, folders, image_files, loose_images, walk
 from rayfed.data.readers.files import note

@@ -10,7 +10,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.working_folder import absolute, looked_in
+from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.dataset_options import DropClients, per_channel
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows

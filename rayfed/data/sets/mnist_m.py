@@ -15,8 +15,8 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.paths import absolute, looked_in
 from rayfed.core.rng import generator
-from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation

@@ -7,7 +7,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.working_folder import absolute, looked_in
+from rayfed.core.paths import absolute, looked_in
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DropClients, per_channel

@@ -1,21 +1,72 @@
-"""Progress that is updated in place on a terminal and in a notebook, and printed now and then anywhere else."""
+"""What a command shows: tables of text, and progress.
+
+Progress is updated in place on a terminal and in a notebook, and printed now and then anywhere else. rich is imported
+where it is used, because most commands that show nothing import this module too.
+"""
 
 import html
 import importlib
+import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 LINE_SECONDS = 10.0  # least time between two lines where they cannot be replaced
 _BAR = 24  # the most columns of a bar
+_PADDING = 2  # spaces between two columns of a table, of which the box adds the second
+BLANK = "\u2800"
+"""A space that rich does not strip."""
+
+
+class Column(NamedTuple):
+    """A column of strings, aligned to the right or to the left."""
+
+    header: str
+    cells: list[str]
+    right: bool = True
+
+    @property
+    def width(self) -> int:
+        """The number of characters that the column takes with the space after it."""
+        return widest([self.header, *self.cells]) + _PADDING
+
+
+def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
+    """Return a table of strings by header; columns named in `left` are aligned left."""
+    return format_table([Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
+
+
+def format_table(columns: list[Column], width: int) -> str:
+    """Return the columns as a table at most `width` characters wide, in which longer cells are folded."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _PADDING - 1, 0, 0))
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", overflow="fold")
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    console.is_jupyter = False  # in a notebook, it would display the table at once and write nothing to `out`
+    console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().replace(BLANK, " ").rstrip().splitlines())
+
+
+def widest(texts: Sequence[str]) -> int:
+    """Return the greatest width of a line of `texts`."""
+    from rich.cells import cell_len
+
+    return max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of progress: `label` `done`/`total`, and words about it."""
+    """One line of progress: `label done/total · words`, with a bar where there is room for it."""
 
     label: str
     done: float
@@ -32,15 +83,15 @@ class Bar:
 
 
 def is_watched() -> bool:
-    """Return whether somebody sees what is shown: stderr is a terminal, or this is a notebook."""
+    """Return whether somebody watches: stderr is a terminal, or this is a notebook."""
     return sys.stderr.isatty() or _in_notebook()
 
 
 class StatusLine:
-    """Show the latest of a series of states, each a line of text or some bars.
+    """Shows the present state, a line of text or several bars.
 
-    On a terminal and in a notebook, they replace each other; lines are cut at the width of the terminal. Elsewhere, as
-    in a log file, a plain line is printed every `LINE_SECONDS`.
+    On a terminal and in a notebook, a state replaces the one before it; lines are cut at the width of the terminal.
+    Elsewhere, as in a log file, a plain line is printed every `LINE_SECONDS`.
     """
 
     def __init__(self) -> None:
@@ -107,7 +158,7 @@ def _in_notebook() -> bool:
 
 
 class _Notebook:
-    """One output of the cell, replaced in place."""
+    """An output of the cell, which is replaced in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -128,7 +179,6 @@ class _Notebook:
 
     def _display(self, content: str) -> None:
         display: Any = importlib.import_module("IPython.display")  # IPython has no types
-
         output = display.HTML(content)
         if self._handle is None:
             self._handle = display.display(output, display_id=True)

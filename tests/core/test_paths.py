@@ -10,8 +10,8 @@ import pytest
 import rayfed
 from helpers import data_files
 from helpers.commands import command
-from rayfed.core import working_folder
-from rayfed.core.working_folder import absolute, enter, looked_in
+from rayfed.core import paths
+from rayfed.core.paths import absolute, enter, looked_in
 from rayfed.experiments.config import Config
 
 
@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_path_belongs_to_the_folder_of_the_command(here, monkeypatch):
     assert [absolute(path) for path in ("a/b", "~/a", "/a")] == [here / "a/b", Path.home() / "a", Path("/a")]
-    monkeypatch.setattr(working_folder, "_entered", None)
+    monkeypatch.setattr(paths, "_entered", None)
     enter(here / "not on this machine")
     assert (absolute("a"), absolute("/a")) == (here / "not on this machine/a", Path("/a"))
     assert (looked_in("a"), looked_in("/a"), looked_in("~/a")) == (f" in {here / 'not on this machine'}", "", "")

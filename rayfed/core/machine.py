@@ -1,0 +1,53 @@
+"""What the machine offers to this process: memory, GPUs and signals."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2, v1
+
+
+def memory_bytes() -> int:
+    """Return the memory of the machine in bytes, or the memory limit of the container if that is lower."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in map(Path, _LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            sizes.append(int(text))
+    return min(sizes)
+
+
+def nvidia_smi(field: str) -> str:
+    """Return a field of each GPU that the driver knows, separated by ", "; "" without a driver."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ", ".join(done.stdout.split("\n")).strip(", ") if done.returncode == 0 else ""
+
+
+@contextmanager
+def on_sigterm(act: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `act` with the signal and the frame at the first SIGTERM in this block, and ignore further ones.
+
+    SLURM, Kubernetes and `timeout` send SIGTERM; `timeout` sends it to the process and to its group. Only the main
+    thread handles signals, so the block changes nothing in another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        act(number, frame)
+
+    before = signal.signal(signal.SIGTERM, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,75 @@
+"""Paths that users give, files that users name, and names from which files are made.
+
+A relative path belongs to the folder in which the command was given, in all processes of the command. Ray starts
+processes in folders of its own, and on a machine of a cluster the folder may not exist.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayfed.core.errors import UsageError
+
+MOST_BYTES = 200
+"""The longest name. File systems allow 255 bytes, and files add a few characters to the name."""
+_RAYS_COPIES = "working_dir_files"  # the folder of Ray's copies of a working_dir, in that of a session
+_entered: Path | None = None
+
+
+def working_folder() -> Path:
+    """Return the folder in which the command was given; in the command's own process, the working directory."""
+    return _entered or Path.cwd()
+
+
+def enter(folder: Path) -> None:
+    """Make `folder` the working folder of this process, and its working directory where the folder exists."""
+    global _entered
+    _entered = folder
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+def absolute(path: str | Path) -> Path:
+    """Return the path that the user calls `path`: ~ is the home, and a relative path is in the working folder."""
+    return working_folder() / Path(path).expanduser()
+
+
+def lasting(path: str | Path) -> str:
+    """Return `path`, below the home if it is relative and Ray Jobs copied the working folder: Ray deletes the copy."""
+    copied = _RAYS_COPIES in working_folder().parts and "://" not in str(path)
+    return str(Path.home() / path if copied else path)
+
+
+def looked_in(path: str | Path) -> str:
+    """Return " in FOLDER" for the message that a relative `path` does not exist, "" if it is absolute."""
+    return "" if Path(path).expanduser().is_absolute() else f" in {working_folder()}"
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it can be the name of a file that Parquet readers see.
+
+    Readers skip names that begin with "." or "_", which also hides unfinished files from them.
+
+    Raises:
+        UsageError: The name cannot be used; the message begins with `what`.
+    """
+    if not name or name[0] in "._" or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
+        raise UsageError(f'{what}={name!r}: use a name without / \\ : * ? " < > | that does not begin with . or _')
+    if (length := len(name.encode())) > MOST_BYTES:
+        raise UsageError(f"{what}={name[:20]}…: a name of {length} bytes; use at most {MOST_BYTES}")
+    return name
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Make the folder of `path` before the body writes the file.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
