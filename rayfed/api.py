@@ -27,10 +27,9 @@ from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
-from rayfed.records.folder import make_experiment_folder
 from rayfed.records.recorder import Recorder
-from rayfed.records.storage import open_storage
-from rayfed.records.tracking import check_trackers
+from rayfed.records.storage import make_experiment_folder, open_storage
+from rayfed.records.trackers import check_trackers
 from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
 from rayfed.reports.view import View
 from rayfed.result import Report, Result, SweepResult

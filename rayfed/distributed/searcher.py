@@ -26,9 +26,9 @@ from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.space import AdaptiveArm
 from rayfed.experiments.sweep import SEARCH_LOG, Populations, SweepPlan, identity_of
+from rayfed.records.files import best_validation
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials
-from rayfed.records.validation import best_validation
 
 
 class _Configuration(NamedTuple):

@@ -19,7 +19,7 @@ from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
 from rayfed.experiments.trial import check_rounds, nothing_left, resume_message, usable
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.storage import open_storage
-from rayfed.records.tracking import check_trackers
+from rayfed.records.trackers import check_trackers
 from rayfed.records.trials import flattened
 
 _ROWS = 30  # rows of a table

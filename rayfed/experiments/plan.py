@@ -49,7 +49,7 @@ from rayfed.losses.base import Loss, build_loss
 from rayfed.losses.torch_losses import CrossEntropy
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import check_model
-from rayfed.records.holdings import Holding
+from rayfed.records.files import Holding
 from rayfed.records.storage import open_storage
 
 MOST_CLIENTS_SHOWN = 1000

@@ -23,7 +23,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.failures import failure
 from rayfed.experiments.plan import Plan
 from rayfed.records.checkpoints import Saved
-from rayfed.records.holdings import Holding
+from rayfed.records.files import Holding
 from rayfed.records.recorder import traceback_file
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials

@@ -1,19 +1,37 @@
-"""Reading a Parquet file, and replacing it in one step.
+"""Parquet files of results: reading and replacing them in one step, and the small ones beside the tables.
 
-Every file says by which schema it was written, so that a version of rayfed with another one refuses it.
+Every file of a table says by which schema it was written, so that a version of rayfed with another schema refuses it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayfed.core.best_round import Selection
 from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.records import SERVER, MapPoint, RepresentationMap
 from rayfed.records.storage import Storage, one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 1
 """The number of the schema of results and checkpoints: what their columns and entries are, and what they mean."""
 _KEY = b"rayfed.schema"
+_ATTEMPTS = 3
+_PARTITIONS = "partitions"
+_HOLDINGS = {
+    "client": pa.int32(),
+    "domain": pa.string(),
+    "split": pa.string(),
+    "label": pa.int32(),
+    "count": pa.int64(),
+}
+
+Holding = tuple[int, str, str, int, int]
+"""A client, its domain, a split, a class, and the number of its examples."""
 
 
 def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
@@ -30,15 +48,15 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
     """Return the rows of a file, all of one version, also while another process replaces it.
 
     Raises:
-        OSError: the file is missing or cannot be read.
-        StorageError: the file is damaged.
-        UsageError: the file has another schema than this version of rayfed.
+        OSError: The file is missing or cannot be read.
+        StorageError: The file is damaged.
+        UsageError: The file has another schema than this version of rayfed.
     """
     return _checked(folder, name)[1]
 
 
 def read_compressed(folder: Storage, name: str) -> bytes:
-    """Return the content of a file for `decompressed`; what it raises is what `read_parquet` raises."""
+    """Return the content of a file for `decompressed`, with the errors of `read_parquet`."""
     return _checked(folder, name)[0]
 
 
@@ -68,11 +86,7 @@ def _checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
 
 
 def check_schema(number: object, where: str) -> None:
-    """Refuse results with another number of the schema than `SCHEMA`.
-
-    Raises:
-        UsageError: the number is another.
-    """
+    """Raise UsageError if results have another number of the schema than `SCHEMA`."""
     if str(number) != str(SCHEMA):
         raise UsageError(
             f"{where}: the number of its schema is {number}, and this version of rayfed reads {SCHEMA}; give another "
@@ -80,4 +94,51 @@ def check_schema(number: object, where: str) -> None:
         )
 
 
-_ATTEMPTS = 3
+def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> None:
+    """Write how many examples of which class each client holds to `partitions/<partition_hash>.parquet`, for plots.
+
+    Trials with the same partition share the file; nothing is written if it is there.
+    """
+    folder, name = home.child(_PARTITIONS), f"{digest}.parquet"
+    if name in folder.files():
+        return
+    columns = list(zip(*holdings, strict=True)) or [()] * len(_HOLDINGS)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, _HOLDINGS.values(), strict=True)]
+    replace_parquet(pa.table(arrays, list(_HOLDINGS)), folder, name)
+
+
+def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":
+    """Return the partition with the hash `digest`; None if it was not recorded."""
+    try:
+        return read_parquet(home.child(_PARTITIONS), f"{digest}.parquet").to_pandas()
+    except FileNotFoundError:
+        return None
+
+
+def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:
+    """Write a map of representations to `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` in `folder`.
+
+    The columns are client (-1: a test set that belongs to no client), domain, label, x and y, with one row per example.
+    """
+    import pandas as pd  # imported late: the process of the recorder rarely writes a map
+
+    name = map.name.rpartition(":")[2]
+    layer = map.layer.replace(".", "_")
+    table = pd.DataFrame(map.points, columns=list(MapPoint._fields))
+    folder.write(f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet", table.to_parquet(index=False))
+
+
+def best_validation(home: Storage, trial: str, selection: Selection) -> float | None:
+    """Return the best validation score of a trial over its rounds as a gain, so that higher is better; None without.
+
+    The score of a round is the mean over the participants. Test scores play no part.
+    """
+    folder = home.child("metrics")
+    names = sorted(name for name in folder.files() if name.startswith(f"{trial}-") and name.endswith(".parquet"))
+    if not names:
+        return None
+    rows = pa.concat_tables([read_parquet(folder, name) for name in names]).to_pandas()
+    is_chosen_by = (rows["split"] == "val") & (rows["point"] == selection.point) & (rows["metric"] == selection.metric)
+    rows = rows[is_chosen_by & ~rows["unseen"] & (rows["client"] != SERVER) & rows["value"].notna()]
+    scores = rows.groupby("round")["value"].mean()
+    return max(map(selection.gain, scores.tolist()), default=None)

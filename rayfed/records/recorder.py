@@ -18,11 +18,9 @@ from rayfed.core.pace import Pace
 from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, Part
-from rayfed.records.folder import join
-from rayfed.records.holdings import Holding, write_holdings
-from rayfed.records.maps import write_map
+from rayfed.records.files import Holding, write_holdings, write_map
 from rayfed.records.owners import Owner
-from rayfed.records.storage import open_storage, storage_errors
+from rayfed.records.storage import join, open_storage, storage_errors
 from rayfed.records.tracking import Feed
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter

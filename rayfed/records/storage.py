@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -201,6 +202,28 @@ def open_storage(location: str | Path) -> Storage:
     except (OSError, ImportError, ValueError) as error:
         raise UsageError(f"results={location}: cannot be reached ({one_line(error)})") from error
     return Storage(filesystem, address, f"{scheme}://{address}")
+
+
+def join(results: str, *names: str) -> str:
+    """Return the path or URL of a file or folder of results."""
+    return "/".join([results.rstrip("/"), *names])
+
+
+def make_experiment_folder(results: str, experiment: str) -> None:
+    """Make the folder of an experiment in `results`, a path or URL, and check that files can be written to it.
+
+    The check writes a file, because permissions do not tell: root has all of them and cannot write into /proc.
+
+    Raises:
+        UsageError: The folder cannot be made or written to, or the object store cannot be reached.
+    """
+    home, name = open_storage(results).child(experiment), f".writable-{uuid.uuid4().hex}"
+    try:
+        home.write(name, b"")
+        home.delete(name)
+    except OSError as error:
+        words = f"{home.location} cannot be written ({error.strerror or one_line(error)})"
+        raise UsageError(f"results={results}: {words}; give a folder that you may write to") from error
 
 
 @functools.cache

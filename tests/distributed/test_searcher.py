@@ -13,8 +13,8 @@ from rayfed.experiments import sweep as module
 from rayfed.experiments.plan import Given
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import SweepPlan, plan_sweep
+from rayfed.records.files import best_validation
 from rayfed.records.storage import open_storage
-from rayfed.records.validation import best_validation
 
 pytest.importorskip("optuna")
 pytest.importorskip("ray")

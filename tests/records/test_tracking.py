@@ -9,9 +9,8 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record, Score
 from rayfed.records.storage import open_storage
-from rayfed.records.tracking import Feed, check_trackers
-from rayfed.records.tracking.base import round_values
-from rayfed.records.tracking.mlflow_runs import store_uri
+from rayfed.records.trackers import check_trackers, store_uri
+from rayfed.records.tracking import Feed, round_values
 
 NONE = {"tensorboard": None, "wandb": None, "mlflow": None, "folder": None}
 QUICK = {

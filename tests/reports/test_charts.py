@@ -13,8 +13,7 @@ from helpers.commands import command
 from helpers.score_rows import row, write
 from rayfed.core.errors import UsageError
 from rayfed.core.records import MapPoint, RepresentationMap
-from rayfed.records.holdings import read_holdings, write_holdings
-from rayfed.records.maps import write_map
+from rayfed.records.files import read_holdings, write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter

@@ -36,7 +36,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug.mmd import mmd
 from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
 from rayfed.core.errors import UsageError
-from rayfed.core.modules import batch_norm_names, batch_norm_statistics, gradients, weights_of
+from rayfed.core.modules import batch_norm_names, batch_norm_statistics
+from rayfed.core.network import gradients, weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task

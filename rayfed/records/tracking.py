@@ -1,24 +1,28 @@
-"""The thread that feeds the trackers of all trials of a recorder."""
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow.
+
+The recorder feeds them. Every round of every trial passes through it, of single runs and of sweeps, with and without
+Ray, so all trackers have the true rounds on their axis. A thread of its own serves them: a slow or failing tracker
+neither delays nor ends a trial.
+"""
 
 import json
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rayfed.core.records import Record
+from rayfed.core.records import SERVER, Record
 from rayfed.records.storage import Storage
-from rayfed.records.tracking.base import About, Tracker, round_values
-from rayfed.records.tracking.mlflow_runs import MLflow
-from rayfed.records.tracking.tensorboard import TensorBoard
-from rayfed.records.tracking.weights_and_biases import WeightsAndBiases
+from rayfed.records.trackers import About, MLflow, TensorBoard, Tracker, WeightsAndBiases
 from rayfed.records.trials import flattened
 
 CLOSE_SECONDS = 30.0
 """How long `Feed.close` waits for trackers that lag behind, such as one that uploads."""
+_MOST_DOMAINS = 20  # with a curve of their own; with more, only the mean over all clients has a curve
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Tracker]]
 """make(values): the trackers of a trial with these values in the table `trials`, by name."""
@@ -90,23 +94,16 @@ class Feed:
     def _begin(
         self, trial: str, trackers: dict[str, Tracker], config: Mapping[str, Any], folder: str | None, done: int | None
     ) -> None:
-        base = self._here / Path(folder).expanduser() if folder else self._folder()
+        base = self._here / (Path(folder).expanduser() if folder else self._home.local or "")
         names = {} if done is None else self._names(trial)
         if trial in self._trackers:  # its process was lost, or it went back to a checkpoint
             self._end(trial, "lost", None)
         self._trackers[trial] = trackers
         for name, tracker in list(trackers.items()):
             known = names.get(name)
-            about = About(
-                experiment=self._experiment,
-                trial=trial,
-                config=config,
-                folder=base,
-                continues=done if known is not None else None,
-                known_as=known,
-            )
-            known_as = self._tried(trial, name, partial(tracker.begin, about))
-            if known_as is not None:
+            continues = None if known is None else done
+            about = About(self._experiment, trial, config, folder=base, continues=continues, known_as=known)
+            if (known_as := self._tried(trial, name, partial(tracker.begin, about))) is not None:
                 names[name] = known_as
         content = json.dumps({"begun": time.time(), **names}).encode()
         self._tried(trial, "tracking", lambda: self._home.child("tracking").write(f"{trial}.json", content))
@@ -135,14 +132,12 @@ class Feed:
             self._failures.setdefault(f"tracking.{name} failed ({type(error).__name__}: {words})", []).append(trial)
             return None
 
-    def _folder(self) -> Path:
-        return self._here / (self._home.local or "")
-
     def _of_options(self, values: Mapping[str, Any]) -> dict[str, Tracker]:
         options = values.get("tracking") or {}
         trackers: dict[str, Tracker] = {}
-        wants_files = options.get("tensorboard")
-        if wants_files or (wants_files is None and options and self._in_sweep and self._has_folder(options)):
+        has_folder = self._home.local is not None or options.get("folder") is not None
+        by_default = bool(options) and self._in_sweep and has_folder
+        if by_default if options.get("tensorboard") is None else options["tensorboard"]:
             trackers["tensorboard"] = TensorBoard()
         if project := options.get("wandb"):
             trackers["wandb"] = WeightsAndBiases(project)
@@ -150,5 +145,42 @@ class Feed:
             trackers["mlflow"] = MLflow(uri, self._here)
         return trackers
 
-    def _has_folder(self, options: Mapping[str, Any]) -> bool:
-        return options.get("folder") is not None or self._home.local is not None
+
+def round_values(record: Record) -> dict[str, float]:
+    """Return what trackers show of a round, by name.
+
+    `POINT/SPLIT/METRIC` is the mean over the participants, or over the server's test sets where no client has the
+    split, and `POINT/SPLIT/METRIC.DOMAIN` the mean over those of a domain, if there are several. Unseen clients have
+    names that begin with `unseen/`. `round/...` is what the round cost.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    domains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with_clients = {(s.point, s.split, s.metric, s.unseen) for s in record.scores if s.client != SERVER}
+    for score in record.scores:
+        if score.client == SERVER and (score.point, score.split, score.metric, score.unseen) in with_clients:
+            continue
+        name = f"{'unseen/' if score.unseen else ''}{score.point}/{score.split}/{score.metric}"
+        values[name].append(score.value)
+        domains[name][score.domain].append(score.value)
+    for name, by_domain in domains.items():
+        if 1 < len(by_domain) <= _MOST_DOMAINS:
+            for domain, of_domain in by_domain.items():
+                values[f"{name}.{domain}"] = of_domain
+    return {name: sum(several) / len(several) for name, several in values.items()} | _costs(record)
+
+
+def _costs(record: Record) -> dict[str, float]:
+    costs: dict[str, float | None] = {
+        "clients": float(record.cohort),
+        "clients_per_second": record.clients_per_second,
+        "bytes_down": float(sum(record.bytes_down.values())),
+        "bytes_up": float(sum(record.bytes_up.values())),
+        "bytes_to_hosts": record.bytes_to_hosts,
+        "bytes_from_hosts": record.bytes_from_hosts,
+        "epsilon": record.epsilon,
+        "balance": record.balance,
+        "gpu_bytes": record.gpu_bytes,
+        "simulated_seconds": record.simulated_seconds,
+        **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
+    }
+    return {f"round/{name}": value for name, value in costs.items() if value is not None}
