@@ -10,9 +10,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import writing
 from rayfed.core.options import option
-from rayfed.core.paths import absolute, looked_in
+from rayfed.core.paths import absolute, looked_in, writing
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
 from rayfed.data.readers.files import readable

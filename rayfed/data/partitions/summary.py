@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import writing
+from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.partitions.file import client_domain, partition_hash
