@@ -1,4 +1,4 @@
-"""A store with a budget of bytes, from which what has not been used for the longest time goes first."""
+"""A store with a budget of bytes, from which the value that was unused for the longest time goes first."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -26,16 +26,16 @@ class LeastRecent(Generic[Key, Value]):
         return key in self._entries
 
     def get(self, key: Key) -> Value | None:
-        """Return a value, which has now been used last, or None if it is not here."""
+        """Return a value, and note its use; None if it is not here."""
         if key not in self._entries:
             return None
         self._entries.move_to_end(key)
         return self._entries[key][0]
 
     def put(self, key: Key, value: Value, size: int) -> list[tuple[Key, Value]]:
-        """Keep a value of `size` bytes in place of the key's earlier one, and return what had to go for it.
+        """Keep a value of `size` bytes in place of the key's earlier value, and return the values that went for it.
 
-        The new value stays, even where it takes more than the room alone.
+        The new value stays, even if it alone takes more than the room.
         """
         self.remove(key)
         gone = self.make_room(size)
@@ -44,7 +44,7 @@ class LeastRecent(Generic[Key, Value]):
         return gone
 
     def make_room(self, size: int) -> list[tuple[Key, Value]]:
-        """Take out values until `size` further bytes fit, or none are left, and return them."""
+        """Take out values until `size` further bytes fit or no value is left, and return them."""
         gone = []
         while self._entries and self._used + size > self._room:
             key, (value, freed) = self._entries.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Schedules of learning rates over the rounds, as those of `torch.optim.lr_scheduler` with one step per round."""
+"""Schedules of learning rates over the rounds, equal to `torch.optim.lr_scheduler` with one step per round."""
 
 import math
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ SCHEDULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class LrSchedule:
-    """The same rate in all rounds.
+    """The same rate in all rounds, and the base class of all schedules.
 
-    Base class of all schedules: the factor s(r) by which learning rates are multiplied in round r = 1, 2, …
-    The first W = `warmup` rounds have s(r) = r/W, and `after_warmup` gives the others.
+    A schedule is the factor s(r) by which learning rates are multiplied in round r = 1, 2, … The first W = `warmup`
+    rounds have s(r) = r/W; `after_warmup` gives the factors after that.
     """
 
     depends_on_rounds: ClassVar[bool] = False

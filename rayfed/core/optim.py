@@ -23,7 +23,7 @@ def add_(values: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> N
 def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | float, **options: float) -> list[Tensor]:
     """Return the results of a method of tensors for all `values`, from a single kernel launch where possible.
 
-    Every argument is a list with one entry per value, or one for all of them.
+    Every argument is a list with one entry per value, or a single one for all values.
     """
     if is_vectorised():
         columns = (arg if isinstance(arg, list) else itertools.repeat(arg) for arg in args)
@@ -37,7 +37,7 @@ def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | fl
 def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = frozenset()) -> Weights:
     """Return `grads` scaled down to an L2 norm of at most `max_norm` over all of them, as `clip_grad_norm_` does.
 
-    Those in `plain_names` neither count nor change.
+    Gradients in `plain_names` neither count nor change.
     """
     regular = {name: grad for name, grad in grads.items() if name not in plain_names}
     if not regular:

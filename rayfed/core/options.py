@@ -62,17 +62,15 @@ def option(
     Bounds and choices apply to each element of a list. `None` is allowed whenever the annotation allows it.
 
     Args:
-        default: Default value; without one the option is required.
+        default: Default value; an option without a default is required.
         help: Help text, printed by `--help`.
-        low: Lower bound, inclusive.
-        above: Lower bound, exclusive.
-        high: Upper bound, inclusive.
-        below: Upper bound, exclusive.
+        low, high: Bounds, inclusive.
+        above, below: Bounds, exclusive.
         choices: The allowed values.
         elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
-    metadata: dict[str, Any] = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
     if elsewhere:
         metadata["elsewhere"] = dict(elsewhere)
     if isinstance(default, (list, dict)):
@@ -99,9 +97,9 @@ def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: S
 def checked_options(
     cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[str] = (), apart: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the arguments with which `build` creates an instance; those that the caller handles `apart` as they are.
+    """Return the arguments with which `build`, whose errors it raises, creates an instance.
 
-    The other arguments, and the errors, are those of `build`.
+    Values whose keys are in `apart` are returned as they are, because the caller checks them.
     """
     _check_decorated(cls, where)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
@@ -130,7 +128,7 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def key_path(key: str) -> list[str]:
-    """Return the parts of a dotted key. "module:Name" below a group is one of them, and its module may have dots."""
+    """Return the parts of a dotted key. "module:Name" below a group is one part, though its module may have dots."""
     group, _, rest = key.partition(".")
     module, colon, names = rest.partition(":")
     if not colon:
@@ -140,10 +138,7 @@ def key_path(key: str) -> list[str]:
 
 
 def _check_decorated(cls: type, where: str) -> None:
-    """Refuse a subclass of a dataclass that declares options but lacks the decorator.
-
-    Its options would be ignored, and its instances would hold `dataclasses.Field` objects instead of values.
-    """
+    """Refuse a subclass of a dataclass that declares options but lacks the decorator: they would be ignored."""
     for base in cls.__mro__:
         if not dataclasses.is_dataclass(base) or "__dataclass_params__" in vars(base):
             continue
@@ -158,11 +153,10 @@ def _check_decorated(cls: type, where: str) -> None:
 
 
 def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> Any:
-    """Return `value` converted to the type annotation `hint`.
+    """Return `value`, as YAML or the command line gives it, converted to the type annotation `hint`.
 
     Args:
-        value: A plain value, as YAML or the command line gives it.
-        hint: A type annotation: a scalar type, a list, a mapping or a union of these.
+        hint: A scalar type, a list, a mapping or a union of these.
         bounds: Bounds and choices by name, as declared with `option`.
         where: The key, for error messages.
 
@@ -202,9 +196,10 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
                 return True, float(value)
             except ValueError:
                 return False, value
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False, value
         try:
-            return is_number, float(value) if is_number else value
+            return True, float(value)
         except OverflowError:  # refused as every infinite number is
             return True, math.inf if value > 0 else -math.inf
     if kind is str:
@@ -225,7 +220,7 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Return a NumPy scalar as Python's own. NumPy is not imported for it, since a command line has none."""
+    """Return a NumPy scalar as Python's own, without an import of NumPy, which a command line does not need."""
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
@@ -233,7 +228,7 @@ def _without_numpy(value: Any) -> Any:
 def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if "choices" in bounds and item not in bounds["choices"]:
-            choices = (str(one).lower() if isinstance(one, bool) else one for one in bounds["choices"])
+            choices = [str(choice).lower() if isinstance(choice, bool) else choice for choice in bounds["choices"]]
             raise UsageError(f"{where}={item!r}: {suggestion(item, choices)}")
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             continue
@@ -244,17 +239,12 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
                 raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")
-        _check_representable(item, where)
-
-
-def _check_representable(item: int | float, where: str) -> None:
-    """Refuse what no tensor or table can hold: it would become 0 or infinite, or fail after hours."""
-    if isinstance(item, int):
-        if abs(item) > _LARGEST_INTEGER:
+        # No tensor or table holds what follows: it would become 0 or infinite, or fail after hours.
+        if isinstance(item, int) and abs(item) > _LARGEST_INTEGER:
             raise UsageError(f"{where}={item}: must be at most {_LARGEST_INTEGER}, the largest integer of 64 bits")
-    elif item and not _SMALLEST_FLOAT <= abs(item) <= _LARGEST_FLOAT:
-        size, fate = ("small", "0") if abs(item) < 1 else ("large", "infinite")
-        raise UsageError(f"{where}={item}: too {size}; in single precision, in which models compute, it is {fate}")
+        if isinstance(item, float) and item and not _SMALLEST_FLOAT <= abs(item) <= _LARGEST_FLOAT:
+            size, fate = ("small", "0") if abs(item) < 1 else ("large", "infinite")
+            raise UsageError(f"{where}={item}: too {size}; in single precision, in which models compute, it is {fate}")
 
 
 def _type_name(kind: Any) -> str:
@@ -269,10 +259,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _describe(value: Any, kinds: Sequence[Any]) -> str:
-    """Describe what is wrong with `value`: its type or the invalid item of a list.
-
-    If the value looks like a search space, say how to write one.
-    """
+    """Describe what is wrong with `value`: its type, the invalid item of a list, or how to write a search space."""
     lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
     if isinstance(value, (list, tuple)) and lists:
         (inner, *_) = typing.get_args(lists[0])
@@ -289,7 +276,7 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
 
 
 def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageError:
-    """Return the error for a key that is none of the `known` ones; it says what replaces a key that was removed."""
+    """Return the error for a key that is none of the `known` keys; it says what replaces a key that was removed."""
     if removed := REMOVED.get(f"{prefix}{name}"):
         return UsageError(f"{prefix}{name}: was removed; {removed}")
     return UsageError(f"{prefix}{name}: no such key; {suggestion(name, known, prefix=prefix)}")

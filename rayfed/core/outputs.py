@@ -1,15 +1,14 @@
-"""What the outputs of a model stand for, which decides whether and how they are scored beside their loss.
+"""The meaning of a model's outputs, which decides whether and how they are scored beside their loss.
 
-- "classes": an output [classes] per example; the largest is the predicted class. So it is with cross-entropy, and with
-  any loss of whole numbers from 0 by which, from equal outputs, a step down the gradient raises the output of the
+- "classes": an output [classes] per example; the largest is the predicted class. The loss is cross-entropy, or labels
+  are whole numbers from 0 and, from equal outputs, a step down the gradient of the loss raises the output of the
   example's own class most.
-- "binary": one output per example, the logit of class 1 against class 0, which is predicted if it is positive. So it is
-  if all labels are 0 or 1 and the loss is `binary_cross_entropy_with_logits`, whatever function calls it and however it
-  weights the classes.
+- "binary": one output per example, the logit of class 1 against class 0; class 1 is predicted if it is positive. All
+  labels are 0 or 1 and the loss is `binary_cross_entropy_with_logits`, inside any function and with any class weights.
 - "unknown": anything else, such as regression, several labels or soft labels per example, labels such as -100 that mark
   examples to be ignored, outputs for every position of a sequence, and probabilities in place of a logit.
 
-Losses are recognised by their values, since a user's loss is mostly a function of their own.
+Losses are recognised by their values, since users write their own functions.
 """
 
 import functools
@@ -24,12 +23,12 @@ from torch import Tensor, nn
 
 Outputs = Literal["classes", "binary", "unknown"]
 
-_MOST_CLASSES = 256  # that are tried; one wrong class is enough
+_MOST_CLASSES = 256  # that are tried
 _LOGITS = (-2.0, 0.5, 3.0)
 
 
 def class_logits(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return `values`, outputs of a model, as (logits [n, classes], classes [n]), or None if they stand for none."""
+    """Return outputs of a model and labels as (logits [n, classes], classes [n]); None if they stand for no classes."""
     if outputs == "unknown":
         return None
     if outputs == "classes":
@@ -39,7 +38,7 @@ def class_logits(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, T
 
 
 def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: Sequence[np.ndarray]) -> Outputs:
-    """Return what outputs stand for.
+    """Return the meaning of a model's outputs.
 
     Args:
         loss: (outputs [n, *shape], y [n, ...]) -> mean over the batch.
@@ -71,7 +70,7 @@ def _raises_own_class(loss: Callable[..., Any], classes: int) -> bool:
     try:
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(loss(outputs, y), outputs)
-    except Exception:  # a loss of the user's may refuse what it is not made for in any way
+    except Exception:  # a user's loss may raise anything for outputs that it is not made for
         return False
     values, predicted = (-gradient).topk(2)
     return bool((predicted[:, 0] == y).all() and (values[:, 0] > values[:, 1]).all())

@@ -1,4 +1,4 @@
-"""Random streams, keyed by what they are for, so that draws are the same wherever and whenever a client runs.
+"""Random streams keyed by their purpose, so that draws are the same wherever and whenever a client runs.
 
 A stream is identified by the seed of the run, a purpose such as "batches", and named fields such as round and client.
 The order of the fields does not matter. torch is imported where it is used: search spaces are drawn without it.
@@ -20,9 +20,9 @@ def stream_seed(seed: int, purpose: str, moment: Moment | None = None, **fields:
 
     Args:
         seed: The seed of the run.
-        purpose: What the stream is for.
-        moment: The exchange that it belongs to; short for the fields `stage`, `round` and `exchange`.
-        fields: What else distinguishes the stream, such as `client=3`. Values are told apart by their text.
+        purpose: The use of the stream.
+        moment: The exchange of the stream; short for the fields `stage`, `round` and `exchange`.
+        fields: Further keys of the stream, such as `client=3`. Values are told apart by their text.
     """
     named = fields if moment is None else moment._asdict() | fields
     words = [f"seed={seed}", f"purpose={purpose}", *(f"{name}={named[name]}" for name in sorted(named))]
@@ -51,10 +51,7 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
 
 @contextmanager
 def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python for a stream, and restore them afterwards.
-
-    This is for code of users, who may draw from any of them.
-    """
+    """Seed the global generators of torch, NumPy and Python, from which a user's code may draw; restore them after."""
     value = stream_seed(seed, purpose)
     python, numpy = random.getstate(), np.random.get_state()
     with torch_state_kept():
@@ -69,10 +66,7 @@ def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
 
 
 def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
-    """Choose deterministic kernels of torch, or not.
-
-    Where nothing changes, `torch.use_deterministic_algorithms` is not called: it imports torch's compiler.
-    """
+    """Choose whether torch uses deterministic kernels. torch is not called in vain: it would import its compiler."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -81,7 +75,7 @@ def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> Non
 
 
 def choose_tf32(allowed: bool) -> None:
-    """Choose whether GPUs may multiply in TF32, by the old switches and the present ones, so that these agree."""
+    """Choose whether GPUs may multiply in TF32, by torch's old switches and its present ones, which must agree."""
     from torch import backends
 
     backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = allowed
@@ -90,9 +84,9 @@ def choose_tf32(allowed: bool) -> None:
 
 
 def _fp32_switches() -> list[Any]:
-    """Return what holds the precision of matrices, convolutions and RNNs on GPUs, and of matrices on CPUs.
+    """Return the switches of precision: matrices, convolutions and RNNs on GPUs, matrices on CPUs.
 
-    That is nothing before torch 2.9.
+    torch before 2.9 has none.
     """
     from torch import backends as known
 
@@ -103,9 +97,9 @@ def _fp32_switches() -> list[Any]:
 
 
 def _old_switches() -> tuple[bool, str]:
-    """Return TF32 in cuDNN and the precision of matrices by the old switches.
+    """Return the old switches: TF32 in cuDNN, and the precision of matrices.
 
-    Torch refuses to tell where the present switches were set to something else; it then had its defaults.
+    torch does not tell where they differ from the present switches; the old ones then have their defaults.
     """
     import torch
 
@@ -119,7 +113,7 @@ def _old_switches() -> tuple[bool, str]:
 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
-    """Restore torch's global generators, thread count and choice of kernels afterwards: a notebook may use them."""
+    """Restore torch's global generators, thread count and kernels after this block: a notebook may use them."""
     import torch
 
     threads = torch.get_num_threads()

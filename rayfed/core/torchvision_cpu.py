@@ -2,8 +2,8 @@
 
 The wheel on the package index is built for CUDA. Its compiled part links to CUDA libraries that a CPU-only torch does
 not include, so it does not load, and `import torchvision` fails with "operator torchvision::nms does not exist". The
-import only looks up two operators (`nms` and `qnms`, for detection), so declaring them without an implementation is
-enough: data sets, transforms and classification models are plain Python on top of torch.
+import only looks up two operators for detection, `nms` and `qnms`. Their declaration is enough: data sets, transforms
+and classification models are plain Python on top of torch.
 
 `import rayfed` installs a finder that declares them when torchvision is first imported, by rayfed, by the user's own
 code, or by a process of Ray that unpickles a model.
@@ -25,13 +25,13 @@ _declared: Any = None  # the operators exist as long as this object
 
 
 def install() -> None:
-    """Let every later `import torchvision` of this process find the operators that it looks up."""
+    """Let every later `import torchvision` of this process find the two operators."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Finds torchvision as Python does. Only when it is executed does its loader import torch, too."""
+    """Finds torchvision as Python does. Its loader imports torch when torchvision is executed."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
@@ -52,9 +52,9 @@ class _Finder:
 
 
 def _prepare(file: str) -> None:
-    """Declare the operators of the torchvision whose `__init__` is `file`, unless its compiled ones load.
+    """Declare the operators of the torchvision whose `__init__` is `file`, unless its compiled operators load.
 
-    A torch for CUDA or ROCm is left alone, since a broken installation should be reported there.
+    Beside a torch for CUDA or ROCm nothing is declared: Python then reports the broken installation.
     """
     global _declared
     import torch

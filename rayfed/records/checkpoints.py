@@ -1,10 +1,10 @@
-"""The files of a trial's checkpoints, `<experiment>/checkpoints/<trial>/`, as bytes; what they mean is the engine's.
+"""The files of a trial's checkpoints, `<experiment>/checkpoints/<trial>/`, as bytes; the engine knows what they mean.
 
 Every state has a file of its own, `server-<number>.pt` or `<client>-<number>.pt`, with the number of the checkpoint
-that wrote it. A checkpoint writes the states that have changed since the one before, and then its manifest,
-`manifest-<number>.json`, which says in which file every state is. So a checkpoint exists with its manifest or not at
-all. The one before it is kept, and so is the one of the best round of which each of them knows. Files that none of
-their manifests names are deleted.
+that wrote it. A checkpoint writes the states that have changed since the checkpoint before, and then its manifest,
+`manifest-<number>.json`, which names the file of every state. A checkpoint without a manifest does not exist. The last
+two checkpoints are kept, and the best round's that each of them knows. Files that none of their manifests names are
+deleted.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ BLOCK_BYTES = 32 * 2**20
 """The bytes of several states that are sent or read at a time."""
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
-_THREADS = 16  # a disk, and even more an object store, takes several files at a time
+_THREADS = 16  # disks, and even more so object stores, take several files at a time
 _FILE = re.compile(r"(manifest|server|\d+)-(\d{6,})\.(?:json|pt)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -58,7 +58,7 @@ class CheckpointStore:
         return max((number for _, number, _ in self._files()), default=0) + 1
 
     def write(self, number: int, states: Mapping[str, bytes]) -> None:
-        """Write states for the checkpoint of that number; the name of a client's is its number.
+        """Write states by name, "server" or a client's number, for the checkpoint of that number.
 
         Raises:
             OSError: The disk is full or gone; nothing is left of the checkpoint.
@@ -70,8 +70,8 @@ class CheckpointStore:
         """Finish a checkpoint.
 
         Args:
-            base: The checkpoint whose states stay valid unless they are written anew; None: all are.
-            header: The values of `trial`, `configuration`, `rayfed` and `round`, a mapping `progress` or none, and
+            base: The checkpoint whose states stay valid unless they are written anew; None if all were written.
+            header: The values of `trial`, `configuration`, `rayfed` and `round`, optionally a mapping `progress`, and
                 whether the state `is_best`, by default not.
             parts: The states that were written for this checkpoint, the server's among them.
 
@@ -93,7 +93,7 @@ class CheckpointStore:
             self.folder.sync()
             self.folder.write(_manifest_file(number), _encoded(content))
             self.folder.sync()
-        with contextlib.suppress(OSError, StorageError):  # what is left over now is deleted after the next checkpoint
+        with contextlib.suppress(OSError, StorageError):  # files that stay are deleted after the next checkpoint
             self._prune([content] if base is None else [content, before])
 
     def saved(self) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ class CheckpointStore:
             raise StorageError(f"checkpoint {number} of {self._trial} {reason}") from error
 
     def read(self, parts: Mapping[str, Part]) -> dict[str, bytes]:
-        """Return the content of the files of states, which may be damaged."""
+        """Return the content of the files of states, without a check of their checksums."""
         contents = _in_parallel(lambda name: self.folder.read(_state_file(name, parts[name].number)), parts)
         return dict(zip(parts, contents, strict=True))
 
@@ -150,7 +150,7 @@ class CheckpointStore:
 
     def delete(self) -> None:
         """Delete all checkpoints of the trial."""
-        # The manifests go first, so that what a kill leaves of a deletion is not taken for a damaged checkpoint.
+        # The manifests go first, so that the rest of a deletion that was killed is not taken for a damaged checkpoint.
         for kind, number, _ in self._files():
             if kind == "manifest":
                 self.folder.delete(_manifest_file(number))
@@ -169,12 +169,12 @@ class CheckpointStore:
         return _decoded(self.folder.read(_manifest_file(number)), f"{self.folder.location}/{_manifest_file(number)}")
 
     def _files(self) -> list[tuple[str, int, int]]:
-        """Return of each file whose it is ("manifest", "server" or a client's), its number, and its size."""
+        """Return the kind ("manifest", "server" or a client), the number and the size of each file."""
         matches = ((_FILE.fullmatch(name), size) for name, size in self.folder.files().items())
         return [(match[1], int(match[2]), size) for match, size in matches if match]
 
     def _prune(self, contents: list[dict[str, Any]]) -> None:
-        """Delete every file that neither the newest checkpoint, nor its base, nor the best of each of them needs."""
+        """Delete every file that neither the newest checkpoint, nor its base, nor the best round of each needs."""
         bests = {content["best"] for content in contents} - {None, *(content["number"] for content in contents)}
         contents = contents + [self._content(number) for number in bests]
         needed = {_manifest_file(content["number"]) for content in contents}

@@ -1,6 +1,6 @@
-"""What the name of a metric tells: whether higher is better where nothing declares it, and whether it is a fraction.
+"""The meaning of a metric's name: whether lower is better, unless declared, and whether it is a fraction.
 
-Words of a name are joined by `_`; what follows `@` names the layer of a representation (`mdl@logits`) and is ignored.
+The words of a name are joined by `_`. The layer of a representation after `@` (`mdl@logits`) is ignored.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ _FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe"})
 
 
 def default_metric(metrics: "pd.DataFrame") -> str:
-    """Return the metric that chooses where nothing else is said: accuracy, or loss where labels are no classes."""
+    """Return the metric that chooses by default: accuracy, or loss where labels are no classes."""
     of_training = (metrics["split"] == "train") & (metrics["point"] == "trained")
     present = set(metrics.loc[~of_training, "metric"].unique())
     return "loss" if "loss" in present and "accuracy" not in present else "accuracy"
@@ -35,7 +35,7 @@ def as_cost(values: "pd.Series", higher_is_better: "pd.Series") -> "pd.Series":
 
 
 def ranking_cost(values: "pd.Series", higher_is_better: "pd.Series") -> "pd.Series":
-    """Return what `as_cost` returns, as `comparable` does: what to rank means by, so that ties are ties."""
+    """Return the comparable cost of `values`, by which means are ranked so that ties are ties."""
     return comparable(as_cost(values, higher_is_better))
 
 
@@ -47,7 +47,7 @@ def comparable(values: "pd.Series") -> "pd.Series":
 
 
 def is_fraction(metric: str) -> bool:
-    """Return whether `metric` is a fraction of 1 that is shown in percent (`accuracy_class_3`, `client_probe`, ...)."""
+    """Return whether `metric` is a fraction of 1, shown in percent (`accuracy_class_3`, `client_probe`, …)."""
     return not _FRACTIONS.isdisjoint(_words(metric))
 
 

@@ -1,10 +1,10 @@
 """Who runs a trial: a lock that its recorder holds for as long as it lives.
 
-The system gives the lock back when a process dies, however it dies, so a trial whose status is `running` and whose
-owner's lock is free was lost. Locks work between machines if their file system has working locks. Object stores have
-none, so there nobody knows whether an owner is alive.
+The system releases the lock when a process dies, however it dies. So a trial was lost if its status is `running` and
+its owner's lock is free. Locks work between machines if their file system has working locks. Object stores have none,
+so nobody knows there whether an owner is alive.
 
-A command claims all trials that it is going to run before it starts, in a file of its own with their names, so that two
+Before a command starts, it claims all trials that it is going to run, in a file of its own with their names. So two
 commands never begin the same trial; see `rayfed.records.trials.claimed`.
 """
 
@@ -24,7 +24,7 @@ from rayfed.records.storage import Storage
 
 FOLDER = ".owners"
 _LOOK_SECONDS = 0.1
-"""How long to look at a lock: others who look hold it for a moment, and must not be taken for the owner."""
+"""How long to try for a lock: another process that looks at it holds it for a moment, and is not its owner."""
 
 
 class Owner:
@@ -72,7 +72,7 @@ def is_alive(home: Storage, owner: str) -> bool | None:
     try:
         lock.acquire(timeout=_LOOK_SECONDS, poll_interval=_LOOK_SECONDS / 10)
         _forget(file, lock)  # names are used once, so nobody locks it again
-    except (Timeout, OSError):  # of a folder that may only be read: do not call lost what may be running
+    except (Timeout, OSError):  # an OSError of a read-only folder: the trial may be running
         return True
     return False
 
@@ -85,14 +85,14 @@ def claims(home: Storage) -> Iterator[tuple[str, set[str]]]:
         try:
             content = json.loads(path.read_bytes())
             owner, trials = str(content["owner"]), {str(trial) for trial in content["trials"]}
-        except (OSError, ValueError, KeyError, TypeError):  # it has ended, or has not said yet what it claims
+        except (OSError, ValueError, KeyError, TypeError):  # the owner has ended, or not yet written its claim
             continue
         if trials and is_alive(home, owner):
             yield owner, trials
 
 
 def describe(owner: str) -> str:
-    """Return who `owner` is, in words."""
+    """Return the owner in words: "process 7 on HOST since …"."""
     host, pid, started, _ = owner.split(" ")
     return f"process {pid} on {host} since {started.replace('T', ' ')}"
 
@@ -102,12 +102,12 @@ def _file(home: Path, owner: str) -> Path:
 
 
 def _lock(file: Path) -> FileLock:
-    """Return the lock of an owner. It is a file of its own, because taking a lock empties its file."""
+    """Return the lock of an owner, in a file of its own: taking a lock empties its file."""
     return FileLock(file.with_suffix(".lock"), thread_local=False)
 
 
 def _forget(file: Path, lock: FileLock) -> None:
-    """Remove what there is of an owner that has ended, and release its lock."""
+    """Remove the files of an owner that has ended, and release its lock."""
     file.unlink(missing_ok=True)
     lock.release()  # before the file goes, because Windows keeps open files
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The columns of the tables `metrics`, `rounds` and `events`, derived from `Score`, `Record` and `Event`.
 
-Rounds are numbered alike in both tables (see `Record`). A resumed trial can therefore drop exactly what it is going to
-repeat: every row after the checkpoint's round.
+Rounds have the same numbers in all tables (see `Record`). A resumed trial can therefore drop exactly the rows that it
+is going to repeat: those after the checkpoint's round.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from rayfed.core.records import EVENTS, POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
+from rayfed.core.records import EVENTS, POINTS, SECONDS, SPLITS, Event, Record, Score
 
 _TRIAL_COLUMNS = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
-"""What every row of a trial repeats, so that a table makes sense without the others."""
+"""The columns that every row of a trial repeats, so that a table makes sense alone."""
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
 
@@ -61,11 +61,7 @@ EVENTS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("time", _TIME), *_columns(Event)[1:
 
 
 def _metrics_table(trial: Mapping[str, Any], records: Sequence[Record]) -> pa.Table:
-    """Return the scores of `records` as rows of the table `metrics`.
-
-    Raises:
-        ValueError: a split or a point that no reader would look for.
-    """
+    """Return the scores of `records` as rows of the table `metrics`; ValueError if no reader knows a split or point."""
     scores = [score for record in records for score in record.scores]
     _check_known({score.split for score in scores}, SPLITS, "split")
     _check_known({score.point for score in scores}, POINTS, "point")
@@ -75,22 +71,13 @@ def _metrics_table(trial: Mapping[str, Any], records: Sequence[Record]) -> pa.Ta
 
 
 def _rounds_table(trial: Mapping[str, Any], records: Sequence[Record]) -> pa.Table:
-    """Return `records` as rows of the table `rounds`.
-
-    Raises:
-        ValueError: an unknown stage.
-    """
-    _check_known({record.stage for record in records}, STAGES, "stage")
+    """Return `records` as rows of the table `rounds`."""
     columns = {name: [value(record) for record in records] for name, (_, value) in _ROUND_COLUMNS.items()}
     return _table(ROUNDS_SCHEMA, trial, columns)
 
 
 def events_table(trial: Mapping[str, Any], events: Sequence[Event]) -> pa.Table:
-    """Return `events` as rows of the table `events`; `trial` has the columns that all rows of a trial repeat.
-
-    Raises:
-        ValueError: an unknown event.
-    """
+    """Return `events` as rows of the table `events`; `trial` has the columns that all rows of a trial repeat."""
     _check_known({event.event for event in events}, EVENTS, "event")
     columns = {f.name: [getattr(event, f.name) for event in events] for f in dataclasses.fields(Event)}
     columns["time"] = [datetime.datetime.fromtimestamp(time, datetime.UTC) for time in columns["time"]]
@@ -98,7 +85,7 @@ def events_table(trial: Mapping[str, Any], events: Sequence[Event]) -> pa.Table:
 
 
 class _Table(NamedTuple):
-    """A table of rounds: its schema, and what makes its rows of a trial's columns and its records."""
+    """A table of rounds: its schema, and the function that makes its rows of a trial's columns and records."""
 
     schema: pa.Schema
     rows: Callable[[Mapping[str, Any], Sequence[Record]], pa.Table]

@@ -1,5 +1,4 @@
-"""Where results are kept: a folder on a disk or a prefix in an object store, behind one class over pyarrow's
-filesystems."""
+"""Where results are kept: a folder on a disk or in an object store, by pyarrow's filesystems."""
 
 import contextlib
 import functools
@@ -16,7 +15,7 @@ from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.paths import lasting
 
 SCHEMES = ("file", "s3", "gs")
-"""Schemes of the URLs that `open_storage` takes. `memory`, fsspec's filesystem in one process, is there for tests."""
+"""Schemes of the URLs that `open_storage` takes, besides `memory` for tests: fsspec's filesystem in one process."""
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 _LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client gives a paragraph
 
@@ -53,7 +52,7 @@ class Storage:
         with _os_errors(), filesystem.open_input_file(path) as file:
             rest = max(file.size() - offset, 0)
             size = rest if length is None else min(rest, length)
-            # one request, so that all is of one version of the object; none for nothing, which some stores refuse
+            # One request reads one version of the object; some stores refuse a request for nothing.
             return bytes(file.read_at(size, offset)) if size else b""
 
     def stage(self, name: str) -> "Staged":
@@ -78,7 +77,7 @@ class Storage:
         """Return the names of the folders in this folder, sorted."""
         if self.local is not None:
             return sorted(info.base_name for info in self._infos() if not info.is_file)
-        # A folder of an object store may have no object of its own, so the names of those below it tell.
+        # A folder of an object store may have no object of its own; the names of the objects below it tell.
         names = [info.path.lstrip("/")[len(self.path) + 1 :].partition("/") for info in self._infos(recursive=True)]
         return sorted({name for name, below, _ in names if below})
 
@@ -98,7 +97,7 @@ class Storage:
                 self.filesystem.delete_dir(self.path)
 
     def sync(self) -> None:
-        """Make the names of finished files survive a loss of power; an object that was written is there to stay."""
+        """Make the names of finished files survive a loss of power, as objects in a store do."""
         if self.local is not None and os.name == "posix":  # Windows cannot open folders
             descriptor = os.open(self.local, os.O_RDONLY)
             try:
@@ -107,7 +106,7 @@ class Storage:
                 os.close(descriptor)
 
     def _infos(self, *, recursive: bool = False) -> list[Any]:
-        """Return what is in this folder; `recursive`: and in the folders below it."""
+        """Return pyarrow's information on the files and folders in this folder, with `recursive` also below it."""
         from pyarrow.fs import FileSelector
 
         with _os_errors():
@@ -120,7 +119,7 @@ class Staged:
     """A file that is being written aside. It appears under its name, whole, with `finish`.
 
     On a disk it is a hidden file in the same folder, which a crash may leave. For an object store it is a temporary
-    file on this machine, because a broken upload could become visible as a short object.
+    file on this machine, because an upload that breaks off could leave a short object.
     """
 
     file: IO[bytes]
@@ -147,7 +146,7 @@ class Staged:
             os.replace(self._unfinished, self._folder.local / self._name)
             return
         self.file.seek(0)
-        # otherwise pyarrow would compress a file that is called .gz once more
+        # Without compression=None, pyarrow would compress a file that is called .gz once more.
         path, filesystem = f"{self._folder.path}/{self._name}", self._folder.filesystem
         with _os_errors(), filesystem.open_output_stream(path, compression=None) as out:
             shutil.copyfileobj(self.file, out, 2**23)
@@ -268,7 +267,7 @@ def _google_url(bucket: str, url: str) -> str:
 
 
 def _check_google_credentials() -> None:
-    """Raise OSError if there are no credentials for Google Cloud, after which pyarrow would search for two minutes."""
+    """Raise OSError if there are no credentials for Google Cloud, for which pyarrow would search for two minutes."""
     file = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or file.exists():
         return
@@ -283,7 +282,7 @@ def _check_google_credentials() -> None:
 
 @contextlib.contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise an OSError with a short message where pyarrow raises another exception, or one with a long message."""
+    """Raise an OSError with a short message in place of any exception of pyarrow."""
     import pyarrow as pa
 
     try:

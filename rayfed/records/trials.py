@@ -2,11 +2,10 @@
 
 Every trial has its row in a file of its own, `.rows/<trial>.json`, so that recording costs the same however many trials
 there are. The functions here read these files. For pandas they are merged into a single Parquet file, because trials of
-different algorithms have different columns, and a reader of many Parquet files takes the columns of the first. Merging
-takes a small share of the time while trials run, and is done once more when a command ends. While trials run, give
-`pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice, and may take the
-columns of one version and the rows of the next. Object stores have no locks: there, two commands must not write to one
-experiment at the same time.
+different algorithms have different columns, and a reader of many Parquet files takes the columns of the first. The file
+is written now and then while trials run, and when a command ends. While trials run, give `pandas.read_parquet` the
+folder `trials` and not the file in it: pyarrow opens a file's path twice, and may take the columns of one version and
+the rows of the next. Object stores have no locks: there, two commands must not write to one experiment at a time.
 """
 
 import contextlib
@@ -37,8 +36,8 @@ TRIALS_FILE = "trials.parquet"
 MERGING_SHARE = 0.02
 """The fraction of the elapsed time that merging rows into the file for pandas may take while trials run."""
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
-"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. Only readers
-know the latter, because the table still says `running`; see `rayfed.reports.read`."""
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died, which only
+readers notice, because the table still says `running` (see `rayfed.reports.read`)."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
@@ -70,23 +69,23 @@ FIXED: dict[str, pa.DataType] = {
     "version_ray": pa.string(),
     "version_numpy": pa.string(),
 }
-"""The columns that every table `trials` has, first and in this order.
+"""The columns that every table `trials` has, first and in this order. A value that does not exist is null.
 
-`stop_reason` says why a trial that is done stopped before its last round; null if it did not. `owner` names the process
-that records the trial; see `rayfed.records.owners`.
-`default_eval_point` is the point at which the algorithm's paper evaluates. `selection_metric` is the metric that
-chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or the `min`.
-`partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own clients;
-`partition_seed` is the seed with which the partition drew, null where there was none. `clients_scored` is the size of
-the fixed sample of clients that was scored, null without one. `vmap_clients` is the number of clients that hosts train
-at once, also where it was measured; null until then. `code_hash` covers the user's own classes that the
-configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass) are
-the model's."""
+`stop_reason` says why a trial that is done stopped before its last round. `owner` names the process that records the
+trial; see `rayfed.records.owners`. `default_eval_point` is the point at which the algorithm's paper evaluates.
+`selection_metric` chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or
+the `min`. `partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own
+clients; `partition_seed` is the seed with which the partition drew. `clients_scored` is the size of the fixed sample of
+clients that was scored. `vmap_clients` is the number of clients that hosts train at once, given or measured.
+`code_hash` covers the user's own classes that the configuration names. `parameters` and `macs` (multiply-accumulates of
+one example's forward pass) are the model's."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip
 _SCHEMA_KEY = "rayfed.schema"
 _THREADS = 16  # an object store takes several requests at a time
 _JSON_BEGINS = tuple("[{-0123456789")
+_THREAD_LOCK = threading.Lock()
+_MERGE_NEXT: dict[str, float] = {}  # when this process may next merge the rows of a table, by its location
 
 
 def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:
@@ -97,18 +96,15 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     processes may call this at once, also on several machines if the file system has working locks.
 
     Args:
-        values: the fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and
+        values: The fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and
             `algorithm` defaults to `algorithm.name`.
 
     Raises:
-        UsageError: a name of the experiment or the trial that cannot be the name of a file, or another `owner` than
-            the one that is running the trial.
-        ValueError: an unknown status.
+        UsageError: The name of the experiment or the trial cannot be the name of a file, or another process than
+            `owner` is running the trial.
     """
     check_name(experiment, "experiment")
     check_name(trial, "trial")
-    if (status := values.get("status", "running")) not in STATUSES:
-        raise ValueError(f"status {status!r}: known are {', '.join(STATUSES)}")
     new = dict(flattened(values))
     if "algorithm" not in new and "algorithm.name" in new:  # a configuration tree has only the latter
         new["algorithm"] = new["algorithm.name"]
@@ -119,8 +115,10 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     with _locked(table):
         row = _read_row(table, trial)
         if row is None:
-            row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
-        _check_owner(home, row, new)
+            row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **_versions()}
+        before, after = row.get("owner"), new.get("owner")
+        if before and after and before != after and row["status"] == "running" and is_alive(home, before):
+            raise UsageError(_in_use(trial, before))
         row.update(new, trial=trial, experiment=experiment)
         content = {_SCHEMA_KEY: SCHEMA, **{key: _plain(_fixed(key, value)) for key, value in row.items()}}
         table.child(_ROWS).write(f"{trial}.json", json.dumps(content).encode())
@@ -154,19 +152,13 @@ def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str])
     return list(statuses.values()).count("done")
 
 
-def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    before, after = row.get("owner"), new.get("owner")
-    if before and after and before != after and row["status"] == "running" and is_alive(home, before):
-        raise UsageError(_in_use(row["trial"], before))
-
-
 @contextlib.contextmanager
 def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Iterator[None]:
-    """Claim `trials` for this command, so that no other one begins them meanwhile, and merge the table in the end.
+    """Claim `trials` for this command, so that no other command begins them, and merge the table in the end.
 
     Raises:
-        UsageError: another process is running one of them, or is going to.
-        StorageError: the claim cannot be written.
+        UsageError: Another process is running one of them, or is going to.
+        StorageError: The claim cannot be written.
     """
     home, wanted = open_storage(folder).child(experiment), set(trials)
     with storage_errors(home.location), _locked(home.child("trials")):
@@ -176,9 +168,8 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
         yield
     finally:
         claim.release()
-        with contextlib.suppress(
-            OSError, StorageError, UsageError
-        ):  # the rows are safe, and what ended the command tells more
+        # The rows are safe, and the error that ended the command says more than that of a merge.
+        with contextlib.suppress(OSError, StorageError, UsageError):
             merge_trials(folder, experiment)
 
 
@@ -210,9 +201,9 @@ def read_trials(folder: Storage) -> list[dict[str, Any]]:
     Every row has all columns of `FIXED`.
 
     Raises:
-        OSError: a row cannot be read.
-        StorageError: a row is damaged.
-        UsageError: a row has another schema than this version of rayfed.
+        OSError: A row cannot be read.
+        StorageError: A row is damaged.
+        UsageError: A row has another schema than this version of rayfed.
     """
     names = [name.removesuffix(".json") for name in folder.child(_ROWS).files() if name.endswith(".json")]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -238,10 +229,9 @@ def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
 
 
 def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a row of the table, with dotted keys, as it may be given to a run again.
+    """Return the configuration in a row of the table with dotted keys, without `results`, `experiment` and nulls.
 
-    The folder of the results and the name of the experiment are left out, and so are values that are null. `row` may
-    come from pandas, where null is NaN and whole numbers beside nulls are floats.
+    A run takes it. `row` may come from pandas, where null is NaN and whole numbers beside nulls are floats.
     """
     plain = {str(key): _plain(value) for key, value in row.items()}
     return {
@@ -251,13 +241,16 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
+@functools.cache  # it reads files, and nobody installs packages under a running trial
+def _versions() -> dict[str, str | None]:
     """Return the columns `version_*`; None for a package that is not installed."""
-    packages = {"rayfed": "rayfed-sim", "torch": "torch", "ray": "ray", "numpy": "numpy"}
-    return {
-        "version_python": platform.python_version(),
-        **{f"version_{name}": _version(package) for name, package in packages.items()},
-    }
+    columns: dict[str, str | None] = {"version_python": platform.python_version()}
+    for name in ("rayfed", "torch", "ray", "numpy"):
+        try:
+            columns[f"version_{name}"] = importlib.metadata.version("rayfed-sim" if name == "rayfed" else name)
+        except importlib.metadata.PackageNotFoundError:
+            columns[f"version_{name}"] = None
+    return columns
 
 
 def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -266,14 +259,6 @@ def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
     columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in FIXED.items()}
     return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows]) for name in others}})
-
-
-@functools.cache  # it reads files, and nobody installs packages under a running trial
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -286,7 +271,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _fixed(key: str, value: Any) -> Any:
-    """Return a value as the type of its column wants it, if that is one of `FIXED`."""
+    """Return a value with the type that `FIXED` gives its column, if it does."""
     kind = FIXED.get(key)
     if kind is None or value is None:
         return value
@@ -336,10 +321,9 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _locked(folder: Storage) -> Iterator[None]:
-    """Lock the table against other writers.
+    """Lock the table against other processes and threads; in an object store, which has no locks, against threads.
 
-    On a disk these are other processes and threads; the system unlocks the table when a process dies, also by kill -9.
-    Object stores have no locks, so there only one process may write the trials of an experiment.
+    The system unlocks the table when a process dies, also by kill -9.
     """
     if folder.local is None:
         with _THREAD_LOCK:
@@ -348,8 +332,3 @@ def _locked(folder: Storage) -> Iterator[None]:
     folder.local.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.local / ".trials.lock"):
         yield
-
-
-_THREAD_LOCK = threading.Lock()
-_MERGE_NEXT: dict[str, float] = {}
-"""When this process may next merge the rows of a table, by its location."""

@@ -104,11 +104,6 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
             use()
 
 
-def test_an_unknown_status_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="status 'ok': known are running, done, stopped, failed, diverged"):
-        record_trial(tmp_path, "e", "a", {"status": "ok"})
-
-
 def test_read_gives_empty_tables_with_columns_and_joins_experiments(tmp_path: Path) -> None:
     record_trial(tmp_path, "one", "a", {"algorithm.mu": 1, "seed": 0})
     record_trial(tmp_path, "two", "b", {"algorithm.mu": "auto", "seed": 0})
