@@ -70,7 +70,7 @@ def option(
         elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
-    metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    metadata: dict[str, Any] = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
     if elsewhere:
         metadata["elsewhere"] = dict(elsewhere)
     if isinstance(default, (list, dict)):

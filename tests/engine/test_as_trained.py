@@ -14,7 +14,7 @@ from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
 from rayfed.augment.base import Augment, ImageAugment, Noise
 from rayfed.augment.images import Rotation, rotate
-from rayfed.core.moment import Moment
+from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.data.clients import Examples
