@@ -15,15 +15,9 @@ from rayfed.core.rng import choose_tf32, global_generators_seeded, stream_seed, 
 
 class TestSeeds:
     def test_streams_are_kept_apart(self):
-        streams = [
-            stream_seed(0, "start", client=1),
-            stream_seed(1, "start", client=1),
-            stream_seed(0, "finish", client=1),
-            stream_seed(0, "start", client=12),
-            stream_seed(0, "start", round=1),
-            stream_seed(0, "start", client=1, round=2),
-            stream_seed(0, "start", client=2, round=1),
-        ]
+        first = [stream_seed(seed, what, client=1) for seed, what in ((0, "start"), (1, "start"), (0, "finish"))]
+        fields = ({"client": 12}, {"round": 1}, {"client": 1, "round": 2}, {"client": 2, "round": 1})
+        streams = first + [stream_seed(0, "start", **named) for named in fields]
         assert len(set(streams)) == len(streams)
         assert all(0 <= seed < 2**56 for seed in streams)
 
@@ -81,11 +75,8 @@ class TestTF32:
     def told(self):
         """Every switch that torch tells."""
         told = {}
-        for name in (
-            "cudnn.allow_tf32",
-            "cuda.matmul.allow_tf32",
-            *(f"{name}.fp32_precision" for name in self.PRESENT),
-        ):
+        present = [f"{name}.fp32_precision" for name in self.PRESENT]
+        for name in ("cudnn.allow_tf32", "cuda.matmul.allow_tf32", *present):
             with suppress(RuntimeError, AttributeError):
                 told[name] = attrgetter(name)(backends)
         with suppress(RuntimeError):
@@ -98,10 +89,8 @@ class TestTF32:
             choose_tf32(allowed)
             inside = self.told()
             assert inside["cudnn.allow_tf32"] is inside["cuda.matmul.allow_tf32"] is allowed
-            wanted = {"tf32" if allowed else "ieee", None}
-            assert {
-                inside.get(f"{name}.fp32_precision") for name in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
-            } <= wanted
+            chosen = {inside.get(f"{name}.fp32_precision") for name in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")}
+            assert chosen <= {"tf32" if allowed else "ieee", None}
         assert self.told() == before
 
     @pytest.mark.parametrize("allowed", [True, False])

@@ -81,17 +81,12 @@ def test_no_row_is_lost_between_processes(tmp_path: Path) -> None:
 
 
 def test_a_row_is_there_at_once_for_readers_and_for_pandas_when_the_command_ends(tmp_path: Path) -> None:
+    names = [f"a{seed}" for seed in range(5)]
     with claimed(tmp_path, "e", ["a"]):
-        for seed in range(5):
-            record_trial(tmp_path, "e", f"a{seed}", {"seed": seed})
+        for seed, name in enumerate(names):
+            record_trial(tmp_path, "e", name, {"seed": seed, "status": "running" if seed else "done"})
             assert sorted(read(tmp_path).trials["seed"]) == list(range(seed + 1))
     assert sorted(pd.read_parquet(tmp_path / "e" / "trials")["seed"]) == list(range(5))
-
-
-def test_pandas_sees_all_trials_that_were_interrupted(tmp_path: Path) -> None:
-    names = [f"a{seed}" for seed in range(5)]
-    for name in names:
-        record_trial(tmp_path, "e", name, {"status": "done" if name == "a0" else "running"})
     assert mark_interrupted(tmp_path, "e", [*names, ""]) == 1
     assert list(pd.read_parquet(tmp_path / "e" / "trials")["status"]) == ["done", *["interrupted"] * 4]
 
