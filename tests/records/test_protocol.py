@@ -59,10 +59,12 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
 
 
 class TestBestFive:
-    def test_a_note_says_where_there_are_fewer(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", curve([0.5, 0.6]))
-        note = "e: trials have as few as 2 scored rounds; best5 is then their mean."
-        assert note in told(tmp_path, capsys, "--rule", "best5")
+    def test_it_is_labelled_and_a_note_says_where_there_are_fewer(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.5, 0.7]))
+        words = told(tmp_path, capsys, "--rule", "best5")
+        assert "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle" in words
+        assert "60.00" in words
+        assert "e: trials have as few as 2 scored rounds; best5 is then their mean." in words
         add(tmp_path, "t", curve([0.5, 0.6, 0.7, 0.7, 0.7]))
         assert "best5" not in told(tmp_path, capsys, "--rule", "best5")
 
@@ -70,11 +72,8 @@ class TestBestFive:
         # means .1 .9 .5 .7 .8 .6: the five best have mean .7; client 0 is worst but in round 2, where client 1 has 0
         rows = [*curve([0.1, 0.9, 0.5, 0.7, 0.8, 0.6])]
         rows = [r.with_(value=1.8 * r.score.client) if r.round == 2 else r for r in rows]
-        found = (
-            pick_rounds(aggregate_clients(frame(rows)), {"e": "accuracy"})
-            .query("rule == 'best5'")
-            .set_index("quantity")["value"]
-        )
+        picked = pick_rounds(aggregate_clients(frame(rows)), {"e": "accuracy"})
+        found = picked.query("rule == 'best5'").set_index("quantity")["value"]
         assert found["mean"] == pytest.approx(0.7)  # .9 .8 .7 .6 .5
         assert found["worst"] == pytest.approx((0.7 + 0.6 + 0.5 + 0.4 + 0.0) / 5)  # round 2's 0 and round 1's 0 alike
         assert found["domain:b"] == pytest.approx((1.8 + 0.9 + 0.8 + 0.7 + 0.6) / 5)
@@ -84,28 +83,17 @@ class TestBestFive:
         found = pick_rounds(aggregate_clients(frame(rows)), {"e": "accuracy"})
         assert set(found.query("rule == 'best5'")["value"]) == {3.0}
 
-    def test_it_is_labelled(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", curve([0.5, 0.7]))
-        words = told(tmp_path, capsys, "--rule", "best5")
-        assert "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle" in words
-        assert "60.00" in words
-
 
 class TestUnseenClients:
-    def rows(self) -> list[Row]:
+    def test_they_are_never_mixed_with_participants_and_have_tables_of_their_own(self, tmp_path, capsys) -> None:
         new = {"downloaded": 0.2, "adapted": 0.9}
-        late = [row(1, 2, "a", "test", p, "accuracy", v, 5, unseen=True) for p, v in new.items()]
-        return [*curve([0.5]), *late]
-
-    def test_they_are_never_mixed_with_participants(self, tmp_path) -> None:
-        add(tmp_path, "t", [*self.rows(), row(1, 3, "a", "test", "global", "accuracy", 0.0, 5, unseen=True)])
-        rows = summarise(read(tmp_path)).rows.query("quantity == 'mean' and rule == 'final'")
-        means = {(r["unseen"], r["point"]): r["mean"] for _, r in rows.iterrows()}
+        rows = [*curve([0.5]), *(row(1, 2, "a", "test", p, "accuracy", v, 5, unseen=True) for p, v in new.items())]
+        add(tmp_path, "t", [*rows, row(1, 3, "a", "test", "global", "accuracy", 0.0, 5, unseen=True)])
+        means = summarise(read(tmp_path)).rows.query("quantity == 'mean' and rule == 'final'")
+        means = {(r["unseen"], r["point"]): r["mean"] for _, r in means.iterrows()}
         wanted = {(False, "global"): 0.5, (True, "global"): 0.0, (True, "downloaded"): 0.2, (True, "adapted"): 0.9}
         assert means == pytest.approx(wanted)
-
-    def test_the_report_has_tables_of_them(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", self.rows(), default_eval_point="global")
+        add(tmp_path, "t", rows, default_eval_point="global")
         words = told(tmp_path, capsys)
         assert "e: unseen clients, with the downloaded model: test accuracy, %" in words
         assert "e: unseen clients, after evaluate.adapt_epochs local epochs: test accuracy, %" in words
@@ -119,14 +107,8 @@ class TestLeftOutDomains:
     def test_one_domain_each_is_one_group(self, tmp_path, capsys) -> None:
         for seed, values in enumerate(((0.2, 0.6), (0.4, 0.6))):
             for domain, value in zip("ab", values, strict=True):
-                add(
-                    tmp_path,
-                    f"{domain}{seed}",
-                    self.ood(domain, value),
-                    seed=seed,
-                    leave_out=domain,
-                    default_eval_point="global",
-                )
+                config = {"seed": seed, "leave_out": domain, "default_eval_point": "global"}
+                add(tmp_path, f"{domain}{seed}", self.ood(domain, value), **config)
         summary = summarise(read(tmp_path))
         rows = summary.rows.query("rule == 'final'").set_index("quantity")
         assert rows["mean"].to_dict() == pytest.approx(
@@ -148,14 +130,10 @@ class TestLeftOutDomains:
             "e fedprox: means are over 1 of 2 pairs of seed and left-out domain."
         ]
 
-    def test_a_paper_that_scores_the_download_is_shown_with_its_global_model(self, tmp_path, capsys) -> None:
+    def test_the_global_model_is_shown_or_else_the_mean_over_the_clients_models(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", default_eval_point="downloaded")
-        assert "1 seed algorithm a ──────────────── fedavg 25.00 Values are the server's. Model" in told(
-            tmp_path, capsys, "--split", "ood"
-        )
-
-    def test_without_a_global_model_the_mean_over_the_clients_models_is_shown(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", default_eval_point="global")
+        words = told(tmp_path, capsys, "--split", "ood")
+        assert "1 seed algorithm a ──────────────── fedavg 25.00 Values are the server's. Model" in words
         of_clients = [row(1, i, "a", "ood", "downloaded", "accuracy", value, 9) for i, value in enumerate((0.5, 0.75))]
         add(tmp_path, "u", of_clients, algorithm="fedbn", leave_out="a", default_eval_point="downloaded")
         words = told(tmp_path, capsys, "--split", "ood")
@@ -225,30 +203,20 @@ class TestComparison:
         assert "Paired over clients." in words
         assert "Differences by client: +15.00 (0), +5.00 (1)." in words
 
-    def test_no_common_seed_is_refused(self, tmp_path, capsys) -> None:
-        add(tmp_path, "a", curve([0.5]), seed=0)
-        add(tmp_path, "b", curve([0.5]), algorithm="dbe", seed=1)
-        words = refused(tmp_path, capsys, "--compare", "fedavg", "dbe")
-        assert (
-            "compare: fedavg has seeds 0 and dbe has seeds 1; a paired comparison needs seeds that both have" in words
-        )
+    def test_other_seeds_other_clients_and_names_that_do_not_fit_are_refused(self, tmp_path, capsys) -> None:
+        def words(*names: str) -> str:
+            return refused(tmp_path, capsys, "--compare", *names)
 
-    def test_other_clients_are_refused(self, tmp_path, capsys) -> None:
-        add(tmp_path, "a", curve([0.5]), partition_hash="x")
+        add(tmp_path, "a", curve([0.5]), seed=0, partition_hash="x")
+        add(tmp_path, "b", curve([0.5]), algorithm="dbe", seed=1, partition_hash="y")
+        seeds = "compare: fedavg has seeds 0 and dbe has seeds 1; a paired comparison needs seeds that both have"
+        assert seeds in words("fedavg", "dbe")
         add(tmp_path, "b", curve([0.5]), algorithm="dbe", partition_hash="y")
-        words = refused(tmp_path, capsys, "--compare", "fedavg", "dbe")
-        assert "compare: partition_hash is x for fedavg and y for dbe at seed 0; pairs need the same clients" in words
-
-    @pytest.mark.parametrize(
-        ("names", "words"),
-        [
-            (("fedavg", "dba"), "compare: no trials of dba are done; did you mean dbe?"),
-            (("fedavg", "fedavg"), "compare: fedavg and fedavg are the same algorithm and hyperparameters"),
-        ],
-    )
-    def test_names_that_do_not_fit(self, tmp_path, capsys, names, words) -> None:
-        self.three(tmp_path)
-        assert words in refused(tmp_path, capsys, "--compare", *names)
+        clients = "compare: partition_hash is x for fedavg and y for dbe at seed 0; pairs need the same clients"
+        assert clients in words("fedavg", "dbe")
+        assert "compare: no trials of dba are done; did you mean dbe?" in words("fedavg", "dba")
+        same = "compare: fedavg and fedavg are the same algorithm and hyperparameters"
+        assert same in words("fedavg", "fedavg")
 
     def test_hyperparameters_are_given_as_the_table_shows_them(self) -> None:
         rows = pd.DataFrame(
@@ -256,9 +224,8 @@ class TestComparison:
             columns=["algorithm", "hyperparameters", "order", "chosen"],
         )
         assert [find_group(name, rows) for name in ("fedprox mu=2", "adcol")] == [1, 2]
-        with pytest.raises(
-            UsageError, match=r'fedprox ran with several hyperparameters .* one of "fedprox mu=1"; "fedprox mu=2"$'
-        ):
+        refusal = r'fedprox ran with several hyperparameters .* one of "fedprox mu=1"; "fedprox mu=2"$'
+        with pytest.raises(UsageError, match=refusal):
             find_group("fedprox", rows)
         assert find_group("fedprox", rows.assign(chosen=[False, True, True])) == 1
 
@@ -315,9 +282,8 @@ class TestPointsThatDependOnHyperparameters:
                     for split, mean in (("val", val), ("test", test))
                     for client in (0, 1)
                 ]
-                unseen = [
-                    row(1, 2, "a", "test", at, "accuracy", 0.3, 10, unseen=True) for at in ("downloaded", "adapted")
-                ]
+                points = ("downloaded", "adapted")
+                unseen = [row(1, 2, "a", "test", at, "accuracy", 0.3, 10, unseen=True) for at in points]
                 ood = row(1, SERVER, "c", "ood", "global", "accuracy", 0.1, 10)
                 values = {"algorithm__prbm": prbm, "default_eval_point": point}
                 add(tmp_path, f"dbe{prbm}{seed}", [*rows, *unseen, ood], algorithm="dbe", seed=seed, **values)
@@ -348,9 +314,8 @@ class TestPointsThatDependOnHyperparameters:
         ]
 
     def test_the_csv_has_the_rows_of_all_tables(self, folder) -> None:
-        rows = pd.read_csv(io.StringIO(render(folder, format="csv"))).query(
-            "algorithm == 'dbe' and quantity == 'mean' and rule == 'final'"
-        )
+        rows = pd.read_csv(io.StringIO(render(folder, format="csv")))
+        rows = rows.query("algorithm == 'dbe' and quantity == 'mean' and rule == 'final'")
         tables = rows.groupby(["split", "unseen", "point"])["mean"].agg(list).map(lambda means: [*map(float, means)])
         assert tables.to_dict() == {
             ("test", False, "global"): [pytest.approx(0.515)],
@@ -359,9 +324,8 @@ class TestPointsThatDependOnHyperparameters:
             ("test", True, "adapted"): [0.3, 0.3],
             ("ood", False, "global"): [0.1, 0.1],
         }
-        assert set(pd.read_csv(io.StringIO(render(folder, None, View(split="test"), format="csv")))["split"]) == {
-            "test"
-        }
+        of_test = pd.read_csv(io.StringIO(render(folder, None, View(split="test"), format="csv")))
+        assert set(of_test["split"]) == {"test"}
 
     def test_pairs_are_with_the_chosen_ones(self, folder, capsys) -> None:
         assert "dbe − fedavg +11.50" in told(folder, capsys, "--compare")
@@ -384,20 +348,14 @@ class TestHyperparametersWithoutTheRound:
 class TestDomainsWithFewerSeeds:
     """The only client of domain b took no part at seed 1, since it was set aside."""
 
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
+    def test_a_sentence_says_so_and_csv_has_the_number_of_each_cell(self, tmp_path, capsys) -> None:
         for seed in (0, 1):
             rows = [r for r in curve([0.6]) if seed == 0 or r.score.domain == "a"]
             add(tmp_path, f"t{seed}", rows, seed=seed)
-        return tmp_path
-
-    def test_a_sentence_says_so(self, folder, capsys) -> None:
-        words = told(folder, capsys)
+        words = told(tmp_path, capsys)
         assert "mean ± sd over 2 seeds" in words
         assert "Columns with values of fewer seeds: b 1." in words
-
-    def test_csv_has_the_number_of_each_cell(self, folder, capsys) -> None:
-        assert main([str(folder), "--format", "csv"]) == 0
+        assert main([str(tmp_path), "--format", "csv"]) == 0
         lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
         seeds = {line["quantity"]: line["seeds"] for line in lines if line["rule"] == "final"}
         assert (seeds["domain:a"], seeds["domain:b"], seeds["mean"]) == ("2", "1", "2")
@@ -470,10 +428,8 @@ class TestWhatMeansAreOver:
     def test_of_domains_that_no_client_holds_the_servers_values(self, tmp_path, capsys) -> None:
         for algorithm, mean in (("fedavg", 0.5), ("dbe", 0.6)):
             for seed in (0, 1):
-                rows = [
-                    row(1, SERVER, "c", "ood", "global", "accuracy", mean + 0.01 * seed * mean, 10),
-                    *curve([mean]),
-                ]
+                ood = row(1, SERVER, "c", "ood", "global", "accuracy", mean + 0.01 * seed * mean, 10)
+                rows = [ood, *curve([mean])]
                 add(tmp_path, f"{algorithm}{seed}", rows, algorithm=algorithm, seed=seed)
         words = told(tmp_path, capsys, "--split", "ood", "--compare", "--target", "0.5")
         assert "all pairs, ood accuracy, percentage points, mean over the server's values, at the last" in words
@@ -498,9 +454,8 @@ class TestValuesThatAreNoNumbers:
         add(tmp_path, "u", curve([0.7]), algorithm="dbe")
         words = told(tmp_path, capsys, "--rule", "final")
         assert "fedavg 40.00 60.00 50.00" in words  # of round 1
-        assert (
-            "e: 2 of 6 values of test accuracy are NaN (of fedavg). Means leave them out, and rounds in which" in words
-        )
+        note = "e: 2 of 6 values of test accuracy are NaN (of fedavg). Means leave them out, and rounds in which"
+        assert note in words
 
     def test_infinite_values_have_no_difference(self, tmp_path, capsys) -> None:
         for algorithm, value in (("fedavg", 0.5), ("dbe", float("inf"))):

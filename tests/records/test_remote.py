@@ -56,49 +56,36 @@ def environment(values):
         storage._filesystem.cache_clear()
 
 
+@contextlib.contextmanager
+def serving(name, package, *arguments, port):
+    """Yield the address of a server of a package, which ends with the block."""
+    if (program := shutil.which(name, path=PROGRAMS)) is None:
+        pytest.skip(f"needs {name}, of the package {package}")
+    with subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for_port(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def s3_endpoint():
-    if (program := shutil.which("moto_server")) is None:
-        pytest.skip("needs moto_server, of the package moto[s3,server]")
     from pyarrow import fs
 
     port = free_port()
-    process = subprocess.Popen(
-        [program, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for_port(port)
-        endpoint = f"http://127.0.0.1:{port}"
-        maker = fs.S3FileSystem(
-            access_key="test",
-            secret_key="test",
-            endpoint_override=endpoint,
-            region="us-east-1",
-            allow_bucket_creation=True,
-        )
-        maker.create_dir("bucket")
+    with serving("moto_server", "moto[s3,server]", "-H", "127.0.0.1", "-p", str(port), port=port) as endpoint:
+        keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+        fs.S3FileSystem(**keys, endpoint_override=endpoint, allow_bucket_creation=True).create_dir("bucket")
         yield endpoint
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
 def gs_endpoint():
-    if (program := shutil.which("gcp-storage-emulator", path=PROGRAMS)) is None:
-        pytest.skip("needs gcp-storage-emulator, of the package with that name")
     port = free_port()
-    process = subprocess.Popen(
-        [program, "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "bucket"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for_port(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    options = ("--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "bucket")
+    with serving("gcp-storage-emulator", "gcp-storage-emulator", "start", *options, port=port) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["file", "s3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("memory", "gs"))])
@@ -127,13 +114,9 @@ class TestFiles:
         folder.write("a.bin", memoryview(b"abcdefgh"))
         folder.write("empty", b"")
         assert folder.files() == {"a.bin": 8, "empty": 0}
-        assert folder.read("a.bin") == b"abcdefgh"
-        assert (folder.read("a.bin", 2, 3), folder.read("a.bin", 6, 9), folder.read("a.bin", 5)) == (
-            b"cde",
-            b"gh",
-            b"fgh",
-        )
-        assert (folder.read("empty"), folder.read("a.bin", 8, 2), folder.read("a.bin", 9)) == (b"", b"", b"")
+        spans = {(): b"abcdefgh", (2, 3): b"cde", (6, 9): b"gh", (5,): b"fgh", (8, 2): b"", (9,): b""}
+        assert {span: folder.read("a.bin", *span) for span in spans} == spans
+        assert folder.read("empty") == b""
         folder.write("a.json.gz", b"as it is")
         assert folder.read("a.json.gz") == b"as it is"
         folder.delete("a.json.gz")
@@ -192,9 +175,7 @@ def test_runs_reports_and_resumes(results, tmp_path, capsys, monkeypatch):
     assert tables.trials["weights_hash"].tolist() == expected.trials["weights_hash"].tolist()
     assert sorted(tables.rounds["round"]) == [1, 2, 3, 4]
     pd.testing.assert_frame_equal(sorted_metrics(tables), sorted_metrics(expected), check_exact=True)
-    assert {name: str(kind) for name, kind in tables.metrics.dtypes.items()} == {
-        name: str(kind) for name, kind in expected.metrics.dtypes.items()
-    }
+    assert tables.metrics.dtypes.astype(str).to_dict() == expected.metrics.dtypes.astype(str).to_dict()
     assert report([results, "--plot", "curves.png", "--target", "0.01"]) == 0
     printed = capsys.readouterr().out
     location = results.removeprefix("file://")
@@ -205,23 +186,14 @@ def test_runs_reports_and_resumes(results, tmp_path, capsys, monkeypatch):
 
 
 def test_the_final_state_is_read_one_client_at_a_time(results, monkeypatch):
-    values = dict(pair.split("=", 1) for pair in SMALL[:3])
-    config = {
-        "rounds": 2,
-        "algorithm.name": values["algorithm.name"],
-        "cohort": 2,
-        "model": {"name": "mlp", "hidden": [8]},
-    }
+    config = {"rounds": 2, "algorithm.name": "scaffold", "cohort": 2, "model": {"name": "mlp", "hidden": [8]}}
     data = {"data": {"domains": ["plain"], "per_domain": 120}, "partition": {"name": "iid", "clients": 5}}
     result = rayfed.run({**config, **data, "results": results})
     assert str(result.folder).endswith("results/run")
     reads = []
     read = rayfed.records.checkpoints.CheckpointStore.read
-    monkeypatch.setattr(
-        rayfed.records.checkpoints.CheckpointStore,
-        "read",
-        lambda self, *part: (reads.append(part), read(self, *part))[1],
-    )
+    noted = lambda self, *part: (reads.append(part), read(self, *part))[1]  # noqa: E731
+    monkeypatch.setattr(rayfed.records.checkpoints.CheckpointStore, "read", noted)
     assert 2 <= len(result.clients) <= 4
     assert sorted(result.clients) == list(result.clients)
     assert reads == []
@@ -238,9 +210,8 @@ def test_the_final_state_is_read_one_client_at_a_time(results, monkeypatch):
         result.clients[client]
 
 
-def test_maps_and_curves_are_there_too(results):
-    values = ["metrics.tsne=true", "evaluate.splits=[test]"]
-    assert run([*SMALL[1:], *values, "rounds=2", f"results={results}"]) == 0
+def test_maps_are_there_too(results):
+    assert run([*SMALL[1:], "metrics.tsne=true", "evaluate.splits=[test]", "rounds=2", f"results={results}"]) == 0
     maps = open_storage(results).child("run", "maps").files()
     assert {name.rpartition(".")[2] for name in maps} == {"parquet"}
     assert min(maps.values()) > 1000
@@ -271,11 +242,9 @@ class TestRefusals:
         assert lines[0].startswith(f"rayfed: results={location}: ")
         return lines[0]
 
-    def test_a_store_that_does_not_answer(self, capsys):
+    def test_a_store_that_does_not_answer_and_a_bucket_that_does_not_exist(self, capsys, s3_endpoint):
         endpoint = f"http://127.0.0.1:{free_port()}"
         self.one_line(capsys, {"AWS_ENDPOINT_URL": endpoint}, "s3://bucket/results")
-
-    def test_a_bucket_that_does_not_exist(self, capsys, s3_endpoint):
         self.one_line(capsys, {"AWS_ENDPOINT_URL": s3_endpoint}, "s3://nobodys/results")
 
     def test_google_without_an_answer_a_bucket_or_credentials(self, capsys, gs_endpoint, monkeypatch, tmp_path):
