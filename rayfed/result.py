@@ -15,9 +15,8 @@ from rayfed.core.options import suggestion
 from rayfed.engine.checkpoint import SavedState
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.trained_model import trained_model
-from rayfed.records.folder import join
 from rayfed.records.recorder import Recorder
-from rayfed.records.storage import is_url
+from rayfed.records.storage import is_url, join
 from rayfed.reports.charts import plot as draw_plot
 from rayfed.reports.page import write_page
 from rayfed.reports.read import read, selection_metrics

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfed.core.errors import HostLost, UsageError
-from rayfed.core.memory import memory_bytes, nvidia_smi
+from rayfed.core.machine import memory_bytes, nvidia_smi
 from rayfed.data.readers.files import datasets_folder
 from rayfed.experiments.capacity import cluster_is_running, ray_folder
 from rayfed.experiments.config import Placement

@@ -14,14 +14,14 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
+from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Event, Record
-from rayfed.core.working_folder import enter, working_folder
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.records.checkpoints import Part, Saved
-from rayfed.records.holdings import Holding
+from rayfed.records.files import Holding
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import is_url
-from rayfed.records.tracking.feed import CLOSE_SECONDS
+from rayfed.records.tracking import CLOSE_SECONDS
 
 _TRACKERS_VARIABLES = ("WANDB_", "MLFLOW_")
 _GAUGES = {

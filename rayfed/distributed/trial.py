@@ -17,7 +17,7 @@ import torch
 from ray import tune
 
 from rayfed.core.errors import HostLost
-from rayfed.core.working_folder import enter, working_folder
+from rayfed.core.paths import enter, working_folder
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import HostPool, RayFleet
 from rayfed.distributed.ray_internals import lost_its_node

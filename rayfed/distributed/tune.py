@@ -29,7 +29,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
 from rayfed.core.errors import HostLost
-from rayfed.core.sigterm import on_sigterm
+from rayfed.core.machine import on_sigterm
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed.cluster import bundles_of_run, connect, is_private, on_node
 from rayfed.distributed.fleet import sendable

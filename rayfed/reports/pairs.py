@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.plain_table import plain_table
+from rayfed.core.terminal import plain_table
 from rayfed.records.metric_names import is_fraction
 from rayfed.reports.captions import RULE_CAPTIONS, average_words
 from rayfed.reports.comparison import Comparison, Side, compare, find_group, holm, p_value_text, sides_of, stars

@@ -9,10 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.core.paths import absolute, lasting
 from rayfed.core.records import POINTS
-from rayfed.core.working_folder import absolute, lasting
-from rayfed.records.folder import join
-from rayfed.records.storage import is_url
+from rayfed.records.storage import is_url, join
 from rayfed.reports.captions import (
     RULE_CAPTIONS,
     few_rounds_notes,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 from rich.cells import cell_len
 
-from rayfed.core.plain_table import BLANK, Column, format_table, widest
+from rayfed.core.terminal import BLANK, Column, format_table, widest
 from rayfed.records.metric_names import is_fraction
 from rayfed.reports.selection import DOMAIN, FEW_CLIENTS
 

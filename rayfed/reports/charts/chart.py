@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import writing
+from rayfed.core.paths import writing
 from rayfed.records.metric_names import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.captions import average_words

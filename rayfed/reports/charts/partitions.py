@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.records.holdings import read_holdings
+from rayfed.records.files import read_holdings
 from rayfed.records.storage import Storage
 from rayfed.reports.charts.chart import COLOURS, WIDTH, Chart, ChartData, inline
 

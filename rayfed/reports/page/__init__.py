@@ -12,8 +12,8 @@ import pandas as pd
 import yaml
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import writing
 from rayfed.core.options import key_path
+from rayfed.core.paths import writing
 from rayfed.records.trials import FIXED, recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
