@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
 from rayfed.core.least_recent import LeastRecent
-from rayfed.core.memory import memory_bytes
+from rayfed.core.machine import memory_bytes
 from rayfed.core.records import SERVER
 from rayfed.core.rng import generator, torch_state_kept
 from rayfed.core.task import Batch, Task

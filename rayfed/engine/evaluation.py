@@ -11,8 +11,7 @@ import torch
 from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientIndex
-from rayfed.core.moment import Moment
+from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Outputs, class_logits
 from rayfed.core.records import Record, RepresentationMap, Score
