@@ -53,11 +53,11 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
                     task.gradients(clone(task.initial_weights()), batches[number])
                 except Exception:  # other checks say why
                     return
-            facts = dict(_facts("model", module, set())) | dict(_facts("loss", task.loss, set()))
+            facts = dict(_facts("model", module, set())) | dict(_facts("loss", task._loss, set()))
             before = seen.setdefault(number, facts)
             for name in before | facts:
                 if before.get(name) != facts.get(name):
-                    kind, _, attribute = name.replace("loss.self._loss", "loss").partition(".")
+                    kind, _, attribute = name.partition(".")
                     raise UsageError(
                         f"{kind}: training changes {attribute or 'its state'}, which is no buffer and would go from "
                         "client to client; keep it by register_buffer in the model, or leave it out"
