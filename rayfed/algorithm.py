@@ -120,9 +120,9 @@ class Context:
         client: The client's index, or -1.
         cohort: The clients of this exchange, in ascending order.
         schedule: The schedule of learning rates over the rounds.
-        lr_factor: What it multiplies learning rates with in this round; 1 in the setup, in the final stage and in the
-            adaptation before a model is scored.
-        configured_lr: The learning rate of `optimizer` before the schedule, once it has had an effect.
+        lr_factor: The schedule's factor in this round; 1 in the setup, in the final stage and in the adaptation before
+            a model is scored.
+        configured_lr: The learning rate of `optimizer` before the schedule; None until the schedule changes it.
     """
 
     task: Task
@@ -161,14 +161,14 @@ class Context:
         ctx = replace(self, **changes)
         if not ctx.schedule.is_constant:
             factor = ctx.schedule.factor(ctx.round, ctx.rounds) if ctx.stage == "round" else 1.0
-            if factor != ctx.lr_factor:  # always from the rate of the configuration, whichever rounds came before
+            if factor != ctx.lr_factor:  # from the configured rate, whichever rounds this context has seen
                 ctx.configured_lr = ctx.optimizer.lr if ctx.configured_lr is None else ctx.configured_lr
                 ctx.optimizer = replace(ctx.optimizer, lr=ctx.configured_lr * factor)
                 ctx.lr_factor = factor
         return ctx
 
     def scaled(self, lr: float) -> float:
-        """Return a learning rate of the algorithm's own as scheduled for this round, alike with local.lr."""
+        """Return the algorithm's own learning rate `lr` as scheduled for this round, like local.lr."""
         return lr * self.lr_factor
 
 
@@ -203,8 +203,8 @@ class ProblemSpec:
 class Exchange:
     """One exchange between the server and the clients of a cohort.
 
-    By default nothing is sent, nobody trains and no state changes, so that an exchange of its own overrides only what
-    it needs. `Delegate` is the base of exchanges that do what another one does, with changes.
+    By default nothing is sent, no client trains and no state changes; a subclass overrides the hooks that it needs. An
+    exchange that changes some hooks of another exchange derives from `Delegate`.
     """
 
     averaged: ClassVar[tuple[str, ...]] = ()
@@ -276,7 +276,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Delegate(Exchange):
-    """An exchange that does what `base` does, except for the hooks that a subclass overrides."""
+    """An exchange with the hooks of `base`, except for those that a subclass overrides."""
 
     base: Exchange
 
@@ -328,6 +328,19 @@ class Delegate(Exchange):
         return self.target.finish(ctx, work, client, down, data)
 
 
+@dataclass(frozen=True)
+class HandOut(Exchange):
+    """An exchange in which every client receives the fields `names` of the server's state and keeps them."""
+
+    names: tuple[str, ...]
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {name: server[name] for name in self.names}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | down, {}
+
+
 class Algorithm(Exchange):
     """Base class of all algorithms, and the exchange of their rounds.
 
@@ -342,13 +355,12 @@ class Algorithm(Exchange):
     requires_hard_labels: ClassVar[bool] = False
     """Whether training needs classes as labels, and cannot use class probabilities (as Mixup makes them)."""
     requires_classes: ClassVar[bool] = False
-    """Whether the model must have an output for each class, and not one logit for two classes, or numbers for a loss of
-    the user's own."""
+    """Whether the model must have an output for each class, and neither one logit for two classes nor numbers for a
+    user's loss."""
     sample_without_replacement: ClassVar[bool] = False
     """Whether clients are sampled without replacement across rounds, until all have taken part."""
     assumes_uniform_sampling: ClassVar[bool] = False
-    """Whether `aggregate` uses the share of clients that take part, as if each took part equally often, or weighs some
-    of what they send itself."""
+    """Whether `aggregate` assumes that all clients take part equally often, or weighs some fields of `up` itself."""
     refuses_unseen_clients: ClassVar[str] = ""
     """Why unseen clients cannot join after training; empty if they can."""
     default_eval_point: ClassVar[str] = "global"
@@ -453,12 +465,9 @@ class Algorithm(Exchange):
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
         """Return the bytes of a round in both directions by the paper's formula, to compare with the bytes counted.
 
-        Papers count four bytes per number. This is the one hook that is never inherited: a subclass may send something
-        else, so it has a formula only where its own class defines one, if only by
-        `bytes_formula = FedAvg.bytes_formula`.
-
-        Args:
-            examples: The number of training examples of each client of the cohort.
+        Papers count four bytes per number. `examples` are the numbers of training examples of the cohort's clients.
+        This hook is not inherited, since a subclass may send something else: it has the formula of its base only if it
+        says `bytes_formula = FedAvg.bytes_formula`.
         """
         return None
 

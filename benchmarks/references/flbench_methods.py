@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithms.adcol import adcol
-from rayfed.algorithms.common import classifier
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common import networks
+from rayfed.algorithms.common.networks import mlp
 from references.checkout import Importer
 from references.flbench import SOURCE, TRIED, run, weights
 from references.harness import (
@@ -53,7 +53,7 @@ WIDTHS = [16, 16]
 def watch_discriminator(extra: dict[str, Any]) -> Iterator[None]:
     """Note the initial discriminator, and the batches of its training."""
     extra["batches"] = []
-    draw, initial = classifier.server_batches, adcol.Adcol.initial_discriminator
+    draw, initial = networks.server_batches, adcol.Adcol.initial_discriminator
 
     def drawing(*args: Any) -> list[Tensor]:
         extra["batches"].append(list(draw(*args)))
@@ -64,7 +64,7 @@ def watch_discriminator(extra: dict[str, Any]) -> Iterator[None]:
         return extra["discriminator"]
 
     with (
-        mock.patch.object(classifier, "server_batches", drawing),
+        mock.patch.object(networks, "server_batches", drawing),
         mock.patch.object(adcol.Adcol, "initial_discriminator", noting),
     ):
         yield

@@ -54,7 +54,7 @@ FAMILIES = {
     },
     "Differential privacy": {
         "dp_adcol": "rayfed.algorithms.dp_adcol:DPAdcol",
-        "local_dp_adcol": "rayfed.algorithms.dp_adcol:LocalDPAdcol",
+        "local_dp_adcol": "rayfed.algorithms.local_dp_adcol:LocalDPAdcol",
         "dp_fedbn": "rayfed.algorithms.dp_fedbn:DPFedBN",
         "gaussian_dp_fedbn": "rayfed.algorithms.gaussian_dp_fedbn:GaussianDPFedBN",
     },

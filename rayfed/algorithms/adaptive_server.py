@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithm import State
-from rayfed.algorithms.common.server_optimizer import ServerOptimizer
+from rayfed.algorithms.fedavgm import ServerOptimizer
 from rayfed.core.options import option
 from rayfed.core.trees import Weights, add, scale, tree_map
 

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, Reply, State, mean_loss
-from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.loss_weighting import (
+from rayfed.algorithms.common.client_weights import (
     NEEDS_ALL_LOSSES,
     check_smallest_weight,
+    project_simplex,
     refuse_averaged_variances,
+    refuse_sampling,
     reported_losses,
 )
-from rayfed.algorithms.common.simplex import project_simplex
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 
@@ -59,8 +59,7 @@ class AFL(FedAvg):
         return project_simplex(server["lambda"] + self.lambda_lr * losses, self.lambda_min)
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        weights: list[float] = self.next_lambda(ctx, server, replies).tolist()
-        return weights
+        return self.next_lambda(ctx, server, replies).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.full_participation import refuse_sampling
+from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
@@ -54,10 +54,7 @@ class APPLE(FedAvg):
         elsewhere={"authors": "shares", "PFLlib": "uniform"},
     )
     mu: float = option(
-        0.1,
-        low=0,
-        help="μ, pull of p_ij towards the shares of examples",
-        elsewhere={"authors": "0.1", "PFLlib": "0"},
+        0.1, low=0, help="μ, pull of p_ij towards the shares of examples", elsewhere={"authors": "0.1", "PFLlib": "0"}
     )
     pull_schedule: str = option(
         "exponential",
@@ -161,13 +158,9 @@ class SendShares(Exchange):
 
 
 def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weights:
-    """Return θ = Σ_j p_j w_j.
+    """Return θ = Σ_j p_j w_j for the core models received, each weight [clients, ...], and relations p [clients].
 
-    Args:
-        cores: The core models received, each weight [clients, ...].
-        weights: The client's weights in training, which replace its core model in `cores`.
-        p: The client's relations [clients].
-        is_own: 1 at the client's index and 0 elsewhere [clients].
+    `weights` replaces the client's own core model, at which `is_own` [clients] is 1; elsewhere it is 0.
     """
     p_others, p_own = p * (1 - is_own), (p * is_own).sum()
     return {name: torch.tensordot(p_others, core, 1) + p_own * weights[name] for name, core in cores.items()}

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Replies, State
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
 from rayfed.core.options import option

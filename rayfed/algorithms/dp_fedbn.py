@@ -11,17 +11,40 @@ a fifth of them per round). The clipping bound and the weights are not in the pa
 because ε covers what a client sends, and its number of examples would be sent beside it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
-from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
-from rayfed.algorithms.common.weighting import weighting_option
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.options import option
+from rayfed.core.trees import Weights
 from rayfed.privacy import SIMULATION_NOTE
 from rayfed.privacy.laplace import laplace_like
+
+
+def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) -> Weights:
+    """Return sent − base for floating-point weights, scaled down to an L1 (`order` 1) or L2 norm of at most `bound`."""
+    deltas = {name: sent[name] - base[name] for name in sent if sent[name].is_floating_point()}
+    vector = torch.cat([delta.flatten() for delta in deltas.values()])
+    norm = vector.norm(order, dtype=torch.float64)  # float32 loses a tenth of the L1 norm of 37 million numbers
+    factor = (bound / norm).clamp(max=1)
+    return {name: factor * delta for name, delta in deltas.items()}
+
+
+def max_participations(ctx: Context, rounds: int) -> int:
+    """Return how often a client takes part in the first `rounds` rounds at most, drawn without replacement."""
+    cohorts = max(1, ctx.task.num_clients // len(ctx.cohort))  # 1: a cohort of unseen clients may exceed N
+    return math.ceil(rounds / cohorts)
+
+
+def max_participations_so_far(ctx: Context) -> int:
+    """Return `max_participations` of the rounds until now; those of the final stage do not count."""
+    return max_participations(ctx, min(ctx.round, ctx.rounds))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, represent
-from rayfed.algorithms.common.classifier import train_classifier
-from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.client_weights import refuse_sampling
+from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.common.soft_labels import check_real_inputs, one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, gradients
@@ -134,21 +134,16 @@ class SendGenerator(Exchange):
 
 
 def draw_seed_examples(part: Any, count: int) -> dict[str, Tensor]:
-    """Return inputs `x` [n, ...] and classes `y` [n] of up to `count` random examples of every class of `part`.
-
-    Draws from torch's generator.
-    """
+    """Return inputs `x` [n, ...] and classes `y` [n] of up to `count` random examples of every class of `part`."""
     rows_by_class = [torch.nonzero(part.y == c)[:, 0] for c in part.y.unique()]
     rows = torch.cat([rows[torch.randperm(len(rows))[:count].to(rows.device)] for rows in rows_by_class])
     return {"x": torch.cat([batch.x for batch in part.batches(512, rows)]), "y": part.y[rows]}
 
 
 def balance_classes(counts: Tensor, total: int, allowed: Tensor) -> Tensor:
-    """Return `total` classes that balance `counts`: one by one the class with the fewest examples, ties to the lowest.
+    """Return `total` classes that balance `counts` [classes]: each time the class with the fewest examples.
 
-    Args:
-        counts: The number of examples of each class before, [classes].
-        allowed: Which classes may be returned, [classes].
+    Ties go to the lowest class. Only the classes that are `allowed` [classes] are returned.
     """
     by_class, classes = dict(zip(allowed.nonzero()[:, 0].tolist(), counts[allowed].tolist(), strict=True)), []
     for _ in range(total):
@@ -198,12 +193,9 @@ def vae_loss(
 def train_decoder(
     ctx: Context, decoder: Weights, x: Tensor, y: Tensor, *, noise: int, lr: float, steps: int, batch_size: int
 ) -> Weights:
-    """Return `decoder` after training it together with a new encoder.
+    """Return `decoder` after training it with a new encoder on (x, y), by Adam with learning rate `lr`.
 
-    Args:
-        x, y: The training data; batches are drawn from it with replacement, with torch's generator.
-        noise: The width of z.
-        lr: The learning rate of Adam.
+    Batches are drawn with replacement, with torch's generator. `noise` is the width of z.
     """
     modules = ctx.task.modules
     parts = {"encoder": modules["encoder"].draw_weights(), "decoder": clone(decoder)}

@@ -58,14 +58,20 @@ class FedAvg(Algorithm):
         fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
         return {"weights": weights, "optimizer": client.get("optimizer", fresh)}
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        weights = work["weights"]
+    def loss_gradients(
+        self, ctx: Context, trained: Weights, work: State, down: State, batch: Batch
+    ) -> tuple[Weights, Tensor, Weights]:
+        """Return (∇ `loss` at the weights `trained`, the loss, the network's next buffers)."""
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            value, output = self.loss(ctx, weights | trained, work, down, batch)
+            value, output = self.loss(ctx, work["weights"] | trained, work, down, batch)
             return value, output.buffers
 
-        grads, loss, buffers = gradients(objective, only(weights, self.trained(ctx)))
+        return gradients(objective, trained)
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        weights = work["weights"]
+        grads, loss, buffers = self.loss_gradients(ctx, only(weights, self.trained(ctx)), work, down, batch)
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 

@@ -15,33 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, State
-from rayfed.algorithms.common.split import body, refuse_without
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, Replies, State
 from rayfed.algorithms.ditto import PERSONAL, PersonalTraining
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedper import FedPer, body
 from rayfed.core.options import option
-from rayfed.core.task import Task
 from rayfed.core.trees import only, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(FedAvg):
+class FedBABU(FedPer):
     name: ClassVar[str] = "fedbabu"
     reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
-    default_eval_point: ClassVar[str] = "downloaded"
 
     finetune_epochs: int = option(
-        5,
-        low=1,
-        help="epochs of the whole model after the last round",
-        elsewhere={"authors": "5", "PFLlib": "10"},
+        5, low=1, help="epochs of the whole model after the last round", elsewhere={"authors": "5", "PFLlib": "10"}
     )
-
-    def check(self, problem: ProblemSpec) -> None:
-        refuse_without(problem, self.name)
-
-    def personal(self, task: Task) -> frozenset[str]:
-        return task.personal_names | task.head_names
 
     @property
     def final_exchanges(self) -> Sequence[Exchange]:

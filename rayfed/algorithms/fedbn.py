@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithm import Context, ProblemSpec
-from rayfed.algorithms.common.weighting import weighting_option
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Task

@@ -140,14 +140,9 @@ class FedGen(FedAvg):
     def train_generator(
         self, ctx: Context, server: State, heads: Weights, shares: Tensor
     ) -> tuple[Weights, State, Tensor]:
-        """Take a round's Adam steps on the generator.
+        """Return the generator after a round's Adam steps, its Adam's state, and the mean loss.
 
-        Args:
-            heads: The heads that clients sent, stacked: [clients, ...].
-            shares: p_i [clients].
-
-        Returns:
-            The generator, its Adam's state, and the mean loss.
+        `heads` are the heads that clients sent, stacked: [clients, ...]; `shares` are the p_i [clients].
         """
         generator, moments = clone(server["generator"]), clone(server["moments"])
         adam, unsent = Adam(lr=ctx.scaled(self.server_lr)), self.unsent_head(ctx.task)

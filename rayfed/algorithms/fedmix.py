@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -53,7 +53,7 @@ class FedMix(FedAvg):
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        return CollectMeans(self), SendMeans()
+        return CollectMeans(self), HandOut(("means",))
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         order = torch.randperm(len(client["means"]["x"])).to(ctx.task.device)
@@ -89,16 +89,6 @@ class CollectMeans(Exchange):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         sent = [reply.up["means"] for reply in replies.each]
         return server | {"means": {name: torch.cat([means[name] for means in sent]) for name in ("x", "y")}}
-
-
-class SendMeans(Exchange):
-    """Setup: every client receives the means of all clients and keeps them."""
-
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"means": server["means"]}
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client | {"means": down["means"]}, {}
 
 
 def labelled_means(part: Any, size: int, classes: int) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import one_hot
-from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
 from rayfed.core.options import option
@@ -38,12 +38,7 @@ class FedProto(FedAvg):
     requires_hard_labels: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
-    lam: float = option(
-        1.0,
-        low=0,
-        help="λ, weight of the prototypes",
-        elsewhere={"authors": "1", "PFLlib": "1"},
-    )
+    lam: float = option(1.0, low=0, help="λ, weight of the prototypes", elsewhere={"authors": "1", "PFLlib": "1"})
     share_model: bool = option(False, help="also average the models, as FedAvg does")
     weighting: str = weighting_option("equal", "; of prototypes, by those of the class")
 
@@ -118,11 +113,8 @@ class FedProto(FedAvg):
 def pooled_prototypes(old: dict[str, Tensor], means: Sequence[Tensor], shares: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the prototypes `means` [classes, width], averaged over clients, and which classes are `known` [classes].
 
-    A class in which no client has a share stays as it was in `old`.
-
-    Args:
-        means: The clients' class means, each [classes, width].
-        shares: The clients' weights for each class, each [classes].
+    A client's `means` of the classes [classes, width] are weighed by its `shares` [classes]. A class in which no client
+    has a share stays as it was in `old`.
     """
     weights = torch.stack(list(shares))
     total = weights.sum(0)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import check_real_inputs
-from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
 from rayfed.core.options import option
@@ -67,13 +67,9 @@ class FedReg(FedAvg):
         weights, received, names = work["weights"], work["received"], self.trained(ctx)
         x_s, x_p = (self.pseudo_inputs(ctx, received, batch, size) for size in (self.eta_s, self.eta_s / 100))
         soft_labels = ctx.task.predict(received, x_s).softmax(1)
-
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            value, output = self.loss(ctx, weights | trained, work, down, batch)
-            return value, output.buffers
-
         theta, theta_t = only(weights, names), only(received, names)
-        grads, loss, buffers = gradients(objective, add(scale(theta, self.gamma), theta_t, alpha=1 - self.gamma))
+        point = add(scale(theta, self.gamma), theta_t, alpha=1 - self.gamma)
+        grads, loss, buffers = self.loss_gradients(ctx, point, work, down, batch)
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
 
         drift = sub(only(weights, names), theta_t)

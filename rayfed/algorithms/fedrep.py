@@ -18,11 +18,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Delegate, Exchange, Phase, ProblemSpec, State
-from rayfed.algorithms.common.split import body, head, refuse_without
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithm import Context, Delegate, Exchange, Phase, State
+from rayfed.algorithms.fedper import FedPer, body, head
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Task
+from rayfed.core.task import Batch
 from rayfed.core.trees import only
 
 PARTS = {"head": head, "body": body}
@@ -30,10 +29,9 @@ PARTS = {"head": head, "body": body}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(FedAvg):
+class FedRep(FedPer):
     name: ClassVar[str] = "fedrep"
     reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
-    default_eval_point: ClassVar[str] = "downloaded"
 
     head_epochs: int = option(
         4,
@@ -48,12 +46,6 @@ class FedRep(FedAvg):
         elsewhere={"authors": "1", "PFLlib": "as local training, 1"},
     )
     adapted: str = option("head", choices=("head", "both"), help="adaptation trains the head, or both as in a round")
-
-    def check(self, problem: ProblemSpec) -> None:
-        refuse_without(problem, self.name)
-
-    def personal(self, task: Task) -> frozenset[str]:
-        return task.personal_names | task.head_names
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         body_phase = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
-from rayfed.algorithms.common.split import head, refuse_without
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedper import head, refuse_without
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
-from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
-from rayfed.algorithms.common.weighting import weighting_option
+from rayfed.algorithms.common.client_weights import weighting_option
+from rayfed.algorithms.dp_fedbn import clipped_update, max_participations, max_participations_so_far
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option

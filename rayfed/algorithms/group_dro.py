@@ -45,8 +45,7 @@ class GroupDRO(FedAvg):
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
         sampled = self.next_log_q(server, replies)[[reply.client for reply in replies]]
-        weights: list[float] = sampled.softmax(0).tolist()
-        return weights
+        return sampled.softmax(0).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, replies.each)}

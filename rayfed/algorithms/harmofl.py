@@ -13,19 +13,19 @@ is complete before round 1 and then frozen. The running statistics of batch norm
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.weighting import weighting_option
+from rayfed.algorithms.common.client_weights import weighting_option
+from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.core.network import gradients
 from rayfed.core.options import option
 from rayfed.core.task import Batch
-from rayfed.core.trees import Weights, add, only, scale
+from rayfed.core.trees import add, only, scale
 
 AMPLITUDE = "harmofl.amplitude"
 """The name of the buffer that holds Ā."""
@@ -59,17 +59,12 @@ class HarmoFL(FedAvg):
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         weights = work["weights"]
-
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            value, output = self.loss(ctx, weights | trained, work, down, batch)
-            return value, output.buffers
-
         theta = only(weights, self.trained(ctx))
-        grads, loss, buffers = gradients(objective, theta)
+        grads, loss, buffers = self.loss_gradients(ctx, theta, work, down, batch)
         if self.alpha:
             norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
             perturbed = add(theta, scale(grads, self.alpha / (norm + 1e-12)))
-            grads, _, _ = gradients(objective, perturbed)
+            grads, _, _ = self.loss_gradients(ctx, perturbed, work, down, batch)
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
@@ -133,33 +128,15 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
     return torch.fft.ifft2(torch.polar(amplitude.expand_as(x), torch.fft.fft2(x).angle())).real
 
 
-class AmplitudeNormalised(nn.Module):
-    """A model that normalises the amplitudes of its inputs.
+class AmplitudeNormalised(WrappedModel):
+    """A model that normalises the amplitudes of its inputs; the amplitude is an additional buffer."""
 
-    The model's weights keep their names; the amplitude is an additional buffer.
-    """
-
-    model: Any
     harmofl: Any
 
     def __init__(self, model: Any):
-        super().__init__()
-        self.__dict__["model"] = model
-        self._parameters, self._buffers = model._parameters, model._buffers
-        self.feature_shape = tuple(model.feature_shape)
-        holder = nn.Module()
-        holder.register_buffer("amplitude", torch.zeros(0))  # its shape is known after the setup
-        self._modules.update({**model._modules, "harmofl": holder})
-
-    def train(self, mode: bool = True) -> Self:
-        self.model.training = mode
-        return super().train(mode)
+        extra = nn.Module()
+        extra.register_buffer("amplitude", torch.zeros(0))  # its shape is known after the setup
+        super().__init__(model, "harmofl", extra)
 
     def features(self, x: Tensor) -> Tensor:
         return self.model.features(normalise_amplitude(x, self.harmofl.amplitude))
-
-    def head(self, features: Tensor) -> Tensor:
-        return self.model.head(features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))

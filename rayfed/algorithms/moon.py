@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
-from rayfed.algorithms.common.projected import with_projection
+from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output

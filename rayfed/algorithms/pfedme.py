@@ -33,12 +33,7 @@ class PFedMe(FedAvg):
     supports_loss_terms: ClassVar[bool] = False
     default_eval_point: ClassVar[str] = "downloaded"
 
-    lam: float = option(
-        15.0,
-        low=0,
-        help="λ, pull of v_i towards w_i",
-        elsewhere={"authors": "15", "PFLlib": "1"},
-    )
+    lam: float = option(15.0, low=0, help="λ, pull of v_i towards w_i", elsewhere={"authors": "15", "PFLlib": "1"})
     inner_steps: int = option(5, low=1, help="K, steps of v_i per batch", elsewhere={"authors": "5", "PFLlib": "5"})
     personal_lr: float = option(
         0.09,
@@ -47,10 +42,7 @@ class PFedMe(FedAvg):
         elsewhere={"authors": "0.09 (0.1 and 0.01 for their convex models)", "PFLlib": "0.01"},
     )
     beta: float = option(
-        1.0,
-        above=0,
-        help="β, the server's step towards the mean",
-        elsewhere={"authors": "1", "PFLlib": "0"},
+        1.0, above=0, help="β, the server's step towards the mean", elsewhere={"authors": "1", "PFLlib": "0"}
     )
     decay: float = option(0.001, low=0, help="weight decay of v_i", elsewhere={"authors": "0.001", "PFLlib": "0.001"})
 

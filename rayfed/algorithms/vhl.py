@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, State
+from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State
 from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -42,12 +42,7 @@ class VHL(FedAvg):
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: no alignment")
     temperature: float = option(0.07, above=0, help="τ of the contrastive loss")
-    virtual_examples: int = option(
-        2000,
-        low=2,
-        high=1_000_000,
-        help="virtual examples, balanced; 20000 for CIFAR-100",
-    )
+    virtual_examples: int = option(2000, low=2, high=1_000_000, help="virtual examples, balanced; 20000 for CIFAR-100")
     virtual_batch_size: int = option(32, low=2, help="virtual examples per step")
 
     def check(self, problem: ProblemSpec) -> None:
@@ -64,7 +59,7 @@ class VHL(FedAvg):
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        return (SendVirtualData(),)
+        return (HandOut(("virtual",)),)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         order = torch.randperm(self.virtual_examples).to(ctx.task.device)
@@ -82,16 +77,6 @@ class VHL(FedAvg):
         z, z_virtual = (F.normalize(part.features.flatten(1)) for part in (output, virtual))
         alignment = contrast(torch.cat([z, z_virtual.detach()]), torch.cat([batch.y, y]), self.temperature)
         return loss + self.align * (alignment + 0.1 * contrast(z_virtual, y, self.temperature)), output
-
-
-class SendVirtualData(Exchange):
-    """Setup: every client receives the virtual data and keeps it."""
-
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"virtual": server["virtual"]}
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client | {"virtual": down["virtual"]}, {}
 
 
 def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:

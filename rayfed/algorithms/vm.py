@@ -18,8 +18,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Reply, State, mean_loss
-from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.loss_weighting import NEEDS_ALL_LOSSES, refuse_averaged_variances, reported_losses
+from rayfed.algorithms.common.client_weights import (
+    NEEDS_ALL_LOSSES,
+    refuse_averaged_variances,
+    refuse_sampling,
+    reported_losses,
+)
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged
 from rayfed.core.options import option

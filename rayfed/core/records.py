@@ -109,7 +109,7 @@ class Record:
         epsilon: the differential privacy spent so far; None without privacy.
         privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
-            `rayfed.algorithms.dp_adcol.local`).
+            `rayfed.algorithms.local_dp_adcol`).
         busy: the seconds that each host worked on the exchanges of the round.
         predicted: the seconds that each host was predicted to work; None where nothing was measured before.
         gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round

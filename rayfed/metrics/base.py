@@ -1,9 +1,9 @@
 """The interface of metrics: measurements besides accuracy and loss, switched on as `metrics.NAME` with their options.
 
-There are four kinds of metrics, each with a base class: of a model's predictions on one part of a client's data, of
-its representations of many clients' data, of its gradients there, and of what local training did to it. Metrics are
-taken of the models, splits and clients that are scored anyway (`evaluate.*`), after every `every` rounds and after the
-last. They never change the outcome of a simulation.
+A metric measures a model's predictions on one part of a client's data, its representations of many clients' data, its
+gradients, or its changes by local training. Each kind has a base class. Metrics measure the models, splits and clients
+that are scored in any case (`evaluate.*`), every `every` rounds and after the last round. They never change the outcome
+of a simulation.
 """
 
 import operator
@@ -22,9 +22,9 @@ EVERY_ROUND = "rounds between measurements; the last round is always measured"
 
 
 class Value(NamedTuple):
-    """One value of a metric, and the number of examples that it was measured on.
+    """One value of a metric, measured on `n` examples.
 
-    `higher_is_better` None stands for the declaration of the metric's class.
+    If `higher_is_better` is None, the declaration of the metric's class holds.
     """
 
     metric: str
@@ -38,8 +38,8 @@ class Metric:
     """Base class of all metrics. Derive your own from one of the classes below, with its options as fields."""
 
     higher_is_better: ClassVar[bool | None] = None
-    """Whether a higher value is the better one. It decides which client is the worst, and which rounds are the best of
-    this metric. None leaves it to `select.mode`, or to the name of the value; see `rayfed.records.metric_names`."""
+    """Whether higher values are better, which decides on the worst client and on the best rounds. None leaves it to
+    `select.mode`, or to the name of the value; see `rayfed.records.metric_names`."""
 
     every: int | None = option(None, low=1, help=EVERY)
 
@@ -51,7 +51,7 @@ class Metric:
         """Return `value` as a Python number, with the class's `higher_is_better`, unless it has its own.
 
         Raises:
-            BadHook: It is no value, or has the name of a score that all models have.
+            BadHook: `value` is not a `Value`, or has the name of a score that every model has.
         """
         where = f"{type(self).__name__}.measure"
         if not isinstance(value, Value):
@@ -60,18 +60,14 @@ class Metric:
             raise BadHook(f"{where} gave a value called {value.metric}, which every model has; give it another name")
         try:
             number, n = float(value.value), operator.index(value.n)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor of several numbers
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
             given = f"value={value.value!r} and n={value.n!r}"
             raise BadHook(f"{where}: {value.metric} has {given}; expected a number and an integer") from error
         better = self.higher_is_better if value.higher_is_better is None else value.higher_is_better
         return Value(value.metric, number, n, better)
 
     def each(self, measured: Any) -> Iterable[Any]:
-        """Return what `measure` returned, to be iterated over.
-
-        Raises:
-            BadHook: It is not iterable.
-        """
+        """Return `measured`, which `measure` has returned; raise BadHook if it is not iterable."""
         if not isinstance(measured, Iterable):
             kind = type(measured).__name__
             raise BadHook(f"{type(self).__name__}.measure returned {kind}; yield values, or return a list of them")
@@ -83,15 +79,15 @@ class OfPredictions(Metric):
     """A metric of a model's predictions on one part of one client's data."""
 
     requires_classes: ClassVar[bool] = True
-    """Whether outputs must stand for classes (`rayfed.core.outputs`). If not, `measure` gets the outputs and the labels
-    as they are."""
+    """Whether outputs must stand for classes (`rayfed.core.outputs`). If not, `measure` gets outputs and labels as they
+    are."""
 
     every: int | None = option(1, low=1, help=EVERY_ROUND)
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         """Return the values for `logits` [n, classes] and the classes `y` [n].
 
-        A single logit per example arrives as the two logits 0 and its own.
+        A model with a single logit o per example is measured by the two logits 0 and o.
         """
         raise NotImplementedError
 
@@ -126,7 +122,7 @@ class OfGradients(Metric):
 class Representations(NamedTuple):
     """The representations `z` [n, d] float32 and the classes `y` [n] of a sample of one part of a client's data.
 
-    Both are on one device. The model is that of `point`, and `layer` is one of its layers.
+    Both are on one device. They are outputs of the layer `layer` of the model at `point`.
     """
 
     client: int

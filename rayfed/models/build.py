@@ -17,11 +17,7 @@ from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_
 
 
 def build_model(
-    name: str,
-    options: Mapping[str, Any],
-    shape: tuple[int, ...],
-    num_classes: int,
-    dtype: torch.dtype = torch.float32,
+    name: str, options: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, dtype: torch.dtype = torch.float32
 ) -> SplitModel:
     """Create the network called `name`, with its split point.
 

@@ -20,11 +20,7 @@ def leaves_single_example(
 
 
 def batch_size_advice(batch_size: int, *, enough: bool) -> str:
-    """Return what to change, as the end of an error message.
-
-    Args:
-        enough: Whether the client has enough examples for larger batches.
-    """
+    """Return the advice at the end of an error message; `enough`: the client has examples for larger batches."""
     if not enough:
         return "partition.* must give it more"
     return "use at least 2" if batch_size == 1 else "use another size, or local.drop_last=true"
@@ -33,11 +29,8 @@ def batch_size_advice(batch_size: int, *, enough: bool) -> str:
 def trains_on_single_examples(task: Task, shape: Sequence[int], *, tokens: bool) -> bool:
     """Return whether the task's network can train on a batch of one example.
 
-    This is tried out: batch norm can average over the positions of a feature map, but not over a single vector.
-
-    Args:
-        shape: The shape of one input.
-        tokens: Whether inputs are integers that stand for words.
+    The network is tried: batch norm can average over the positions of a feature map, but not over a single vector.
+    `shape` is that of one input; `tokens` says whether inputs are integers that stand for words.
     """
     if not task.batch_norm_names:
         return True

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             out = module(x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason, shape = (str(error).splitlines() or [type(error).__name__])[0], _format_shape(x.shape[1:])
+        reason, shape = (str(error).splitlines() or [type(error).__name__])[0], "x".join(map(str, x.shape[1:])) or "()"
         if x.dtype != torch.float32 and _takes(module, x.float()):
             raise UsageError(
                 f"model: takes inputs of float32, and these are {str(x.dtype).removeprefix('torch.')}; give "
@@ -92,12 +91,8 @@ def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype =
     """Return `module` as a model with a split point.
 
     A module with a method `features(x)` and an `nn.Module` called `head` keeps its own split if
-    `head(features(x)) = forward(x)`; any other module is split before its last linear layer.
-
-    Args:
-        module: The model. It may be modified.
-        shape: Shape of one input.
-        dtype: Type of the inputs.
+    `head(features(x)) = forward(x)`; any other module is split before its last linear layer, and may be modified.
+    `shape` and `dtype` are those of one input.
 
     Raises:
         UsageError: The module declares a split that is wrong, or it cannot be split.
@@ -193,7 +188,3 @@ class _SubModel(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return getattr(self.model, self.name)(x)
-
-
-def _format_shape(shape: Sequence[int]) -> str:
-    return "x".join(str(size) for size in shape) or "()"

@@ -22,7 +22,7 @@ from rayfed.core.trees import Weights
 
 
 def orders() -> list[float]:
-    """Return the orders of Rényi divergence to account with, of which every one gives a valid bound.
+    """Return the orders of Rényi divergence for the accounting; every order gives a valid bound.
 
     Opacus's default orders end at 63, which cannot give ε below 0.1 at δ = 1e-5.
     """
@@ -43,7 +43,7 @@ def check_budget(epsilon: float, delta: float, steps: int) -> None:
         )
 
 
-@functools.cache  # a search of seconds, and a sweep asks for the same σ in every trial
+@functools.cache  # the search takes seconds, and every trial of a sweep needs the same σ
 def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the smallest σ that makes `steps` steps on Poisson-sampled batches (ε, δ)-differentially private.
 
@@ -72,9 +72,9 @@ def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> flo
     return max(0.0, float(epsilon))  # negative if δ alone is enough
 
 
-@functools.cache  # the steps of all rounds cost the same, and working it out takes a third of a second
+@functools.cache  # all steps cost the same, and the computation takes a third of a second
 def _rdp_of_a_step(sigma: float, rate: float) -> np.ndarray:
-    """Return the Rényi divergence of one step at each of `orders`; that of several steps is a multiple of it."""
+    """Return the Rényi divergence of one step at each of `orders`; several steps have a multiple of it."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     return np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=orders()))
@@ -123,7 +123,7 @@ def _private(module: nn.Module, optimizer: SGD, sigma: float, clip: float, *, ba
     from opacus.optimizers import DPOptimizer
 
     class DrawsOnCpu(DPOptimizer):  # type: ignore[misc]
-        """Adds the noise that a CPU draws, so that it does not depend on where the server is."""
+        """Draws the noise on the CPU, so that it does not depend on the server's device."""
 
         def add_noise(self) -> None:
             self.noise_multiplier = 0.0

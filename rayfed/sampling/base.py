@@ -26,8 +26,8 @@ class Drawing:
         round: The number of the round, from 1.
         size: How many clients to draw, less than N.
         shares: Each client's share of all training examples [N]; they sum to 1.
-        last_losses: The mean training loss of each client in the last round in which it took part [N]; NaN if it never
-            has. Clients report it with their update.
+        last_losses: The mean training loss of each client in its last round [N], which it reports with its update; NaN
+            if it never took part.
         rng: The random numbers of this round.
         losses: losses(clients): the mean loss of what each of these clients would download now, on its training data,
             in the order of `clients`. The clients download it for that, which is counted as communication.
@@ -46,8 +46,8 @@ class Cohort(NamedTuple):
 
     Attributes:
         clients: Their positions among the participants, each once.
-        factors: For each of them its f_i; None: the method's own weights, normalised over the cohort.
-        equal: Whether all have the same weight instead.
+        factors: The f_i of each client; None: the method's own weights, normalised over the cohort.
+        equal: Whether all clients have the same weight instead.
     """
 
     clients: Sequence[int]
@@ -57,10 +57,10 @@ class Cohort(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Base class of all samplers. A user's own one derives from it and declares its options as fields."""
+    """Base class of all samplers. A user's own sampler derives from it and declares its options as fields."""
 
     reweights: ClassVar[bool] = False
-    """Whether cohorts have `factors` or equal weights, which only methods that average can do with."""
+    """Whether cohorts have `factors` or equal weights; only methods that average support these."""
 
     def check(self, size: int, clients: int) -> None:
         """Raise a `UsageError` if cohorts of `size` cannot be drawn from that many `clients`."""

@@ -105,8 +105,8 @@ class PowerOfChoice(Sampler):
     The server draws d candidates without replacement, with probabilities proportional to their examples, and takes the
     m with the highest losses; ties are broken at random. Their updates have equal weights. With `losses=current` (the
     paper's π_pow-d) the candidates download the model and evaluate it, which counts as communication. With
-    `losses=last` (π_rpow-d) they are judged by their training losses when they last took part, and those that never
-    have come first. Biased towards clients with high losses: faster at first, and not to the optimum in general.
+    `losses=last` (π_rpow-d) the server compares the training losses of their last rounds; clients that never took part
+    come first. Biased towards clients with high losses: faster at first, and not to the optimum in general.
     """
 
     reweights: ClassVar[bool] = True

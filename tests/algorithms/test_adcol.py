@@ -7,16 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from helpers.comparison import equal
-from helpers.federations import Maps, Net, blobs, blueprint, net, simulate
-from rayfed.algorithm import Phase, Replies, Reply
+from helpers.federations import blobs, blueprint, net, simulate
+from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.adcol.discriminator import ResNetDiscriminator, divergence
-from rayfed.algorithms.common.classifier import train_classifier
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.core.network import Network, weights_of
 from rayfed.core.optim import SGD
-from rayfed.core.trees import clone, nbytes
-from rayfed.engine.training import Job, _drawn, _on_device, train
+from rayfed.core.trees import nbytes
 
 SIZES = (20, 26, 33, 41)
 
@@ -38,50 +36,6 @@ def test_divergence_is_zero_at_equal_logits_and_pulls_towards_them():
     assert value.item() == pytest.approx(by_torch.item(), rel=1e-6)
     (grad,) = torch.autograd.grad(value, logits)
     torch.testing.assert_close(grad, (log_d.exp() - 1 / 3) / 2)  # two rows
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("model", [Net, Maps])
-@pytest.mark.parametrize("width", [1, 2])
-def test_two_steps_by_hand(model, momentum, width):
-    torch.manual_seed(3)
-    template, algorithm, population = model(), small(mu=0.7), blobs()
-    plan = blueprint(algorithm, population, model=template, optimizer=SGD(lr=0.1, momentum=momentum))
-    ctx = plan.context(population, "cpu")
-    discriminator = mlp([8, 16, 4])
-    down = {"weights": {}, "discriminator": weights_of(discriminator)}
-    fleet = simulate(plan, population)[0].fleet
-    jobs = []
-    for client in range(width):
-        own = ctx.at(client=client)
-        work = algorithm.start(own, algorithm.join(own), down)
-        jobs.append(Job(client, fleet.host.data.parts(client)["train"], work, own, {}, down))
-    before = clone(down)
-    done = train(algorithm, jobs, [Phase("train", steps=2)], seed=0, drop_last=True)
-    assert equal(before["discriminator"], down["discriminator"])
-
-    for job, trained in zip(jobs, done, strict=True):
-        torch.manual_seed(3)
-        byhand = model()
-        byhand.load_state_dict(template.state_dict())
-        torch_sgd = torch.optim.SGD(byhand.parameters(), lr=0.1, momentum=momentum)
-        seen = []
-        for rows in _on_device(_drawn(job, Phase("train", steps=2), 0, 0, True), job.part):
-            batch = job.part.take(rows)
-            z = byhand.features(batch.x)
-            log_d = discriminator(z.flatten(1)).log_softmax(1)
-            ce = F.cross_entropy(byhand.head(z), batch.y)
-            kl = F.kl_div(log_d, torch.full_like(log_d, 1 / 4), reduction="batchmean")
-            torch_sgd.zero_grad()
-            (ce + 0.7 * kl).backward()
-            torch_sgd.step()
-            spread = z.detach().flatten(1).var(0, unbiased=False).mean()
-            seen.append(((ce + 0.7 * kl).item(), ce.item(), kl.item(), spread.item()))
-        for name, value in byhand.state_dict().items():
-            torch.testing.assert_close(trained.work["weights"][name], value, msg=name)
-        names = ("loss", "cross_entropy", "divergence", "representation_variance")
-        for name, *values in zip(names, *seen, strict=True):
-            assert trained.metrics[name] == pytest.approx(sum(values) / 2, rel=1e-4), name
 
 
 def test_mu_zero_is_local_training_alone():
@@ -118,30 +72,6 @@ def test_server_training_is_a_plain_loop_of_shuffled_batches():
             torch_sgd.step()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(found[name], value)
-
-
-def test_aggregate_labels_representations_by_client_and_trains_the_discriminator():
-    algorithm, population = small(server_epochs=3), blobs()
-    ctx = blueprint(algorithm, population).context(population, "cpu")
-    torch.manual_seed(0)
-    server = algorithm.init(ctx)
-    z = {1: torch.randn(10, 8), 3: torch.randn(7, 8)}
-    replies = Replies({"weights": {}}, [Reply(i, 99, {"representations": value}) for i, value in z.items()])
-    torch.manual_seed(1)
-    found = algorithm.aggregate(ctx.at(cohort=(1, 3)), server, replies)["discriminator"]
-    labels, network = torch.tensor([1] * 10 + [3] * 7), Network(mlp([8, 16, 4]))
-    torch.manual_seed(1)
-    by_hand = train_classifier(
-        network,
-        server["discriminator"],
-        torch.cat([z[1], z[3]]),
-        labels,
-        optimizer=SGD(lr=0.01, momentum=0.9, weight_decay=1e-5),
-        batch_size=16,
-        epochs=3,
-    )
-    assert equal(found, by_hand)
-    assert not equal(found, server["discriminator"])
 
 
 def test_models_are_not_averaged_and_no_weight_is_sent():

@@ -7,7 +7,7 @@ from torch import nn
 
 from helpers.federations import blobs, blueprint, net
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.dann import DANN
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch

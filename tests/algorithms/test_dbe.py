@@ -24,11 +24,10 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.options import build
-from rayfed.core.task import Batch, Output
+from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.training import Job, _drawn, _on_device
 
 LR = 0.05
 
@@ -95,28 +94,6 @@ def test_the_setup_leaves_the_weights_and_the_bases_state_as_they_were(base):
     assert not equal(server.state["weights"], before["weights"])
 
 
-def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
-    population = blobs()
-    server, rounds = stepwise(DBE(mu=0.4), population, cohort=2)
-    next(rounds)
-    means = []
-    for i in range(4):
-        part = server.fleet.host.data.parts(i)["train"]
-        job = Job(i, part, {}, server.ctx.at(stage="setup", client=i), {}, {})
-        model, mean = net().train(), torch.zeros(8)
-        sgd = torch.optim.SGD(model.parameters(), lr=LR)
-        for rows in _on_device(_drawn(job, server.blueprint.local, 0, 0, True), job.part):
-            sgd.zero_grad()
-            features = model.features(part.take(rows).x)
-            mean = 0.6 * mean + 0.4 * features.mean(0).detach()
-            F.cross_entropy(model.head(features), part.take(rows).y).backward()
-            sgd.step()
-        means.append(mean)
-    sizes = torch.tensor([20.0, 26.0, 33.0, 41.0])
-    expected = (torch.stack(means) * sizes[:, None]).sum(0) / sizes.sum()
-    torch.testing.assert_close(server.state["consensus"], expected)
-
-
 def test_what_travels_is_what_fedavg_sends_but_for_one_mean_each_way():
     population = blobs()
     _, plain = simulate(blueprint(FedAvg(), population, cohort=2), population)
@@ -129,21 +106,6 @@ def test_what_travels_is_what_fedavg_sends_but_for_one_mean_each_way():
         assert ours.bytes_up == theirs.bytes_up
         assert ours.bytes_down == theirs.bytes_down
     assert set(server.state["weights"]) == set(net().state_dict())
-
-
-def test_with_mu_one_the_mean_sent_is_the_last_batchs():
-    algorithm = DBE()
-    ctx, client, down, work = client_at_work(algorithm, bias=0.0, model=net())
-    ctx = ctx.at(stage="setup", round=0, exchange=0)
-    collect, _ = algorithm.setup_exchanges
-    for seed in range(3):
-        last = clone(work["weights"])
-        work, _ = collect.step(ctx, work, down, batch(seed))
-    kept, up = collect.finish(ctx, work, client, down, ClientData(None, None))
-    seen = ctx.task.forward(last, batch(2).x).features.mean(0)
-    torch.testing.assert_close(up["mean"], seen)
-    assert not torch.allclose(up["mean"], ctx.task.forward(work["weights"], batch(2).x).features.mean(0))
-    assert kept is client
 
 
 class Data:
@@ -194,19 +156,6 @@ def test_two_steps_by_hand(optimizer):
 
 def _named(model):
     return {name: value.detach() for name, value in model.named_parameters()}
-
-
-def test_the_regularisers_gradient_on_a_feature():
-    ctx, _, _, work = client_at_work(DBE(kappa=50.0, mu=0.3), model=net(batch_norm=False))
-    features = torch.randn(5, 8, requires_grad=True)
-    old = torch.randn(8)
-    output = Output(torch.zeros(5, 3), features, {})
-    (term,) = ctx.task.loss_terms
-    value, out = term(torch.tensor(0.0), work["weights"] | {MEAN: old}, output)
-    (grad,) = torch.autograd.grad(value, features)
-    m = 0.7 * old + 0.3 * features.detach().mean(0)
-    torch.testing.assert_close(grad, (50.0 * 0.3 * (m - 0.2) / (8 * 5)).expand(5, 8))
-    torch.testing.assert_close(out.buffers[MEAN], m)
 
 
 def test_scaffold_corrects_the_weights_and_never_the_bias():

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 from helpers.federations import blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, plan, population, run
 from rayfed.algorithms import fada
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.fada import FADA, cluster_spread
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack

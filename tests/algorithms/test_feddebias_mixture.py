@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means

@@ -53,8 +53,7 @@ def meta_gradient(batch, parts, alpha, *, second_order):
 
 
 @pytest.mark.parametrize(
-    ("options", "alpha", "beta"),
-    [({}, LR, LR), ({"alpha": 0.3}, 0.3, LR), ({"alpha": 0.3, "beta": 0.02}, 0.3, 0.02)],
+    ("options", "alpha", "beta"), [({}, LR, LR), ({"alpha": 0.3}, 0.3, LR), ({"alpha": 0.3, "beta": 0.02}, 0.3, 0.02)]
 )
 def test_a_first_order_step_by_hand(options, alpha, beta):
     algorithm = PerFedAvg(**options)

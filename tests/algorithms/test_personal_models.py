@@ -1,14 +1,15 @@
-"""What is scored of the methods that personalise, and what they send."""
+"""Methods whose clients keep parts of the model: two rounds by hand, what is scored, and what is sent."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, plan, population
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.ditto import Ditto
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedper import FedPer
@@ -17,10 +18,43 @@ from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.algorithms.solo import Solo
+from rayfed.core.optim import SGD
 from rayfed.core.trees import nbytes, without
 
 HEAD = ("fc.weight", "fc.bias")
 BATCH_NORM = [name for name in net().state_dict() if name.startswith("body.1.")]
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize(
+    ("algorithm", "kept"),
+    [
+        (FedPer(), HEAD),
+        (FedBN(), BATCH_NORM),
+        (FedBN(weighting="equal"), BATCH_NORM),
+        (Solo(), list(net().state_dict())),
+    ],
+)
+def test_two_rounds_by_hand(algorithm, kept, batch_norm):
+    if isinstance(algorithm, FedBN) and not batch_norm:
+        return
+    people, model = population(), net(batch_norm)
+    kept = [name for name in kept if name in model.state_dict()]
+    server = run(algorithm, people, model, steps=3)
+    weights = [1 / 3] * 3 if getattr(algorithm, "weighting", "") == "equal" else shares(people)
+    models = [model] * 3
+    for _ in range(2):
+        trained = [descend(models[i], *data(people, i), 3) for i in CLIENTS]
+        common, models = mean(trained, weights).state_dict(), []
+        for own in trained:
+            own.load_state_dict(common | {name: own.state_dict()[name].clone() for name in kept})
+            models.append(own)
+    assert set(server.state["weights"]) == set(model.state_dict()) - set(kept)
+    if server.state["weights"]:
+        assert_weights(server.state["weights"], models[0])
+    for i, state in server.fleet.states.items():
+        assert set(state["weights"]) == set(kept)
+        assert_weights(state["weights"], models[i])
 
 
 def own_parts_on_the_common_rest(server, state):
@@ -80,3 +114,27 @@ def test_what_is_personal_is_not_sent(algorithm, stays):
     assert records[-1].bytes_up == records[-1].bytes_down == ({"weights": sent} if sent else {})
     assert not set(stays) & set(server.state["weights"])
     assert (server.algorithm.global_model(server.ctx, server.state) is None) == bool(stays)
+
+
+@pytest.mark.parametrize("policy", ["aggregate", "local", "local_statistics"])
+def test_it_is_fedavg_with_local_batch_norm_whatever_the_policy(policy):
+    people = population()
+    fedavg = run(FedAvg(), people, net(), batch_norm="local", rounds=2)
+    assert run(FedBN(), people, net(), batch_norm=policy).state_hash() == fedavg.state_hash()
+
+
+@pytest.mark.parametrize("keep", [None, False])
+def test_momentum_goes_on_over_rounds_unless_told_otherwise(keep):
+    people, model = population(), net()
+    optimizer = SGD(lr=LR, momentum=0.9)
+    states = run(Solo(), people, model, steps=3, rounds=2, optimizer=optimizer, keep_optimizer=keep).fleet.states
+
+    def momentum(parameters):
+        return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
+
+    x, y = data(people, 0)
+    if keep is None:
+        alone = descend(model, x, y, 6, optimizer=momentum)
+    else:
+        alone = descend(descend(model, x, y, 3, optimizer=momentum), x, y, 3, optimizer=momentum)
+    assert_weights(states[0]["weights"], alone)

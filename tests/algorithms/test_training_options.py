@@ -8,18 +8,7 @@ import torch.nn.functional as F
 
 from helpers.algorithm_cases import CASES, everything, finished, plan_of
 from helpers.federations import Point, blueprint, net, quadratic, quadratics, simulate
-from helpers.reference import (
-    CLIENTS,
-    LR,
-    assert_weights,
-    data,
-    descend,
-    mean,
-    plan,
-    population,
-    run,
-    shares,
-)
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.apfl import APFL

@@ -41,6 +41,17 @@ def cross_entropy(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
+def proximal(anchor, mu, without=()):
+    """The loss f(w) + μ/2 ‖w − anchor‖² over all parameters but those called `without`."""
+    fixed = {name: p.detach().clone() for name, p in anchor.named_parameters() if name not in without}
+
+    def loss(model, x, y):
+        distance = sum((p - fixed[name]).square().sum() for name, p in model.named_parameters() if name in fixed)
+        return cross_entropy(model, x, y) + mu / 2 * distance
+
+    return loss
+
+
 def descend(model, x, y, steps, *, loss=cross_entropy, optimizer=None, names=None):
     """A trained copy of `model`; `loss(model, x, y)`, `optimizer(parameters)`, `names`: the parameters to train."""
     model = copy.deepcopy(model).train()

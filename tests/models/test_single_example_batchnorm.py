@@ -32,11 +32,7 @@ def maps_and_vectors():
 @pytest.mark.parametrize(
     ("sizes", "changes", "message"),
     [
-        (
-            SIZES,
-            {},
-            "local.batch_size=5: client 1 has 26 training examples, which leave a batch of one example, ",
-        ),
+        (SIZES, {}, "local.batch_size=5: client 1 has 26 training examples, which leave a batch of one example, "),
         (SIZES, {"batch_size": 25}, "local.batch_size=25: client 1 has 26 training examples"),
         (
             SIZES,
@@ -44,11 +40,7 @@ def maps_and_vectors():
             "local.batch_size=1: client 0 has 20 training .* batch norm cannot train; use at le",
         ),
         (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: client 0 has 20 training examples"),
-        (
-            (20, 1),
-            {},
-            r"local.batch_size=5: client 1 has 1 training .* cannot train; partition\.\* must give it more$",
-        ),
+        ((20, 1), {}, r"local.batch_size=5: client 1 has 1 training .* cannot train; partition\.\* must give it more$"),
         (
             (20, 1),
             {"drop_last": True},

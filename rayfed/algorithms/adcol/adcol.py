@@ -34,10 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State, represent
-from rayfed.algorithms.adcol.discriminator import ResNetDiscriminator, evaluate_discriminator
-from rayfed.algorithms.adcol.memory import DiscriminatorMemory
-from rayfed.algorithms.common.classifier import train_classifier
-from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.adcol.discriminator import DiscriminatorMemory, ResNetDiscriminator, evaluate_discriminator
+from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients, weights_of
@@ -108,7 +106,7 @@ class Adcol(FedAvg):
         )
 
     def upload_size(self, examples: int) -> int:
-        """Return how many representations a client with so many training examples sends."""
+        """Return how many representations a client with `examples` training examples sends."""
         return math.ceil(self.sampling * examples - 1e-9)  # 0.28·25 is a little more than 7 in floating point
 
     def upload_sizes(self, problem: ProblemSpec) -> list[int]:

@@ -18,13 +18,17 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Reply, State
-from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.loss_weighting import NEEDS_ALL_LOSSES, refuse_averaged_variances, reported_losses
+from rayfed.algorithms.common.client_weights import (
+    NEEDS_ALL_LOSSES,
+    refuse_averaged_variances,
+    refuse_sampling,
+    reported_losses,
+)
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.core.network import gradients
+from rayfed.core.options import option
 from rayfed.core.task import Batch
-from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
+from rayfed.core.trees import clone, only, tree_map, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +79,7 @@ class ERM(FedAvg):
         if ctx.phase != "gradient":
             return super().step(ctx, work, down, batch)
         weights = work["weights"]
-
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            value, output = self.loss(ctx, weights | trained, work, down, batch)
-            return value, output.buffers
-
-        grads, loss, buffers = gradients(objective, only(weights, ctx.task.trainable))
+        grads, loss, buffers = self.loss_gradients(ctx, only(weights, ctx.task.trainable), work, down, batch)
         return work | {"weights": weights | buffers, "gradient": grads, "loss": loss}, {"loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
@@ -89,8 +88,7 @@ class ERM(FedAvg):
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
         losses, _ = reported_losses(replies)
-        weights: list[float] = self.domain_weights(ctx, server, losses).tolist()
-        return weights
+        return self.domain_weights(ctx, server, losses).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         weights, moments = clone(server["weights"]), clone(server["optimizer"])
@@ -110,3 +108,19 @@ class LocalTraining(Delegate):
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (ctx.local,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenalisedERM(ERM):
+    """ERM with a penalty whose weight β changes after some steps, when the optimiser starts anew, as in DomainBed."""
+
+    beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` steps; 0 is ERM then")
+    beta_start: float = option(1.0, low=0, help="β in the first steps")
+    anneal: int = option(500, low=0, help="steps until β changes and the optimiser starts anew")
+
+    def scheduled_beta(self, ctx: Context) -> float:
+        """Return β in the round of `ctx`."""
+        return self.beta if ctx.round > self.anneal else self.beta_start
+
+    def restarts_optimizer(self, ctx: Context) -> bool:
+        return ctx.round == self.anneal + 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Replies, State
 from rayfed.algorithms.centralised.erm import ERM
-from rayfed.algorithms.common.loss_weighting import reported_losses
+from rayfed.algorithms.common.client_weights import reported_losses
 from rayfed.core.options import option
 
 
@@ -30,8 +30,7 @@ class CentralGroupDRO(ERM):
         return super().init(ctx) | {"log_q": equal}
 
     def next_log_q(self, server: State, losses: Tensor) -> Tensor:
-        log_q: Tensor = server["log_q"]
-        return (log_q + self.q_lr * losses.to(log_q.device)).log_softmax(0)
+        return (server["log_q"] + self.q_lr * losses.to(server["log_q"].device)).log_softmax(0)
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         return self.next_log_q(server, losses).exp()

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
-from rayfed.algorithms.centralised.erm import ERM
-from rayfed.algorithms.centralised.penalty_schedule import beta_changes, scheduled_beta
-from rayfed.algorithms.common.loss_weighting import check_smallest_weight
+from rayfed.algorithms.centralised.erm import ERM, PenalisedERM
+from rayfed.algorithms.common.client_weights import check_smallest_weight
 from rayfed.core.options import option
 
 
@@ -45,20 +44,15 @@ class MMREx(ERM):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VREx(ERM):
+class VREx(PenalisedERM):
     name: ClassVar[str] = "v_rex"
     reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
 
     beta: float = option(10.0, low=0, help="β after `anneal` steps; 0 is ERM then")
-    beta_start: float = option(1.0, low=0, help="β in the first steps")
-    anneal: int = option(500, low=0, help="steps until β changes and the optimiser starts anew")
 
     @property
     def allows_negative_weights(self) -> bool:
         return True
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
-        return (1 + 2 * scheduled_beta(self, ctx) * (losses - losses.mean())) / len(losses)
-
-    def restarts_optimizer(self, ctx: Context) -> bool:
-        return beta_changes(self, ctx)
+        return (1 + 2 * self.scheduled_beta(ctx) * (losses - losses.mean())) / len(losses)

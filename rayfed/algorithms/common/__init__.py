@@ -1,1 +1,1 @@
-"""What algorithms are made of: pieces that several share, and those of the larger ones. No algorithm is in here."""
+"""Pieces that several methods share."""

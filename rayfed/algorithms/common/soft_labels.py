@@ -19,6 +19,6 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
-    """Raise UsageError if inputs are no numbers with which one can compute."""
+    """Raise UsageError if inputs are word indices, with which the method cannot compute."""
     if not problem.task.inputs.continuous:
         raise UsageError(f"algorithm.name={name}: needs continuous inputs, and those of this dataset are word indices")

@@ -26,12 +26,9 @@ PATCHES = 1000
 
 @dataclass(frozen=True)
 class PseudoDataSource:
-    """What pseudo-data is made of.
+    """What pseudo-data is made of: means of `images` examples of the `proxy`, or of clients' own if `proxy` is None.
 
-    Attributes:
-        proxy: The proxy dataset, or None if clients send means of their own examples.
-        samples: |D_p|, or None for the batch size.
-        images: The number of examples in a mean.
+    `samples` is |D_p|, or None for the batch size.
     """
 
     proxy: str | None
@@ -92,16 +89,6 @@ class CollectMeans(Exchange):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | pooled(ctx, replies)
-
-
-class SendPseudoData(Exchange):
-    """Setup with `transfer=once`: every client receives the pseudo-data and keeps it."""
-
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"pseudo": server["pseudo"]}
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client | {"pseudo": down["pseudo"]}, {}
 
 
 # Means of the clients' examples

@@ -30,11 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import one_hot
-from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fraug.mmd import mmd
-from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
+from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, mmd, update_prototypes
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.core.network import gradients, weights_of
@@ -72,9 +71,7 @@ class FRAug(FedAvg):
     noise: str = option("normal", choices=("normal", "uniform"), help="noise z ~ N(0, I) or U[0, 1)")
     conditional: bool = option(True, help="give the class to the generator and the RTNets")
     augmenter: str = option(
-        "fraug",
-        choices=("fraug", "uniform", "laplace", "gaussian"),
-        help="makes û: the networks, or plain noise",
+        "fraug", choices=("fraug", "uniform", "laplace", "gaussian"), help="makes û: the networks, or plain noise"
     )
     noise_scale: float = option(
         0.1, above=0, help="γ of plain noise: U(−γ, γ), Lap(0, γ) or N(0, γ²) on each value of u"

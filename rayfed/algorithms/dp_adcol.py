@@ -20,12 +20,24 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Privacy, ProblemSpec, State
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.dp_adcol.shared import RECORDS_NOTE, refuse_shared_predictor
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
 from rayfed.privacy import SIMULATION_NOTE, large_delta_note
 from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier, train_privately
+
+RECORDS_NOTE = (
+    "a representation depends on other records through the network, so training data have no record-level privacy"
+)
+
+
+def refuse_shared_predictor(algorithm: Adcol) -> None:
+    """Raise UsageError if the head is averaged, as its weights would be sent without protection."""
+    if algorithm.share_predictor:
+        raise UsageError(
+            f"algorithm.share_predictor=true: sends weights that {algorithm.name} does not protect; use "
+            "share_predictor=false"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.dp_adcol.shared import RECORDS_NOTE, refuse_shared_predictor
+from rayfed.algorithms.dp_adcol import RECORDS_NOTE, refuse_shared_predictor
 from rayfed.core.options import option
 from rayfed.privacy import SIMULATION_NOTE
 from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range

@@ -1,0 +1,91 @@
+"""How clients are weighed: by their examples or equally, or by the losses that they report (AFL, VM, centralised).
+
+Methods that weigh by losses need every client in every round: the weights of some clients would not sum to 1, and
+negative weights cannot be renormalised.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ProblemSpec, Reply
+from rayfed.core.errors import UsageError
+from rayfed.core.modules import batch_norm_statistics
+from rayfed.core.options import option
+
+NEEDS_ALL_LOSSES = "weighs the clients by the losses of all of them"
+"""Why client sampling is refused."""
+
+
+def reported_losses(replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
+    """Return (losses f_i, shares n_i / N), each [clients] in float64, in the order of the replies."""
+    losses = torch.stack([reply.up["loss"].double() for reply in replies])
+    examples = torch.tensor([float(reply.examples) for reply in replies], dtype=torch.float64, device=losses.device)
+    return losses, examples / examples.sum()
+
+
+def refuse_averaged_variances(
+    problem: ProblemSpec,
+    name: str,
+    personal: Collection[str],
+    *,
+    alternatives: str = "local_statistics, local or frozen",
+) -> None:
+    """Raise UsageError if weights, which may be negative, would average running variances of batch norm.
+
+    `personal` are the names of the weights that stay with the clients, and `alternatives` the batch-norm policies that
+    average no statistics.
+    """
+    task = problem.task
+    if task.batch_norm != "frozen" and batch_norm_statistics(task.model.module) - set(personal):
+        raise UsageError(
+            f"batch_norm={task.batch_norm}: algorithm.name={name} may give clients negative weights, which turn "
+            f"averaged running variances negative; use batch_norm={alternatives}, or a model without batch norm"
+        )
+
+
+def check_smallest_weight(smallest: float, count: int, noun: str) -> None:
+    """Raise UsageError if `count` weights of at least `smallest` cannot sum to 1; `noun` says what they belong to."""
+    if smallest * count > 1 + 1e-9:
+        raise UsageError(
+            f"algorithm.lambda_min={smallest:g}: the weights of {count} {noun} sum to 1, so the smallest can be at "
+            f"most 1/{count} = {1 / count:.4g}"
+        )
+
+
+def weighting_option(default: str, note: str = "") -> Any:
+    """Declare `weighting`; `note` says what is peculiar to the method."""
+    help = f"weigh clients by their training examples, or equally{note}"
+    return option(default, choices=("examples", "equal"), help=help)
+
+
+def refuse_sampling(problem: ProblemSpec, name: str, reason: str) -> None:
+    """Raise UsageError if a round may leave clients out; `reason` says what the method does with all of them."""
+    if not problem.full_participation:
+        raise UsageError(f"cohort={problem.cohort}: algorithm.name={name} {reason}; leave out cohort and cohort_share")
+
+
+def project_simplex(y: Tensor, lowest: float = 0.0) -> Tensor:
+    """Return the point of {x ≥ lowest, Σx = 1} that is nearest to `y` [n], for AFL and Gen-AFL.
+
+    With m = `lowest`, it is x_i = max(y_i + τ, m), with τ such that the sum is 1 (Duchi et al. 2008 for m = 0). It
+    equals the scaling from Δ(0) of de Luca et al. 2022, Prop. 1: (1 − n m) Π_Δ((y − m)/(1 − n m)) + m. That scaling
+    loses the digits of y where m is far below 0; the form used here does not.
+
+    Raises:
+        ValueError: `lowest` is greater than 1/n, so that there is no such point.
+    """
+    n = len(y)
+    size = 1 - n * lowest
+    if size < 0 and abs(size) > 1e-9:
+        raise ValueError(f"lowest={lowest}: {n} numbers of at least that sum to more than 1")
+    if abs(size) <= 1e-9:
+        return torch.full_like(y, 1 / n)
+    device, y = y.device, y.cpu()  # CUDA has no deterministic `cumsum`
+    descending = y.sort(descending=True).values
+    free = torch.arange(1, n + 1, dtype=y.dtype)  # the `free` largest are above `lowest`
+    shifts = (1 - (n - free) * lowest - descending.cumsum(0)) / free
+    last = int((descending + shifts > lowest).sum()) - 1  # the condition holds for a prefix of the sorted numbers
+    return (y + shifts[last]).clamp(min=lowest).to(device)

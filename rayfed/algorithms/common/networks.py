@@ -1,0 +1,135 @@
+"""Networks that several methods build or train: multilayer perceptrons, projection heads, classifiers on the server."""
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import server_batches
+from rayfed.core.modules import copied
+from rayfed.core.network import Network, gradients
+from rayfed.core.optim import SGD
+from rayfed.core.task import Task
+from rayfed.core.trees import Weights, clone, only, without
+
+
+def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
+    """Return linear layers of the given widths (two or more) with ReLU between them; `linear` omits the ReLUs."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    layers.pop()
+    return nn.Sequential(*(layer for layer in layers if not linear or isinstance(layer, nn.Linear)))
+
+
+class WrappedModel(nn.Module):
+    """A model around `model` whose weights keep their names; further weights are those of `extra`, under `name`.
+
+    `model` is no child of this module, which would rename its weights. Both share the tables of parameters, buffers and
+    children.
+    """
+
+    model: Any
+    feature_shape: tuple[int, ...]
+
+    def __init__(self, model: Any, name: str, extra: nn.Module):
+        super().__init__()
+        self.__dict__["model"] = model
+        self._parameters, self._buffers = model._parameters, model._buffers
+        self.feature_shape = tuple(model.feature_shape)
+        self._modules.update({**model._modules, name: extra})
+
+    def train(self, mode: bool = True) -> Self:
+        self.model.training = mode
+        return super().train(mode)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.model.features(x)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.model.head(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class ModelWithProjection(nn.Module):
+    """A model whose `features` are an MLP of the features of `model`, and whose `head` is linear.
+
+    MOON uses it, and FedDebias for the variant of Fig. 5(a).
+
+    `model` is copied, without the weights of its head, whose names are `unused`. The `widths` of the MLP include those
+    of its input and output.
+    """
+
+    def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
+        super().__init__()
+        self.model: Any = copied(model)
+        slots = [id(value) for _, value in self.model.named_parameters(remove_duplicate=False)]
+        tied = {name for name, value in self.model.named_parameters() if slots.count(id(value)) > 1}
+        for name in unused - tied:  # the features may use tied weights
+            module_name, _, weight_name = name.rpartition(".")
+            module = self.model.get_submodule(module_name)
+            table = module._parameters if weight_name in module._parameters else module._buffers
+            table[weight_name] = None
+        self.projection, self.head = mlp(widths), nn.Linear(widths[-1], classes)
+        self.feature_shape = (widths[-1],)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.projection(self.model.features(x).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+OUTPUT_WIDTH = 256
+
+
+"""The width of z in MOON's code."""
+
+
+def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
+    """Return `task` with a projection head of `widths` on its model, by default that of its features and OUTPUT_WIDTH.
+
+    The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
+    """
+    first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
+        width = int(torch.Size(task.feature_shape).numel())
+        widths = (width, OUTPUT_WIDTH) if widths is None else widths
+        model = ModelWithProjection(task.model.module, [width, *widths], task.num_outputs, task.head_names)
+    return task.with_model(model)
+
+
+def train_classifier(
+    network: Network, weights: Weights, x: Tensor, y: Tensor, *, optimizer: SGD, batch_size: int, epochs: int
+) -> Weights:
+    """Return `weights` after `epochs` passes of cross-entropy on (x, y) in shuffled batches.
+
+    Momentum starts at zero. A network with batch norm skips a last batch of a single example.
+    """
+    weights = clone(weights)
+    moments = optimizer.init(only(weights, network.parameters))
+    for _ in range(epochs):
+        for rows in server_batches(len(x), batch_size, x.device):
+            inputs, labels = x[rows], y[rows]
+            if network.buffers and len(rows) == 1:
+                continue  # batch norm cannot train on one example
+
+            buffers = without(weights, network.parameters)
+
+            def loss(
+                trained: Weights, inputs: Tensor = inputs, labels: Tensor = labels, buffers: Weights = buffers
+            ) -> tuple[Tensor, Weights]:
+                logits, new_buffers = network(trained | buffers, inputs)
+                return F.cross_entropy(logits, labels), new_buffers
+
+            grads, _, new_buffers = gradients(loss, only(weights, network.parameters))
+            optimizer.update_(weights, grads, moments)
+            weights |= new_buffers
+    return weights
