@@ -30,13 +30,7 @@ def cache_folder() -> Path:
 
 
 def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays that `make` computes, read-only, as `memory_mapped` does.
-
-    Args:
-        name: Prefix of the name of the arrays' folder.
-        key: Everything that the arrays depend on, and a format version to raise when `make` changes.
-        make: Computes the arrays.
-    """
+    """Return the arrays that `make` computes; see `cached` for the arguments."""
 
     def write(create: Create) -> None:
         for field, array in make().items():
@@ -46,27 +40,11 @@ def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Array
 
 
 def memory_mapped(
-    name: str,
-    key: Mapping[str, object],
-    shape: Shape,
-    dtype: np.dtype | str,
-    fill: Callable[[np.ndarray], None],
+    name: str, key: Mapping[str, object], shape: Shape, dtype: np.dtype | str, fill: Callable[[np.ndarray], None]
 ) -> np.ndarray:
-    """Return a read-only array on disk, created by `fill` the first time; all processes of a machine share its pages.
+    """Return one array, which `fill` writes into a writable array [*shape] of zeros; otherwise as `cached`.
 
-    The array is a `np.memmap`, unless the cache cannot hold it: then it is an array in memory, created anew each time.
-    The file appears completely or not at all, and is created again if it is truncated. If several processes request it
-    at once, one creates it and the others wait.
-
-    Args:
-        name: Prefix of the name of the array's folder.
-        key: As for `cached_arrays`; shape and dtype become part of it.
-        shape: Shape of the array.
-        dtype: Type of the array's elements.
-        fill: Fills a writable array [*shape] of zeros.
-
-    Raises:
-        UsageError: The array fits neither into the cache nor into half of the memory.
+    Shape and dtype become part of the key.
     """
     whole_key = {**key, "shape": shape, "dtype": np.dtype(dtype).str}
     return cached(name, whole_key, lambda create: fill(create("array", shape, dtype)))["array"]
@@ -82,12 +60,19 @@ def array_hash(*arrays: np.ndarray) -> str:
 
 
 def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]) -> Arrays:
-    """Return the arrays that `write` creates with the function that it is given, as `memory_mapped` does.
+    """Return read-only arrays on disk, which `write` creates the first time; processes of a machine share their pages.
+
+    The arrays are `np.memmap`, unless the cache cannot hold them: then they are in memory and created anew each time.
+    The files appear completely or not at all, and are created again if they are truncated. If several processes need
+    them at once, one process creates them and the others wait.
 
     Args:
         name: Prefix of the name of the arrays' folder.
         key: Everything that the arrays depend on, and a format version to raise when `write` changes.
         write: Called with `create`, which returns a writable array of zeros for a name, a shape and a type.
+
+    Raises:
+        UsageError: The arrays fit neither into the cache nor into half of the memory.
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"

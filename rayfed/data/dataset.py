@@ -82,39 +82,28 @@ class Dataset:
     client_view: ClientView | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
-        for name in ("images", "domain", "is_test", "source", "index", "client", "leakage_group"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.labels):
-                raise UsageError(f"dataset {self.name}: {len(values)} {name} but {len(self.labels)} labels")
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < self.num_classes:
-            low, high = self.labels.min(), self.labels.max()
-            raise UsageError(
-                f"dataset {self.name}: labels {low}..{high}, but num_classes={self.num_classes} allows "
-                f"0..{self.num_classes - 1}"
-            )
-        check_class_count(f"dataset {self.name}", self.num_classes)
-        for name, names in (("domain", self.domains), ("source", self.sources)):
+        where, size = f"dataset {self.name}", len(self.labels)
+        kinds = {"images": ("biuf", "numbers"), "is_test": ("b", "booleans")}
+        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "leakage_group"):
+            values, (kind, what) = getattr(self, name), kinds.get(name, ("iu", "integers"))
+            if values is None:
+                continue
+            if not (isinstance(values, (np.ndarray, LazyRows)) and values.dtype.kind in kind):
+                actual = getattr(values, "dtype", type(values).__name__)
+                more = ", the position of each row's domain in `domains`" if name == "domain" else ""
+                raise UsageError(f"{where}: {name} is {actual}; expected an array of {what}{more}")
+            if len(values) != size:
+                raise UsageError(f"{where}: {len(values)} {name} but {size} labels")
+        check_channels_first(f"{where}: images", self.images.shape, self.images.dtype)
+        for name, count in (("labels", self.num_classes), ("domain", len(self.domains)), ("source", len(self.sources))):
             codes = getattr(self, name)
-            if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
-                span = f"{codes.min()}..{codes.max()}"
-                raise UsageError(f"dataset {self.name}: {name} {span}, but {name}s names {len(names)}")
+            if size and not 0 <= codes.min() <= codes.max() < count:
+                allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
+                raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
+        check_class_count(where, self.num_classes)
         unknown = sorted(set(self.ood) - set(self.domains))
         if unknown:
-            raise UsageError(f"dataset {self.name}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
-
-    def _check_types(self) -> None:
-        """Raise UsageError if a column is not of the type that the class describes."""
-        kinds = {"images": "biuf", "is_test": "b", "labels": "iu"}
-        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "leakage_group"):
-            values = getattr(self, name)
-            kind = kinds.get(name, "iu")
-            if values is not None and not (isinstance(values, (np.ndarray, LazyRows)) and values.dtype.kind in kind):
-                actual = getattr(values, "dtype", type(values).__name__)
-                what = {"biuf": "numbers", "b": "booleans"}.get(kind, "integers")
-                more = ", the position of each row's domain in `domains`" if name == "domain" else ""
-                raise UsageError(f"dataset {self.name}: {name} is {actual}; expected an array of {what}{more}")
-        check_channels_first(f"dataset {self.name}: images", self.images.shape, self.images.dtype)
+            raise UsageError(f"{where}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
 
     @classmethod
     def of(
@@ -132,8 +121,8 @@ class Dataset:
         Args:
             name: Name of the dataset.
             images: Inputs [N, ...], an array or a tensor; floats become float32.
-            labels: Class indices [N], likewise.
-            is_test: Test examples, bool [N]; None: none.
+            labels: Class indices [N], an array or a tensor.
+            is_test: Test examples, bool [N]; None: there are none.
             num_classes: Number of classes; None: the highest label plus 1.
             **others: Further attributes of `Dataset`.
 
@@ -178,8 +167,14 @@ class Dataset:
 
 
 def _as_booleans(values: np.ndarray) -> np.ndarray:
-    """Return zeros and ones as booleans, and others as they are."""
+    """Return zeros and ones as booleans, and other values unchanged."""
     return values.astype(bool) if values.dtype.kind in "iu" and np.isin(values, (0, 1)).all() else values
+
+
+def from_two_files(is_test: np.ndarray, sources: tuple[str, str]) -> dict[str, Any]:
+    """Return the columns of a `Dataset` whose training and test examples come from `sources`, in the files' order."""
+    source = is_test.astype(np.int8)
+    return {"is_test": is_test, "source": source, "sources": sources, "index": index_within_group(source)}
 
 
 def index_within_group(groups: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The options that several datasets share: normalisation, selection and sampling of domains, and clients to drop."""
+"""Options that several datasets share: normalisation, clients to drop, and the selection and sampling of domains."""
 
 import copy
 import zlib
@@ -15,28 +15,38 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.draws import floor_share, numpy_generator
 
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+MEAN_HELP = "subtracted from images in [0, 1]; one number, or one per channel"
+STD_HELP = "images are divided by it; one number, or one per channel"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelNormalisation:
-    """Options that normalise the three channels of colour images."""
+    """Options that normalise images by channel.
 
-    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option([0.5], above=0, help="images are divided by it; one number or three")
+    Attributes:
+        channels: Number of channels; None: only the files tell.
+    """
+
+    channels: ClassVar[int | None] = 3
+
+    mean: list[float] = option([0.5], help=MEAN_HELP)
+    std: list[float] = option([0.5], above=0, help=STD_HELP)
 
     def __post_init__(self) -> None:
-        self.normalisation()
+        if self.channels is not None:
+            self.normalisation(self.channels)
 
-    def normalisation(self) -> dict[str, tuple[float, ...]]:
-        """Return the arguments `mean` and `std` of `Dataset`."""
-        return {name: per_channel(getattr(self, name), 3, where=f"data.{name}") for name in ("mean", "std")}
-
-
-def per_channel(values: list[float], channels: int, *, where: str) -> tuple[float, ...]:
-    """Return one number per channel; a single value is repeated."""
-    if len(values) not in (1, channels):
-        raise UsageError(f"{where}={values}: {len(values)} numbers for {channels} channels; give 1 or {channels}")
-    return tuple(values) * (channels if len(values) == 1 else 1)
+    def normalisation(self, channels: int) -> dict[str, tuple[float, ...]]:
+        """Return the arguments `mean` and `std` of `Dataset`, in which a single number is repeated for each channel."""
+        pairs = {}
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if len(values) not in (1, channels):
+                raise UsageError(
+                    f"data.{name}={values}: {len(values)} numbers for {channels} channels; give 1 or {channels}"
+                )
+            pairs[name] = tuple(values) * (channels if len(values) == 1 else 1)
+        return pairs
 
 
 SMALLEST = "smallest"
@@ -61,11 +71,7 @@ class DomainSelection:
         raise NotImplementedError
 
     def selected_domains(self) -> tuple[str, ...]:
-        """Return the domains in use, including those that no client holds.
-
-        Raises:
-            UsageError: A name is unknown or repeated.
-        """
+        """Return the domains in use, with those that no client holds; UsageError if a name is unknown or repeated."""
         available = self.available_domains()
         for name in self.domains:
             if name not in available:
@@ -114,9 +120,9 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
         Args:
             sizes: Number of examples of each domain.
             published: Each domain's own test examples, bool [n]; None: they are drawn.
-            made_of: For a domain that is made of another one, row by row, the name of that other domain. Both are
-                tested on the same rows, and take their training rows from opposite ends of the same random order, so
-                that they have no training row in common as long as each keeps at most half of them.
+            made_of: The original domain of each domain that is made of another domain, row by row. Both are tested on
+                the same rows, and take their training rows from opposite ends of the same random order. So they have no
+                training row in common as long as each keeps at most half of them.
         """
         drawn = {}
         for name, size in sizes.items():
@@ -135,7 +141,7 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
     def _draw(
         self, name: str, stream: str, size: int, is_test: np.ndarray | None, *, from_the_end: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return training rows in random order, cut to their share, and test rows; `stream` and seed fix the order."""
+        """Return training rows, cut to their share, and test rows, in the random order that the name `stream` gives."""
         order = numpy_generator(self.seed, zlib.crc32(stream.encode())).permutation(size)
         if is_test is None:
             count = floor_share(size, 1 - self.test)
@@ -164,11 +170,7 @@ class DropClients:
     drop_clients: list[int] = option([], help="clients to drop, by their numbers in the files")
 
     def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
-        """Return the rows of the clients that are not dropped; `path` is for error messages.
-
-        Raises:
-            UsageError: A client to drop does not exist, or no client would be left.
-        """
+        """Return the rows of the clients that remain; UsageError names `path` if a client to drop does not exist."""
         present = np.unique(client)
         unknown = sorted(set(self.drop_clients) - set(present.tolist()))
         if unknown:

@@ -14,8 +14,8 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 
-BLOCK, BLOCKS = 1 << 16, 1 << 10  # bytes per block and blocks that a file is compared by on another machine: 64 MiB
-
+BLOCK, BLOCKS = 1 << 16, 1 << 10  # bytes per block, and blocks, by which machines compare a file: 64 MiB
+REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each machine"
 View = Callable[[np.ndarray], np.ndarray]
 
 
@@ -48,7 +48,7 @@ class ArrayFile:
         counts = np.diff(np.append(firsts, len(rows))) * self.row_bytes
         sources = self.offset + rows[order[firsts]] * self.row_bytes
         runs = list(zip(sources.tolist(), counts.tolist(), (order[firsts] * self.row_bytes).tolist(), strict=True))
-        if hasattr(os, "posix_fadvise"):  # lets the system fetch all runs from the disk at once, not one by one
+        if hasattr(os, "posix_fadvise"):  # lets the system fetch all runs from the disk at once
             for source, count, _ in runs:
                 os.posix_fadvise(file, source, count, os.POSIX_FADV_WILLNEED)
         for source, count, position in runs:
@@ -67,17 +67,17 @@ class ArrayFile:
             try:
                 file = os.open(self.path, os.O_RDONLY)
             except OSError as error:
-                raise UsageError(f"{self.path}: {error.strerror} on this machine; {_REMEDY}") from error
+                raise UsageError(f"{self.path}: {error.strerror} on this machine; {REMEDY}") from error
             weakref.finalize(self, os.close, file)
             if self._checksum is not None and self._sum(file) != self._checksum:
                 raise UsageError(
-                    f"{self.path}: differs on this machine from the machine that started the run; {_REMEDY}"
+                    f"{self.path}: differs on this machine from the machine that started the run; {REMEDY}"
                 )
             self._file = file
         return self._file
 
     def _sum(self, file: int) -> int:
-        """Return the CRC-32 of evenly spaced blocks, among them the first and the last; of a small file, of all."""
+        """Return the CRC-32 of evenly spaced blocks, with the first and the last block, or of all of a small file."""
         size, crc = self.shape[0] * self.row_bytes, 0
         count = -(-size // BLOCK)
         for block in range(count) if count <= BLOCKS else (k * (count - 1) // (BLOCKS - 1) for k in range(BLOCKS)):
@@ -85,14 +85,10 @@ class ArrayFile:
         return crc
 
 
-_REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each machine"
-
-
 class LazyRows:
-    """A sequence of rows of an `ArrayFile` that can be read like a numpy array, without keeping what was read.
+    """Rows of an `ArrayFile` with the interface of a numpy array. Each index or slice reads the selected rows anew.
 
-    An index or a slice reads the selected rows, `np.asarray` reads all of them. `view`, if given, is applied to the
-    rows that were read; it must treat every row on its own.
+    `view`, if given, is applied to the rows that were read; it must treat every row on its own.
     """
 
     def __init__(self, file: ArrayFile, rows: np.ndarray, view: View | None = None):

@@ -1,6 +1,6 @@
 """Leakage groups: rows that show the same original, such as a digit on two backgrounds.
 
-Partitions keep the rows of a group together, so that nobody is tested on an original that somebody trains on.
+Partitions keep the rows of a group together, so that no client is tested on an original that a client trains on.
 """
 
 import numpy as np
@@ -45,21 +45,17 @@ def cap_rows(dataset: Dataset, rows: np.ndarray, among: np.ndarray, limit: int |
     return rows[: np.searchsorted(total, limit, side="right")]
 
 
-def draw_groups(
-    dataset: Dataset, rows: np.ndarray, random: np.random.Generator, unselected: float
-) -> np.ndarray | None:
-    """Return a mask, bool [N], of a random selection of the leakage groups of `rows`.
+def draw_groups(dataset: Dataset, rows: np.ndarray, random: np.random.Generator, rest: float) -> np.ndarray | None:
+    """Return a mask, bool [N], of random leakage groups of `rows`: all but the share `rest` of the groups.
 
-    The share `unselected` of the groups is False, the others are True. The result is None if every group has only one
-    of `rows`, so that rows may be drawn individually.
+    The result is None if every group has only one of `rows`, so that rows may be drawn individually.
     """
     if dataset.leakage_group is None:
         return None
     groups = np.unique(dataset.leakage_group[rows])
     if len(groups) == len(rows):
         return None
-    selected = random.permutation(groups)[floor_share(len(groups), unselected) :]
-    return np.isin(dataset.leakage_group, selected)
+    return np.isin(dataset.leakage_group, random.permutation(groups)[floor_share(len(groups), rest) :])
 
 
 def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:

@@ -97,7 +97,10 @@ def sources() -> dict[str, Source]:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Base class of datasets whose files are published: where their folders are, and whether they are downloaded."""
+    """Base class of datasets whose files are published: where their folders are, and whether they are downloaded.
+
+    Their `load` raises UsageError if a file is missing, damaged or of another kind, or if options contradict others.
+    """
 
     root: str | None = option(None, help=ROOT_HELP)
     download: bool = option(False, help="download missing files; `rayfed data` lists sources, sizes and licences")

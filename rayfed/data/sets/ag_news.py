@@ -12,7 +12,7 @@ import pandas
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
-from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.published import Published
 from rayfed.data.readers import tables
 from rayfed.data.readers.files import files_hash, readable
@@ -40,9 +40,7 @@ class AgNews(Published):
     """
 
     vocabulary: int = option(
-        98_635,
-        low=3,
-        help="maximum of word numbers, including padding and unknown; model.vocabulary must be at least as large",
+        98_635, low=3, help="maximum of word numbers, with padding and unknown; model.vocabulary must be as large"
     )
     length: int = option(200, low=1, help="words per text; longer texts are truncated, shorter ones padded")
 
@@ -51,28 +49,15 @@ class AgNews(Published):
     partition_defaults: ClassVar[dict[str, Any]] = {"alpha": 1.0}
 
     def load(self) -> Dataset:
-        """Return all texts, those of `train` first; `is_test` marks those of `test`.
-
-        Raises:
-            UsageError: A file is missing, empty, truncated or damaged, or a label is invalid.
-        """
+        """Return all texts, those of `train` first; `is_test` marks those of `test`."""
         folder = self.find("ag_news")
         files = {side: _files(folder, side) for side in SIDES}
         names = [str(path.relative_to(folder)) for paths in files.values() for path in paths]
         key = {"version": VERSION, "files": files_hash(folder, names)}
         key |= {"vocabulary": str(self.vocabulary), "length": str(self.length)}
         arrays = cached_arrays(self.name, key, lambda: self._encoded(files))
-        source = arrays["source"]
-        return Dataset.of(
-            self.name,
-            arrays["tokens"],
-            arrays["labels"],
-            is_test=source == 1,
-            num_classes=CLASSES,
-            source=source,
-            sources=SIDES,
-            index=index_within_group(source),
-        )
+        columns = from_two_files(arrays["source"] == 1, SIDES)
+        return Dataset.of(self.name, arrays["tokens"], arrays["labels"], num_classes=CLASSES, **columns)
 
     def _encoded(self, files: dict[str, list[Path]]) -> Arrays:
         parts = [_read(path).assign(source=code) for code, side in enumerate(SIDES) for path in files[side]]

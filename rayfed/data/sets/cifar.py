@@ -4,16 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
-from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.published import Published
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read_pickle, validated_arrays
 from rayfed.data.readers.files import readable
 
 SOURCES = ("train", "test")
-SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +29,13 @@ class CifarFiles(Published, ChannelNormalisation):
         """Return all images [60000, 3, 32, 32], training images first.
 
         torchvision's classes read only unchanged files, and load them into memory.
-
-        Raises:
-            UsageError: Files are missing, damaged or of another kind.
         """
-        names = (*self.train, *self.test)
         folder = self.find(f"cifar{self.classes}")
 
         def read() -> Arrays:
-            parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
-            return join_splits(*parts)
+            return join_splits(*([self._read(folder / file) for file in side] for side in (self.train, self.test)))
 
+        names = (*self.train, *self.test)
         return read_once(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
 
     def _read(self, path: Path) -> Arrays:
@@ -50,23 +43,14 @@ class CifarFiles(Published, ChannelNormalisation):
         with readable(path, kind):
             content = read_pickle(path, kind)
             images, labels = content["data"], content[self.key]
-        rows = validated_arrays(path, images, labels, (3 * SIDE * SIDE,), self.classes)
-        return rows._replace(images=rows.images.reshape(-1, 3, SIDE, SIDE))
+        rows = validated_arrays(path, images, labels, (3 * 32 * 32,), self.classes)
+        return rows._replace(images=rows.images.reshape(-1, 3, 32, 32))
 
     def load(self) -> Dataset:
         """Return all images; `is_test` marks the test images, `source` is train or test, `index` the row in it."""
         images, labels, is_test, _ = self.files()
-        return Dataset.of(
-            self.name,
-            images,
-            labels,
-            is_test=is_test,
-            num_classes=self.classes,
-            source=is_test.astype(np.int8),
-            sources=SOURCES,
-            index=index_within_group(is_test),
-            **self.normalisation(),
-        )
+        columns = from_two_files(is_test, SOURCES) | self.normalisation(3)
+        return Dataset.of(self.name, images, labels, num_classes=self.classes, **columns)
 
 
 @dataclass(frozen=True, kw_only=True)

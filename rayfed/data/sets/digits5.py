@@ -63,11 +63,7 @@ class Digits5(Published, DomainSampling):
         return tuple(FORMATS)
 
     def load(self) -> Dataset:
-        """Return the images that are kept, by domain; `source` is the domain, `index` the row in its files.
-
-        Raises:
-            UsageError: Files are missing, empty or damaged, or an option does not match them.
-        """
+        """Return the images that are kept, by domain; `source` is the domain, `index` the row in its files."""
         domains = self.selected_domains()
         arrays = {name: self._arrays(name) for name in domains}
         published = {name: part.is_test for name, part in arrays.items()} if self.split == "published" else None
@@ -87,7 +83,7 @@ class Digits5(Published, DomainSampling):
             index=np.concatenate([part.rows for part in kept.values()]),
             leakage_group=_leakage_groups(kept, made_of),
             ood=self.left_out,
-            **self.normalisation(),
+            **self.normalisation(3),
         )
 
     def _images(self, arrays: dict[str, Arrays], kept: dict[str, SampledRows]) -> np.ndarray:
@@ -98,10 +94,8 @@ class Digits5(Published, DomainSampling):
             for name, part in kept.items():
                 target = out[start : start + len(part.rows)]
 
-                def resize(
-                    row: int, raw: Any = arrays[name].images, rows: Any = part.rows, target: Any = target
-                ) -> None:
-                    target[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
+                def resize(row: int, raw: Any = arrays[name].images, rows: Any = part.rows, out: Any = target) -> None:
+                    out[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
 
                 run_in_threads(resize, len(target), f"{self.name}, {name}: resizing images (only once)")
                 start += len(target)
@@ -127,7 +121,8 @@ class Digits5(Published, DomainSampling):
             if self.download and source.missing(folder):
                 obtain(source, folder)
                 return self._arrays(domain)
-            missing = " and no ".join(file for file in _first_files(domain) if not (folder / file).exists())
+            first = FORMATS[domain][0].required if FORMATS[domain] else ("raw",)
+            missing = " and no ".join(file for file in first if not (folder / file).exists())
             raise UsageError(f"{folder}: no {missing}; expected {source.expected}; from {source.page}")
         form = usable[0]
 
@@ -154,11 +149,6 @@ class Digits5(Published, DomainSampling):
         shape = (*digits.images.shape, 3)
         images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
         return digits._replace(images=images, key=key)
-
-
-def _first_files(domain: str) -> tuple[str, ...]:
-    """Return the files of the first format of a domain."""
-    return FORMATS[domain][0].required if FORMATS[domain] else ("raw",)
 
 
 def _source(domain: str) -> str:

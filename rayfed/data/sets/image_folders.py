@@ -10,8 +10,15 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation, DomainSampling
+from rayfed.data.dataset import Dataset, from_two_files
+from rayfed.data.dataset_options import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    MEAN_HELP,
+    STD_HELP,
+    ChannelNormalisation,
+    DomainSampling,
+)
 from rayfed.data.published import Published
 from rayfed.data.readers.array_files import read_pickle
 from rayfed.data.readers.class_folders import Entry, Listing, class_names, image_files, walk
@@ -28,28 +35,16 @@ class ImageFiles(DomainSampling):
     default_partition: ClassVar[str] = "domains"
 
     size: int = option(64, low=8, help="side to which images are resized")
-    mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
+    mean: list[float] = option([0.0], help=MEAN_HELP)
+    std: list[float] = option([1.0], above=0, help=STD_HELP)
 
     def dataset(
-        self,
-        listing: Listing,
-        domains: tuple[str, ...],
-        num_classes: int,
-        *,
-        published: bool = False,
-        natural: bool = False,
+        self, listing: Listing, domains: tuple[str, ...], num_classes: int, *, published: bool, natural: bool = False
     ) -> Dataset:
         """Return the images of `listing` that are kept.
 
-        `source` is the domain, `index` the position of an image in the listing of its domain.
-
-        Args:
-            listing: The image files.
-            domains: Names of the domains.
-            num_classes: Number of classes.
-            published: Use the test images of `listing`; otherwise they are drawn.
-            natural: Use the clients of `listing`.
+        `source` is the domain, `index` the position of an image in the listing of its domain. The test images are those
+        of `listing` if `published`, else they are drawn; the clients are those of `listing` if `natural`.
         """
         rows_of = {name: np.flatnonzero(listing.domain == number) for number, name in enumerate(domains)}
         sizes = {name: len(rows) for name, rows in rows_of.items()}
@@ -69,7 +64,7 @@ class ImageFiles(DomainSampling):
             index=listing.index[rows],
             client=listing.client[rows] if natural else None,
             ood=self.left_out,
-            **self.normalisation(),
+            **self.normalisation(3),
         )
 
 
@@ -87,17 +82,13 @@ class DomainFolders(Published, ImageFiles):
         return tuple(self.folders)
 
     def load(self) -> Dataset:
-        """Return the images that are kept of the selected domains, one domain after the other.
-
-        Raises:
-            UsageError: Folders or files are missing, empty or damaged, or an option does not match them.
-        """
+        """Return the images that are kept of the selected domains, one domain after the other."""
         domains = self.selected_domains()
         folder = self.find(self.source)
         domain_folders = {number: self.domain_folder(folder, name) for number, name in enumerate(domains)}
         classes = self.classes or class_names(folder, domain_folders.values(), self.count)
         listing = Listing.of(folder, walk(folder, domain_folders, classes, ignore_others=self.ignore_others))
-        return self.dataset(listing, domains, self.count)
+        return self.dataset(listing, domains, self.count, published=False)
 
     def domain_folder(self, folder: Path, domain: str) -> str:
         """Return the name of a domain's folder: the first spelling that exists."""
@@ -110,8 +101,8 @@ class LargeImages(DomainFolders):
     """Datasets whose images have the size and the normalisation of ImageNet by default."""
 
     size: int = option(224, low=8, help="side to which images are resized")
-    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+    mean: list[float] = option(IMAGENET_MEAN, help=MEAN_HELP)
+    std: list[float] = option(IMAGENET_STD, above=0, help=STD_HELP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,16 +219,10 @@ class DomainNet(DomainNet10):
     classes: ClassVar[tuple[str, ...]] = ()
     count: ClassVar[int] = 345
 
-    split: str = option(
-        "published", choices=("published", "random"), help="the split of the lists, or a random one of all images"
-    )
+    split: str = option("published", choices=("published", "random"), help="the lists' split, or a random split of all")
 
     def load(self) -> Dataset:
-        """Return the images in DomainNet's lists.
-
-        Raises:
-            UsageError: Lists or images are missing, empty or damaged, or an option does not match them.
-        """
+        """Return the images in DomainNet's lists."""
         domains = self.selected_domains()
         folder = self.find(self.source)
         entries = [
@@ -294,11 +279,7 @@ class TinyImageNet(Published, ChannelNormalisation):
     size: int = option(64, low=8, help="side to which images are resized")
 
     def load(self) -> Dataset:
-        """Return the images of the selected splits.
-
-        Raises:
-            UsageError: Files are missing, empty or damaged.
-        """
+        """Return the images of the selected splits."""
         folder = self.find("tiny_imagenet")
         with readable(folder / "wnids.txt", f"the names of {CLASSES} class folders"):
             wnids = (folder / "wnids.txt").read_text().split()
@@ -319,14 +300,6 @@ class TinyImageNet(Published, ChannelNormalisation):
                 pairs = [line.split()[:2] for line in path.read_text().splitlines()]
                 entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
         listing = Listing.of(folder, entries)
-        return Dataset.of(
-            self.name,
-            decode_images(self.name, folder, listing.files.tolist(), self.size),
-            listing.labels,
-            is_test=listing.is_test,
-            num_classes=CLASSES,
-            source=listing.is_test.astype(np.int8),
-            sources=PARTS,
-            index=index_within_group(listing.is_test),
-            **self.normalisation(),
-        )
+        images = decode_images(self.name, folder, listing.files.tolist(), self.size)
+        columns = from_two_files(listing.is_test, PARTS) | self.normalisation(3)
+        return Dataset.of(self.name, images, listing.labels, num_classes=CLASSES, **columns)

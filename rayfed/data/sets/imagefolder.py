@@ -38,19 +38,15 @@ class ImageFolder(ImageFiles):
         return tuple(outer) if inner and not self._splits(outer) else ("images",)
 
     def load(self) -> Dataset:
-        """Return the images that are kept.
-
-        Raises:
-            UsageError: Folders or files are missing, empty or damaged, or an option does not match them.
-        """
+        """Return the images that are kept; UsageError if folders or files are missing, or do not fit the options."""
         domains, (outer, inner) = self.selected_domains(), self._folders()
         root, classes = absolute(self.folder), tuple(inner or outer)
         if splits := self._splits(outer):
             found, is_test = walk(root, dict(enumerate(splits)), classes), list(splits.values())
             entries = [entry._replace(domain=0, is_test=is_test[entry.domain]) for entry in found]
             return self.dataset(Listing.of(root, entries), domains, len(classes), published=True)
-        domain_folders = dict(enumerate(domains if inner else ("",)))
-        return self.dataset(Listing.of(root, walk(root, domain_folders, classes)), domains, len(classes))
+        listing = Listing.of(root, walk(root, dict(enumerate(domains if inner else ("",))), classes))
+        return self.dataset(listing, domains, len(classes), published=False)
 
     def _splits(self, outer: list[str]) -> dict[str, bool]:
         """Return whether each folder has test images, if all of them are splits and `domains` does not name them."""

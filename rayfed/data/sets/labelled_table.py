@@ -12,7 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.dataset_options import DropClients, per_channel
+from rayfed.data.dataset_options import ChannelNormalisation, DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
@@ -21,7 +21,7 @@ from rayfed.data.readers.tables import tables_by_split
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTable(DropClients):
+class LabelledTable(DropClients, ChannelNormalisation):
     """Options for the roles of table columns, shared by `Table` and `HuggingFace`."""
 
     features: list[str] | None = option(
@@ -34,8 +34,8 @@ class LabelledTable(DropClients):
         None, low=1, help="number of classes; null: as in the file, else the highest label plus 1"
     )
     size: int | None = option(None, low=1, help="side to resize images to; null: they already have one size")
-    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]; one number, or one per channel")
-    std: list[float] = option([0.5], above=0, help="images are divided by it; one number, or one per channel")
+
+    channels: ClassVar[int | None] = None
 
     @property
     def default_partition(self) -> str:
@@ -54,22 +54,17 @@ class LabelledTable(DropClients):
         labels, num_classes = columns.classes(files, self.label, self.num_classes)
         if not len(labels):
             raise UsageError(f"{files[0]}: has no rows; expected at least one")
-        extra: dict[str, Any] = {}
+        per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
+        rows, names = np.arange(len(labels)), {}
         if self.domain:
-            domain, names = columns.encode_names(files, self.domain)
-            extra = {"domain": np.unique(domain, return_inverse=True)[1], "domains": names}
-        rows = np.arange(len(labels))
+            domain, names["domains"] = columns.encode_names(files, self.domain)
+            per_row["domain"] = np.unique(domain, return_inverse=True)[1]
         if self.client:
-            client = columns.encode_names(files, self.client)[0]
-            rows = self.remaining_rows(client, files[0].parent)
-            extra["client"] = client
+            per_row["client"] = columns.encode_names(files, self.client)[0]
+            rows = self.remaining_rows(per_row["client"], files[0].parent)
         elif self.drop_clients:
             raise UsageError(f"data.drop_clients={self.drop_clients}: set data.client to the column of the clients")
         images = columns.read_inputs(name, files, features, len(labels), self.size)
-        channels = images.shape[1] if images.dtype == np.uint8 else 1
-        per_row = {"source": source, "is_test": is_test} | {
-            key: value for key, value in extra.items() if key != "domains"
-        }
         all_rows = len(rows) == len(labels)  # then nothing is copied from the cache file
         return Dataset.of(
             name,
@@ -77,21 +72,19 @@ class LabelledTable(DropClients):
             labels[rows],
             num_classes=num_classes,
             sources=sources,
-            index=index_within_group(source)[rows],
-            mean=per_channel(self.mean, channels, where="data.mean"),
-            std=per_channel(self.std, channels, where="data.std"),
-            **{key: value[rows] for key, value in per_row.items()},
-            **({"domains": extra["domains"]} if "domains" in extra else {}),
+            **names,
+            **{key: values[rows] for key, values in per_row.items()},
+            **self.normalisation(images.shape[1] if images.dtype == np.uint8 else 1),
         )
 
     def _image_column(self, path: Path) -> list[str]:
         names = tables.schema(path).names
-        present = [name for name in columns.IMAGE_COLUMNS if name in names]
-        if not present:
-            raise UsageError(
-                f"{path}: no column image or img; set data.features to the input columns, from {', '.join(names)}"
-            )
-        return present[:1]
+        for name in columns.IMAGE_COLUMNS:
+            if name in names:
+                return [name]
+        raise UsageError(
+            f"{path}: no column image or img; set data.features to the input columns, from {', '.join(names)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +112,12 @@ class Table(LabelledTable):
             UsageError: A file is missing or damaged, or a column is missing, of a wrong type or has empty cells.
         """
         path = absolute(self.file)
-        files = [path]
+        files, problem = [path], f"no such file{looked_in(self.file)}"
         if path.is_dir():
-            found = files_below(path)
+            found, problem = files_below(path), "a folder without .parquet or .csv files"
             files = [file for file in found if file.suffix.lower() in (".parquet", tables.CSV)]
             tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
         if not files or not files[0].is_file():
-            problem = (
-                "a folder without .parquet or .csv files" if path.is_dir() else f"no such file{looked_in(self.file)}"
-            )
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
         if len({tables.is_csv(file) for file in files}) > 1:
             raise UsageError(f"data.file={self.file}: has .parquet and .csv files; give a folder with one kind of them")
@@ -150,12 +140,7 @@ class HubTables(LabelledTable):
         raise NotImplementedError
 
     def load(self) -> Dataset:
-        """Return the rows of all splits, training first; `source` is the split and `index` the row in it.
-
-        Raises:
-            UsageError: The folder has another format, files are missing or damaged, or columns do not match, as in
-                `parquet`.
-        """
+        """Return the rows of all splits, training first; `source` is the split and `index` the row in it."""
         folder = self.tables_folder
         by_split = tables_by_split(folder)
         for split in self.splits or []:

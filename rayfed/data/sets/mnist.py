@@ -10,8 +10,8 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import generator
-from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.dataset_options import per_channel
+from rayfed.data.dataset import Dataset, from_two_files, index_within_group
+from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.published import Published, obtain, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_idx, read_once, validated_arrays
 from rayfed.data.readers.files import datasets_folder
@@ -29,10 +29,7 @@ def present_files(folder: Path) -> dict[str, str]:
 def read_all(folder: Path) -> Arrays:
     """Return the images [n, 28, 28] and labels of all four files, those of t10k as test examples.
 
-    torchvision's MNIST reads the same files, but only unpacked ones, and the folder may be read-only.
-
-    Raises:
-        UsageError: A file is truncated, damaged or of another kind, or does not match its counterpart.
+    torchvision's MNIST reads the same files, but only unpacked ones.
     """
     paths = [folder / name for name in present_files(folder).values()]
     train, test = (
@@ -40,6 +37,9 @@ def read_all(folder: Path) -> Arrays:
         for images, labels in (paths[:2], paths[2:])
     )
     return join_splits([train], [test])
+
+
+Pool = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,7 @@ class IdxFiles(Published):
     source: ClassVar[str] = "mnist"
 
     def files(self) -> Arrays:
-        """Return the images [N, 28, 28] and labels of train and t10k, read once for all runs on this machine.
-
-        Raises:
-            UsageError: Files are missing or damaged, or cannot be downloaded.
-        """
+        """Return the images [N, 28, 28] and labels of train and t10k, read once for all runs on this machine."""
         root = datasets_folder(self.root)
         raw = root / self.folder / "raw"
         if missing := [file for file in IDX_FILES if file not in present_files(raw)]:
@@ -67,18 +63,15 @@ class IdxFiles(Published):
         files = list(present_files(raw).values())
         return read_once(self.folder.lower(), raw, files, lambda: read_all(raw), published=self.folder)
 
-    def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
-
-        The images are read-only.
-        """
+    def pool(self) -> Pool:
+        """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N]."""
         images, labels, is_test, _ = self.files()
         source = is_test.astype(np.int8)
         return images[:, None], labels, source, index_within_group(source)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mnist(IdxFiles):
+class Mnist(IdxFiles, ChannelNormalisation):
     """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled.
 
     .gz files are compared with torchvision's checksums once, when they are read for the cache.
@@ -86,29 +79,13 @@ class Mnist(IdxFiles):
 
     name: ClassVar[str] = "mnist"
     default_partition: ClassVar[str] = "dirichlet"
-
-    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]")
-    std: list[float] = option([0.5], above=0, help="images are divided by it")
-
-    def __post_init__(self) -> None:
-        per_channel(self.mean, 1, where="data.mean")
-        per_channel(self.std, 1, where="data.std")
+    channels: ClassVar[int | None] = 1
 
     def load(self) -> Dataset:
         """Return all images; `is_test` marks t10k, `source` is train or t10k, `index` the row in that file."""
-        images, labels, source, index = self.pool()
-        return Dataset.of(
-            self.name,
-            images,
-            labels,
-            is_test=source == 1,
-            num_classes=10,
-            source=source,
-            sources=SOURCES,
-            index=index,
-            mean=tuple(self.mean),
-            std=tuple(self.std),
-        )
+        images, labels, is_test, _ = self.files()
+        columns = from_two_files(is_test, SOURCES) | self.normalisation(1)
+        return Dataset.of(self.name, images[:, None], labels, num_classes=10, **columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +102,7 @@ CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Emnist(Published):
+class Emnist(Published, ChannelNormalisation):
     """EMNIST (Cohen et al. 2017): 131,600 grey 28 x 28 images of 47 digits and letters in `split=balanced`.
 
     `<root>/EMNIST/gzip` has the files of NIST's gzip.zip, such as `emnist-balanced-train-images-idx3-ubyte.gz`, or
@@ -134,18 +111,13 @@ class Emnist(Published):
     """
 
     split: str = option("balanced", choices=tuple(CLASSES), help="EMNIST's subset")
-    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]")
-    std: list[float] = option([0.5], above=0, help="images are divided by it")
 
     name: ClassVar[str] = "emnist"
     default_partition: ClassVar[str] = "dirichlet"
+    channels: ClassVar[int | None] = 1
 
     def load(self) -> Dataset:
-        """Return all images; `is_test` marks those of test, `source` is train or test, `index` the row in that file.
-
-        Raises:
-            UsageError: Files are missing, damaged or of another kind.
-        """
+        """Return all images; `is_test` marks those of test, `source` is train or test, `index` the row in that file."""
         folder = self.find("emnist")
         kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
         files = [_present(folder, f"emnist-{self.split}-{side}-{kind}") for side in SIDES for kind in kinds]
@@ -153,20 +125,9 @@ class Emnist(Published):
         def read() -> Arrays:
             return join_splits(*([self._read(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
 
-        arrays = read_once(f"{self.name}-{self.split}", folder, files, read)
-        source = arrays.is_test.astype(np.int8)
-        return Dataset.of(
-            self.name,
-            arrays.images[:, None],
-            arrays.labels,
-            is_test=arrays.is_test,
-            num_classes=CLASSES[self.split],
-            source=source,
-            sources=SIDES,
-            index=index_within_group(source),
-            mean=per_channel(self.mean, 1, where="data.mean"),
-            std=per_channel(self.std, 1, where="data.std"),
-        )
+        images, labels, is_test, _ = read_once(f"{self.name}-{self.split}", folder, files, read)
+        columns = from_two_files(is_test, SIDES) | self.normalisation(1)
+        return Dataset.of(self.name, images[:, None], labels, num_classes=CLASSES[self.split], **columns)
 
     def _read(self, images: Path, labels: Path) -> Arrays:
         numbers = read_idx(labels, dimensions=1).astype(np.int64) - (self.split == "letters")  # which count from 1

@@ -1,5 +1,4 @@
-"""MNIST, and MNIST-M generated from it: Ganin et al. 2016, "Domain-Adversarial Training of Neural
-Networks", section 5.2.4.
+"""MNIST-M, generated from MNIST: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", section 5.2.4.
 
     MNIST-M:  |photograph − digit| in each channel, with a random patch of a random photograph
 
@@ -19,7 +18,7 @@ from rayfed.core.paths import absolute, looked_in
 from rayfed.core.rng import generator
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
+from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, MEAN_HELP, STD_HELP, ChannelNormalisation
 from rayfed.data.draws import floor_share
 from rayfed.data.readers.class_folders import EXPECTED, image_files
 from rayfed.data.readers.decoding import open_image, resize_image, tell_changes
@@ -51,8 +50,8 @@ class MnistM(IdxFiles, ChannelNormalisation):
     tests: int | None = option(None, low=1, help="maximum of test images per domain; null: 7000")
     size: int = option(32, choices=(28, 32), help="side of the images; 32: enlarged bilinearly from 28 x 28")
     photographs: str | None = option(None, help="folder of photographs (.jpg, .png); null: scikit-learn's two")
-    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+    mean: list[float] = option(IMAGENET_MEAN, help=MEAN_HELP)
+    std: list[float] = option(IMAGENET_STD, above=0, help=STD_HELP)
     seed: int = option(0, low=0, help="seed of the choice of digits and of the patches of the photographs")
 
     def load(self) -> Dataset:
@@ -78,7 +77,7 @@ class MnistM(IdxFiles, ChannelNormalisation):
             sources=SOURCES,
             index=index[rows],
             leakage_group=rows,
-            **self.normalisation(),
+            **self.normalisation(3),
         )
 
     def _images(self, digits: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
@@ -122,9 +121,7 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
     """Return the photographs in `folder`, uint8 [height, width, 3], sorted by name; None: the two of scikit-learn.
 
     Those of scikit-learn are halved in size, so that a patch of 28 pixels shows some structure and not only sky.
-
-    Raises:
-        UsageError: The folder has no photographs, or a photograph is damaged.
+    UsageError if the folder has no photographs, or a photograph is damaged.
     """
     if folder is None:
         from sklearn.datasets import load_sample_images  # imported late: takes a second

@@ -10,7 +10,7 @@ from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.dataset_options import DropClients, per_channel
+from rayfed.data.dataset_options import ChannelNormalisation, DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs
 from rayfed.data.readers.files import files_hash, readable
@@ -25,18 +25,17 @@ EXPECTED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Npz(DropClients):
+class Npz(DropClients, ChannelNormalisation):
     """One .npz file with the arrays images, labels, client and is_test of equal length.
 
     They are unpacked once into the cache, from which images are read when they are needed.
     """
 
     file: str = option(help="path of the .npz file")
-    mean: list[float] = option([0.5], help="subtracted from uint8 images in [0, 1]; one number, or one per channel")
-    std: list[float] = option([0.5], above=0, help="uint8 images are divided by it; one number, or one per channel")
     num_classes: int | None = option(None, low=1, help="number of classes; null: the highest label plus 1")
 
     default_partition: ClassVar[str] = "natural"
+    channels: ClassVar[int | None] = None
 
     def load(self) -> Dataset:
         """Return the examples of the file without those of `drop_clients`; `client` keeps the file's numbers.
@@ -62,8 +61,7 @@ class Npz(DropClients):
             num_classes=count_classes(where, [labels], "data.num_classes", self.num_classes),
             index=rows,
             client=client[rows],
-            mean=per_channel(self.mean, channels, where="data.mean"),
-            std=per_channel(self.std, channels, where="data.std"),
+            **self.normalisation(channels),
         )
 
 

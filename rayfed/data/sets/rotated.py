@@ -1,7 +1,4 @@
-"""Rotated MNIST and CIFAR of FedDebias, and Rotated MNIST of FL augmentation.
-
-Images are rotated counter-clockwise, bilinearly and with zeros outside of the image.
-"""
+"""Rotated MNIST and CIFAR of FedDebias, and Rotated MNIST of FL augmentation."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,11 +12,12 @@ from rayfed.core.rng import generator, stream_seed
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
+from rayfed.data.dataset_options import MEAN_HELP, STD_HELP
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.population import TestSet
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
 from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES
-from rayfed.data.sets.mnist import IdxFiles, halve
+from rayfed.data.sets.mnist import IdxFiles, Pool, halve
 
 VERSION = 1  # raise it when the pixels change
 TEN_ANGLES = tuple(range(0, 150, 15))
@@ -74,11 +72,10 @@ class RotatedMnist(IdxFiles):
         """Return the images: already rotated for "augmentation", rotated by the client view for "feddebias"."""
         pool = self.pool()
         order = generator(self.seed, "rotated_mnist").permutation(len(pool[1]))
-        return self._feddebias(*pool, order) if self.recipe == "feddebias" else self._augmentation(*pool, order)
+        return self._feddebias(pool, order) if self.recipe == "feddebias" else self._augmentation(pool, order)
 
-    def _feddebias(
-        self, images: np.ndarray, labels: np.ndarray, source: np.ndarray, index: np.ndarray, order: np.ndarray
-    ) -> Dataset:
+    def _feddebias(self, pool: Pool, order: np.ndarray) -> Dataset:
+        images, labels, source, index = pool
         train, test = np.flatnonzero(source == 0), order[source[order] == 1][: self.per_domain]
         return Dataset.of(
             self.name,
@@ -91,9 +88,8 @@ class RotatedMnist(IdxFiles):
             client_view=RotationByClient(self.size),
         )
 
-    def _augmentation(
-        self, images: np.ndarray, labels: np.ndarray, source: np.ndarray, index: np.ndarray, order: np.ndarray
-    ) -> Dataset:
+    def _augmentation(self, pool: Pool, order: np.ndarray) -> Dataset:
+        images, labels, source, index = pool
         parts = [order[position :: len(SIX_ANGLES)][: self.per_domain] for position in range(len(SIX_ANGLES))]
         rows, sizes = np.concatenate(parts), [len(part) for part in parts]
 
@@ -120,9 +116,9 @@ class RotatedMnist(IdxFiles):
 class RotationMix:
     """The client view in which client i draws q ~ Dirichlet(alpha), and for each image a fixed angle from q.
 
-    That draw is a keyed hash of the image's pixels, so it does not depend on the image's position; the seed and the
-    client are the key. (A checksum such as CRC-32 would not do: it is linear, so that images which share an angle under
-    one seed would share one under almost any other.)
+    The angle is drawn by a hash of the image's pixels, keyed by the seed and the client, so it does not depend on the
+    image's position. (With a linear checksum such as CRC-32, images that share an angle under one seed would share one
+    under almost any other.)
     """
 
     angles: tuple[int, ...]
@@ -151,12 +147,10 @@ class RotationMix:
 class RotatedCifar(CifarFiles):
     """Base class of both datasets; `angles=[0]` rotates nothing."""
 
-    mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
+    mean: list[float] = option([0.0], help=MEAN_HELP)
+    std: list[float] = option([1.0], above=0, help=STD_HELP)
     angles: list[int] = option(list(TEN_ANGLES), low=0, below=360, help="angles of rotation, in degrees")
-    angle_alpha: float = option(
-        1.0, above=0, help="concentration of a client's mix of angles, per angle; 0.1 in FedDebias' code"
-    )
+    angle_alpha: float = option(1.0, above=0, help="concentration of a client's mix of angles; FedDebias' code: 0.1")
     seed: int = option(0, low=0, help="seed of the mixes and of each image's angle")
 
     default_partition: ClassVar[str] = "lda"
@@ -174,12 +168,11 @@ class RotatedCifar(CifarFiles):
             self.name,
             images[:count],
             labels[:count],
-            is_test=None,
             num_classes=self.classes,
             sources=SOURCES[:1],
             tests=rotated_tests(self.name, images[count:], labels[count:], tuple(self.angles), images.shape[-1]),
             client_view=RotationMix(tuple(self.angles), self.angle_alpha, self.seed),
-            **self.normalisation(),
+            **self.normalisation(3),
         )
 
 
@@ -199,8 +192,7 @@ class RotatedCifar10(RotatedCifar, Cifar10):
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedCifar100(RotatedCifar, Cifar100):
-    """CIFAR-100, rotated like `rotated_cifar10`; the class mix is ~ Dirichlet(0.1) for every class, as in FedDebias for
-    CIFAR-100 (without rotation). Files and source are those of cifar100."""
+    """CIFAR-100 (files of cifar100), rotated like `rotated_cifar10`; FedDebias' class mix is ~ Dirichlet(0.1) here."""
 
     name: ClassVar[str] = "rotated_cifar100"
     partition_defaults: ClassVar[dict[str, Any]] = {**_RECIPE, "base": "ones"}
@@ -233,9 +225,8 @@ def rotate(images: np.ndarray, degrees: float, size: int | None = None) -> np.nd
     Interpolation is bilinear, with zeros outside of the image, and the result is rounded. The four source pixels of
     each target pixel and their weights are the same for all images, so they are computed once.
     """
-    side = images.shape[-1]
     rotated = _rotated(images, degrees) if degrees else images
-    return rotated if size in (None, side) else halve(rotated)
+    return rotated if size in (None, images.shape[-1]) else halve(rotated)
 
 
 def _rotated(images: np.ndarray, degrees: float) -> np.ndarray:
@@ -249,14 +240,10 @@ def _rotated(images: np.ndarray, degrees: float) -> np.ndarray:
     from_row, from_column = np.round(from_row, 9), np.round(from_column, 9)
     top, left = np.floor(from_row).astype(int), np.floor(from_column).astype(int)
     down, right = from_row - top, from_column - left
-    corners = (
-        (top, left, (1 - down) * (1 - right)),
-        (top, left + 1, (1 - down) * right),
-        (top + 1, left, down * (1 - right)),
-        (top + 1, left + 1, down * right),
-    )
     tables = []
-    for y, x, weight in corners:
+    for lower, later in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        y, x = top + lower, left + later
+        weight = (down if lower else 1 - down) * (right if later else 1 - right)
         inside = (y >= 0) & (y < side) & (x >= 0) & (x < side)
         tables.append((np.where(inside, y * side + x, 0).ravel(), (weight * inside).astype(np.float32).ravel()))
     flat = images.reshape(-1, side * side)

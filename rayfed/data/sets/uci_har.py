@@ -37,17 +37,12 @@ class UciHar(Published, DropClients):
     partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.25}
 
     def load(self) -> Dataset:
-        """Return all windows, those of `train` first; `source` is train or test, `index` the line, `client` the person.
-
-        Raises:
-            UsageError: A file is missing, damaged, or inconsistent with the others.
-        """
+        """Return all windows, those of `train` first; `source` is the side, `index` the line, `client` the person."""
         folder = self.find("uci_har")
         files = [f"{side}/Inertial Signals/{signal}_{side}.txt" for signal in SIGNALS for side in SIDES]
         files += [f"{side}/{name}_{side}.txt" for name in ("y", "subject") for side in SIDES]
-        arrays = cached_arrays(
-            self.name, {"version": VERSION, "files": files_hash(folder, files)}, lambda: _read(folder)
-        )
+        key = {"version": VERSION, "files": files_hash(folder, files)}
+        arrays = cached_arrays(self.name, key, lambda: _read(folder))
         source, client = arrays["source"], arrays["client"]
         rows = self.remaining_rows(client, folder)
         return Dataset.of(

@@ -20,10 +20,7 @@ HOSPITALS = 5
 TRAIN, ID_VAL = 0, 1  # values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
 CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")
 CLASSES, GROUPS = 1139, 4
-
-
-WITHOUT_SPLIT = ("hospital-1", "hospital-2")
-"""The hospitals that WILDS uses for validation and for testing."""
+WITHOUT_SPLIT = ("hospital-1", "hospital-2")  # those that WILDS uses for validation and for testing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +48,7 @@ class Camelyon17(Published, ImageFiles):
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
 
     def load(self) -> Dataset:
-        """Return the patches that are kept; `client` is the hospital.
-
-        Raises:
-            UsageError: The table or patches are missing or damaged, or the options contradict each other.
-        """
+        """Return the patches that are kept; `client` is the hospital."""
         domains = self.selected_domains()
         without_split = set(WITHOUT_SPLIT) & set(domains) - set(self.left_out)
         if self.split == "published" and without_split:
@@ -63,8 +56,7 @@ class Camelyon17(Published, ImageFiles):
                 f"data.split=published: {min(without_split)} has no split; leave it out, or use data.split=random"
             )
         folder = self.find("camelyon17")
-        path = folder / "metadata.csv"
-        table = _metadata(path, NUMBERS, ("patient", "node"))
+        table = _metadata(folder / "metadata.csv", NUMBERS, ("patient", "node"))
         numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
         entries = [
             Entry(
@@ -105,21 +97,18 @@ class RxRx1(Published, ImageFiles):
         None,
         low=1,
         high=GROUPS,
-        help="clients per cell type, each with a quarter of its experiments; null: all experiments",
+        help="clients per cell type, each with a quarter of its experiments; null: all of them",
     )
 
     def available_domains(self) -> tuple[str, ...]:
         return CELLS
 
     def load(self) -> Dataset:
-        """Return the images that are kept; `client` is the experiment, or its group.
-
-        Raises:
-            UsageError: The table or images are missing or damaged, or the options contradict each other.
-        """
+        """Return the images that are kept; `client` is the experiment, or its group."""
         cells, published = self.selected_domains(), self.split == "published"
-        folder = self.find("rxrx1")
-        table = self._table(folder / "metadata.csv", cells)
+        folder, strings = self.find("rxrx1"), ("dataset", "cell_type", "experiment", "well")
+        table = _metadata(folder / "metadata.csv", ("plate", "site", "sirna_id"), strings)
+        table = table[table.cell_type.isin(cells) & (table.sirna_id < self.classes)]
         domains = (*cells, *(UNSEEN if published else ()))
         clients = self._clients(table[table.dataset == "train"] if published else table)
         entries = [
@@ -137,12 +126,6 @@ class RxRx1(Published, ImageFiles):
         sampling = self.without([*self.left_out, *UNSEEN]) if published else self
         listing = Listing.of(folder, entries)
         return sampling.dataset(listing, domains, self.classes, published=published, natural=True)
-
-    def _table(self, path: Path, cells: tuple[str, ...]) -> pandas.DataFrame:
-        """Return the rows of the selected cell types and classes."""
-        strings = ("dataset", "cell_type", "experiment", "well")
-        table = _metadata(path, ("plate", "site", "sirna_id"), strings)
-        return table[table.cell_type.isin(cells) & (table.sirna_id < self.classes)]
 
     def _clients(self, table: pandas.DataFrame) -> dict[str, int]:
         """Return the client that holds each experiment."""
