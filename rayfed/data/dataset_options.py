@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class ChannelNormalisation:
         if self.channels is not None:
             self.normalisation(self.channels)
 
-    def normalisation(self, channels: int) -> dict[str, tuple[float, ...]]:
+    def normalisation(self, channels: int) -> dict[str, Any]:
         """Return the arguments `mean` and `std` of `Dataset`, in which a single number is repeated for each channel."""
         pairs = {}
         for name in ("mean", "std"):

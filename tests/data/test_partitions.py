@@ -148,7 +148,7 @@ def test_a_draw_that_rarely_does_is_repeated():
         draws.append(sizes)
         return Draw(sizes, lambda: [np.arange(size) for size in sizes])
 
-    rows = draw_until(draw, 5, keys="", remedy="")  # (1 - P[Bin(10, 1/2) < 5])^8 = 0.623^8 = 1 / 44
+    rows = draw_until(draw, 5, keys="")  # (1 - P[Bin(10, 1/2) < 5])^8 = 0.623^8 = 1 / 44
     assert [len(held) for held in rows] == draws[-1].tolist()
     assert min(draws[-1]) >= 5
     assert len(draws) > 20

@@ -12,8 +12,8 @@ from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.draws import floor_share, numpy_generator
 from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_group, own_tests
 
-# Purposes of the random streams that a partition's seed gives; draws for one purpose do not shift another's.
-ASSIGNMENT, TEST, VALIDATION = range(3)
+ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
+TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
 MAX_DRAWS = 1000  # attempts after which a partition with a minimum size gives up
 FIRST_DRAWS = 20  # after which it gives up at once if the number of clients that are too small is
 HOPELESS = 10  # standard deviations away from none
@@ -58,12 +58,7 @@ class Partition:
     ) -> ClientRows:
         """Return a client's rows, with the validation part taken from `train` and the rest shuffled.
 
-        Args:
-            client: Number of the client.
-            domain: Name of its domain.
-            train: Rows for training and validation.
-            test: Rows for testing.
-            validated: Mask of the rows to use for validation, bool [N]; None: they are drawn.
+        `validated` is a mask of the rows to use for validation, bool [N]; None: they are drawn.
         """
         order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
         if validated is not None:
@@ -78,19 +73,15 @@ class PooledPartition(Partition):
 
     Each client is tested on those of its rows that are test examples of the dataset. If `test` is given, or the dataset
     has no test examples, each client divides its rows at random instead. One row of each leakage group is assigned and
-    divided, and the others of the group follow it.
+    divided, and the other rows of the group follow it.
 
-    With `common_test`, only the training examples are assigned like this. The dataset's own test examples are
-    distributed at random and in equal numbers as the clients' test parts, so that all models are tested on all classes.
+    With `common_test`, only the training examples are assigned. The dataset's own test examples become the clients'
+    test parts, at random and in equal numbers, so that all models are tested on all classes.
     """
 
     clients: int = option(20, low=1, help="number of clients")
     test: float | None = option(
-        None,
-        low=0,
-        below=1,
-        help="share of each client's rows drawn for testing, rounded up, whatever the dataset's own test examples are; "
-        "null: these, or 0.25 if it has none",
+        None, low=0, below=1, help=f"{TEST_HELP.format('client')}; null: the dataset's own test examples, else 0.25"
     )
     per_client: int | None = option(None, low=1, help="maximum of rows per client, before they are split")
     common_test: bool = option(False, help="test on equal shares of the dataset's own test examples instead of `test`")
@@ -111,10 +102,8 @@ class PooledPartition(Partition):
             shuffled = numpy_generator(self.seed, TEST, client).permutation(capped)
             domain = dataset.domain_of(expand_groups(dataset, shuffled, rows))
             if common_tests is not None:
-                held = self.client_rows(client, domain, shuffled, shuffled[:0])
-                clients.append(_with_groups(dataset, held, rows)._replace(test=common_tests[client]))
-                continue
-            if share is None:
+                train, test = shuffled, shuffled[:0]
+            elif share is None:
                 train, test = shuffled[~tested[shuffled]], shuffled[tested[shuffled]]
             else:
                 train, test = np.split(shuffled, [floor_share(len(shuffled), 1 - share)])
@@ -124,7 +113,9 @@ class PooledPartition(Partition):
                     f"partition.clients={self.clients}: client {client} gets {len(shuffled)} samples of "
                     f"{dataset.name}, {why}; use fewer clients, or another partition.test"
                 )
-            clients.append(_with_groups(dataset, self.client_rows(client, domain, train, test), rows))
+            parts = self.client_rows(client, domain, train, test)[2:]
+            held = ClientRows(client, domain, *(expand_groups(dataset, part, rows) for part in parts))
+            clients.append(held if common_tests is None else held._replace(test=common_tests[client]))
         return clients
 
     def test_source(self, dataset: Dataset) -> str:
@@ -139,10 +130,8 @@ class PooledPartition(Partition):
     def _common_tests(self, dataset: Dataset) -> list[np.ndarray]:
         tests = dataset.rows(is_test=True)
         if len(tests) < self.clients:
-            raise UsageError(
-                f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own for "
-                f"{self.clients} clients"
-            )
+            few = f"{dataset.name} has {len(tests)} test samples of its own for {self.clients} clients"
+            raise UsageError(f"partition.common_test=true: {few}")
         return np.array_split(numpy_generator(self.seed, TEST).permutation(tests), self.clients)
 
 
@@ -160,11 +149,6 @@ def _has_tests(dataset: Dataset) -> bool:
     return bool(dataset.is_test[dataset.rows()].any())
 
 
-def _with_groups(dataset: Dataset, client: ClientRows, rows: np.ndarray) -> ClientRows:
-    """Return `client` with all rows, among `rows`, of the leakage groups that it holds."""
-    return ClientRows(client.id, client.domain, *(expand_groups(dataset, part, rows) for part in client[2:]))
-
-
 def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
     """Return `rows` separated by their class 0..C-1, each in the given order."""
     labels = dataset.labels[rows]
@@ -178,17 +162,12 @@ class Draw(NamedTuple):
     rows: Callable[[], list[np.ndarray]]
 
 
-def draw_until(draw: Callable[[], Draw], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
+def draw_until(draw: Callable[[], Draw], least: int, *, keys: str) -> list[np.ndarray]:
     """Repeat `draw` until every client has `least` rows, and return the rows of each client.
-
-    Args:
-        draw: Draws the sizes of the clients.
-        least: Minimum of rows per client.
-        keys: The options to name in the error message.
-        remedy: The advice in the error message.
 
     Raises:
         UsageError: No draw out of `MAX_DRAWS` gave every client that many rows, or the first draws show that none will.
+            The message starts with the options `keys`.
     """
     best, short = 0, list[int]()
     for count in range(1, MAX_DRAWS + 1):
@@ -199,14 +178,14 @@ def draw_until(draw: Callable[[], Draw], least: int, *, keys: str, remedy: str) 
         short.append(int((drawn.sizes < least).sum()))
         if count == FIRST_DRAWS and np.mean(short) > HOPELESS * max(float(np.std(short)), 0.5):
             break
-    some = f"{min(short)} to {max(short)} of {len(drawn.sizes)} clients had fewer than min_size={least} samples"
-    raise UsageError(f"{keys}: in {count} draws, {some} (the smallest at most {best}); {remedy}")
+    raise UsageError(
+        f"{keys}: in {count} draws, {min(short)} to {max(short)} of {len(drawn.sizes)} clients had fewer than "
+        f"min_size={least} samples (the smallest at most {best}); raise alpha, lower min_size or use fewer clients"
+    )
 
 
 def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
     """Raise UsageError if no division of `rows` gives every client `least` of them (`partition.min_size`)."""
-    if least * clients > len(rows):
-        raise UsageError(
-            f"partition.min_size={least}: {clients} clients would need {least * clients} samples, "
-            f"{dataset.name} has {len(rows)}"
-        )
+    if (needed := least * clients) > len(rows):
+        needs = f"{clients} clients would need {needed} samples, {dataset.name} has {len(rows)}"
+        raise UsageError(f"partition.min_size={least}: {needs}")

@@ -10,7 +10,16 @@ from rayfed.core.options import option
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.draws import floor_share, numpy_generator
 from rayfed.data.leakage_groups import draw_groups
-from rayfed.data.partitions.base import ASSIGNMENT, MAX_DRAWS, TEST, VALIDATION, Partition, by_class, describe_tests
+from rayfed.data.partitions.base import (
+    ASSIGNMENT,
+    MAX_DRAWS,
+    TEST,
+    TEST_HELP,
+    VALIDATION,
+    Partition,
+    by_class,
+    describe_tests,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +39,12 @@ class Domains(Partition):
         None, low=1, help="number of equal parts of a domain, of which each client gets one; null: clients_per_domain"
     )
     test: float | None = option(
-        None,
-        low=0,
-        below=1,
-        help="share of each domain's rows drawn for testing, rounded up; null: the dataset's own test examples",
+        None, low=0, below=1, help=f"{TEST_HELP.format('domain')}; null: the dataset's own test examples"
     )
 
     def __post_init__(self) -> None:
-        if self.parts is not None and self.parts < self.clients_per_domain:
-            raise UsageError(
-                f"partition.parts={self.parts}: fewer than partition.clients_per_domain={self.clients_per_domain}"
-            )
+        if self.parts is not None and self.parts < (clients := self.clients_per_domain):
+            raise UsageError(f"partition.parts={self.parts}: fewer than partition.clients_per_domain={clients}")
 
     def test_source(self, dataset: Dataset) -> str:
         return describe_tests(dataset, self.test)
@@ -52,9 +56,8 @@ class Domains(Partition):
         validated = draw_groups(dataset, train_rows, numpy_generator(self.seed, VALIDATION), 1 - self.validation)
         for position, (train, test) in pools.items():
             domain = dataset.domains[position]
-            for client_train, client_test in zip(
-                self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True
-            ):
+            parts = zip(self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True)
+            for client_train, client_test in parts:
                 if not len(client_train):
                     raise UsageError(
                         f"partition.clients_per_domain={self.clients_per_domain}: "
@@ -72,28 +75,26 @@ class Domains(Partition):
 
     def _pools(self, dataset: Dataset) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return the shuffled training and test rows of each domain that clients may hold, by its position."""
-        positions = [position for position, domain in enumerate(dataset.domains) if domain not in dataset.ood]
-        if self.test is None:
-            return {position: self._published_pool(dataset, position) for position in positions}
-        tested = draw_groups(dataset, dataset.rows(), numpy_generator(self.seed, TEST), 1 - self.test)
-        return {position: self._drawn_pool(dataset, position, 1 - self.test, tested) for position in positions}
-
-    def _published_pool(self, dataset: Dataset, position: int) -> tuple[np.ndarray, np.ndarray]:
-        domain = dataset.domains[position]
-        train, test = (dataset.rows(is_test=is_test, domain=domain) for is_test in (False, True))
-        return self._shuffled(train, position, 0), self._shuffled(test, position, 1)
-
-    def _drawn_pool(
-        self, dataset: Dataset, position: int, training: float, tested: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        rows = numpy_generator(self.seed, TEST, position).permutation(dataset.rows(domain=dataset.domains[position]))
-        if tested is not None:
-            return rows[~tested[rows]], rows[tested[rows]]
-        count = floor_share(len(rows), training)
-        return rows[:count], rows[count:]
-
-    def _shuffled(self, rows: np.ndarray, *purpose: int) -> np.ndarray:
-        return numpy_generator(self.seed, ASSIGNMENT, *purpose).permutation(rows)
+        pools, tested = {}, None
+        if self.test is not None:
+            tested = draw_groups(dataset, dataset.rows(), numpy_generator(self.seed, TEST), 1 - self.test)
+        for position, domain in enumerate(dataset.domains):
+            if domain in dataset.ood:
+                continue
+            if self.test is None:
+                train, test = (
+                    numpy_generator(self.seed, ASSIGNMENT, position, int(is_test)).permutation(
+                        dataset.rows(is_test=is_test, domain=domain)
+                    )
+                    for is_test in (False, True)
+                )
+            else:
+                rows = numpy_generator(self.seed, TEST, position).permutation(dataset.rows(domain=domain))
+                count = floor_share(len(rows), 1 - self.test)
+                is_test = np.arange(len(rows)) >= count if tested is None else tested[rows]
+                train, test = rows[~is_test], rows[is_test]
+            pools[position] = train, test
+        return pools
 
 
 MIX = 1  # purpose of a stream of its own, beside the two of Domains with ASSIGNMENT
@@ -101,7 +102,7 @@ MIX = 1  # purpose of a stream of its own, beside the two of Domains with ASSIGN
 
 @dataclass(frozen=True, kw_only=True)
 class DomainMixes(Domains):
-    """The clients of de Luca et al. 2022 (data augmentation for federated domain generalisation): 12 of 3 domains.
+    """The clients of de Luca et al. 2022 (data augmentation for federated domain generalisation): 12 in 3 domains.
 
     In a domain with n training rows, each of k clients draws a size ~ Normal(n / (k + 1), `size_sd`²) and a class mix
     ~ Dirichlet(`alpha` x base) over the domain's classes, where base sums to 1. One client after the other then takes

@@ -57,19 +57,18 @@ class File(Partition):
         return clients
 
     def _read(self) -> "pandas.DataFrame":
-        path, where = absolute(self.file), f"partition.file={self.file}"
+        path, where, needed = absolute(self.file), f"partition.file={self.file}", ", ".join(COLUMNS)
         if not path.is_file():
-            needed = ", ".join(COLUMNS)
             raise UsageError(f"{where}: no such file{looked_in(self.file)}; expected a Parquet file of {needed}")
         with readable(where, "a Parquet file"):
             stored = parquet.read_table(path)
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one
             # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
-        missing = [name for name in COLUMNS if name not in table]
-        if missing:
-            present, needed = ", ".join(map(str, table.columns)), ", ".join(COLUMNS)
-            raise UsageError(f"{where}: no column {missing[0]!r} (found: {present}); needs {needed}")
+        for name in COLUMNS:
+            if name not in table:
+                present = ", ".join(map(str, table.columns))
+                raise UsageError(f"{where}: no column {name!r} (found: {present}); needs {needed}")
         for name in ("client", "index"):
             if (kind := table[name].dtype).kind not in "iu":
                 raise UsageError(f"{where}: column {name!r} is {kind}; expected integers, and no empty cells")
@@ -85,10 +84,10 @@ class File(Partition):
 
     def _rows(self, table: "pandas.DataFrame", dataset: Dataset) -> np.ndarray:
         """Return the row of the dataset that each row of the table identifies."""
+        where = f"partition.file={self.file}"
         unknown = sorted(set(table["source"].unique()) - set(dataset.sources), key=str)
         if unknown:
-            sources = ", ".join(dataset.sources)
-            raise UsageError(f"partition.file={self.file}: source {unknown[0]!r}; {dataset.name} has {sources}")
+            raise UsageError(f"{where}: source {unknown[0]!r}; {dataset.name} has {', '.join(dataset.sources)}")
         source = table["source"].map({name: code for code, name in enumerate(dataset.sources)}).to_numpy(dtype=int)
         index = table["index"].to_numpy(dtype=int)
         size = int(dataset.index.max()) + 1
@@ -101,8 +100,8 @@ class File(Partition):
             valid = dataset.index[allowed][dataset.source[allowed] == source[first]]
             span = f"{len(valid)} of them, {valid.min()}..{valid.max()}" if len(valid) else "none"
             raise UsageError(
-                f"partition.file={self.file}: index {index[first]} of source {dataset.sources[source[first]]!r} "
-                f"is not among those that clients of {dataset.name} may hold ({span})"
+                f"{where}: index {index[first]} of source {dataset.sources[source[first]]!r} is not among those that "
+                f"clients of {dataset.name} may hold ({span})"
             )
         return rows
 
@@ -135,8 +134,8 @@ def save(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
 def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:
     """Return a hash of client, split, source and index of all rows, regardless of their order; 12 hexadecimal digits.
 
-    It is the same for a partition and for its file, on every machine. It does not depend on the contents of the rows
-    nor on test sets that no client holds: these follow from the options of the dataset.
+    A partition and its file have the same hash, on every machine. The contents of the rows, and test sets that no
+    client holds, do not count: they follow from the options of the dataset.
     """
     rows, client, split = _columns(clients)
     source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")

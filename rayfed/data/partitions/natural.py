@@ -9,7 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.draws import floor_share, numpy_generator
-from rayfed.data.partitions.base import TEST, Partition, describe_tests
+from rayfed.data.partitions.base import TEST, TEST_HELP, Partition, describe_tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,7 @@ class Natural(Partition):
     follows_seed: ClassVar[bool] = False
 
     test: float | None = option(
-        None,
-        low=0,
-        below=1,
-        help="share of each client's rows drawn for testing, rounded up; null: the dataset's own test examples",
+        None, low=0, below=1, help=f"{TEST_HELP.format('client')}; null: the dataset's own test examples"
     )
 
     def test_source(self, dataset: Dataset) -> str:
@@ -33,27 +30,28 @@ class Natural(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         if dataset.client is None:
-            raise UsageError(
-                f"partition=natural: {dataset.name} does not define clients; choose domains, iid or dirichlet"
-            )
+            remedy = "choose domains, iid or dirichlet"
+            raise UsageError(f"partition=natural: {dataset.name} does not define clients; {remedy}")
         rows = dataset.rows()
         file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
         by_client = rows[np.argsort(dataset.client[rows], kind="stable")]
-        held = np.split(by_client, np.cumsum(counts)[:-1])
-        pairs = [self._train_and_test(dataset, of_client, number) for number, of_client in enumerate(held)]
-        empty = [number for number, (train, _) in enumerate(pairs) if not len(train)]
+        clients, empty = [], []
+        for number, held in enumerate(np.split(by_client, np.cumsum(counts)[:-1])):
+            if self.test is None:
+                train, test = held[~dataset.is_test[held]], held[dataset.is_test[held]]
+            else:
+                train, test = self._drawn(held, self.test, number)
+            domain = dataset.domain_of(held) if len(dataset.domains) > 1 else f"client-{file_numbers[number]}"
+            clients.append(self.client_rows(number, domain, train, test))
+            empty += [] if len(train) else [number]
         if empty:
             drop = [int(file_numbers[number]) for number in empty]
-            count = len(pairs[empty[0]][1])
             raise UsageError(
                 f"partition=natural: client {drop[0]} of {dataset.name} has no training samples "
-                f"({count} test samples only); drop it, if the dataset has the option, with data.drop_clients={drop}, "
-                "or draw test examples from all rows, with a share such as partition.test=0.25"
+                f"({len(clients[empty[0]].test)} test samples only); drop it, if the dataset has the option, with "
+                f"data.drop_clients={drop}, or draw test examples from all rows, as with partition.test=0.25"
             )
-        return [
-            self.client_rows(number, self._domain(dataset, held[number], file_numbers[number]), *pair)
-            for number, pair in enumerate(pairs)
-        ]
+        return clients
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:
         """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
@@ -69,14 +67,6 @@ class Natural(Partition):
         rows = np.arange(count)
         train, test = (rows, rows[:0]) if self.test is None else self._drawn(rows, self.test, number)
         return self.client_rows(number, "", train, test)[2:]
-
-    def _domain(self, dataset: Dataset, rows: np.ndarray, file_number: int) -> str:
-        return dataset.domain_of(rows) if len(dataset.domains) > 1 else f"client-{file_number}"
-
-    def _train_and_test(self, dataset: Dataset, rows: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.test is None:
-            return rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
-        return self._drawn(rows, self.test, client)
 
     def _drawn(self, rows: np.ndarray, test: float, client: int) -> tuple[np.ndarray, np.ndarray]:
         shuffled = numpy_generator(self.seed, TEST, client).permutation(rows)

@@ -1,6 +1,10 @@
-"""Partitions that pool all rows, whatever their domain: random shares, and clients that differ in their classes."""
+"""Partitions that pool all rows, whatever their domain: random shares, and clients that differ in their classes.
+
+Each partition shuffles the rows of a client at the end, so that cutting them to `per_client` keeps the mix of classes.
+"""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -23,27 +27,17 @@ class Dirichlet(PooledPartition):
 
     alpha: float = option(0.1, above=0, help="concentration; 0.1 gives strong skew, 100 nearly none")
     min_size: int | None = option(
-        None,
-        low=1,
-        help="minimum of samples per client, by repeated draws; null: 40, or half of an equal share if that is less",
+        None, low=1, help="minimum of samples per client, by repeated draws; null: 40, or half an equal share if less"
     )
-    capped: bool = option(
-        True, help="a client with an equal share gets no more; false: use the drawn proportions unchanged"
-    )
+    capped: bool = option(True, help="a client with an equal share gets no more; false: use the proportions as drawn")
 
     def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         least = max(1, min(40, len(rows) // (2 * self.clients))) if self.min_size is None else self.min_size
         check_min_size(least, self.clients, dataset, rows)
-        assigned = draw_until(
-            lambda: self._draw(stacks, len(rows), random),
-            least,
-            keys=f"partition.alpha={self.alpha}",
-            remedy="raise alpha, lower min_size or use fewer clients",
-        )
-        # Shuffled so that cutting to per_client keeps the class mix.
-        return [random.permutation(client_rows) for client_rows in assigned]
+        draw = partial(self._draw, stacks, len(rows), random)
+        return [random.permutation(held) for held in draw_until(draw, least, keys=f"partition.alpha={self.alpha}")]
 
     def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> Draw:
         sizes = np.zeros(self.clients, int)
@@ -127,9 +121,8 @@ class LabelK(PooledPartition):
         stacks = by_class(dataset, rows)
         present = [label for label, stack in enumerate(stacks) if len(stack)]
         if self.classes_per_client > len(present):
-            raise UsageError(
-                f"partition.classes_per_client={self.classes_per_client}: {dataset.name} has {len(present)} classes"
-            )
+            few = f"{dataset.name} has {len(present)} classes"
+            raise UsageError(f"partition.classes_per_client={self.classes_per_client}: {few}")
         owners: dict[int, list[int]] = {label: [] for label in present}
         for client in range(self.clients):
             first = present[client % len(present)]
@@ -148,7 +141,6 @@ class LabelK(PooledPartition):
             shuffled = random.permutation(stacks[label])
             for client, pile in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
                 assigned[client].append(pile)
-        # Shuffled so that cutting to per_client keeps the class mix.
         return [random.permutation(np.concatenate(piles)) for piles in assigned]
 
 
@@ -170,9 +162,8 @@ class Pathological(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         if self.classes_per_client > len(stacks):
-            raise UsageError(
-                f"partition.classes_per_client={self.classes_per_client}: {dataset.name} has {len(stacks)} classes"
-            )
+            few = f"{dataset.name} has {len(stacks)} classes"
+            raise UsageError(f"partition.classes_per_client={self.classes_per_client}: {few}")
         quota = np.full(self.clients, self.classes_per_client)
         group_size = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
         least = min(40, len(rows) // (2 * self.clients)) / len(stacks)
@@ -195,7 +186,6 @@ class Pathological(PooledPartition):
                 f"partition.clients={self.clients}: nothing of {dataset.name} is left for client {empty[0]}; "
                 f"clients x classes_per_client should be a multiple of its {len(stacks)} classes"
             )
-        # Shuffled so that cutting to per_client keeps the class mix.
         return [random.permutation(np.concatenate(piles)) for piles in assigned]
 
     def _sizes(self, size: int, clients: int, least: float, random: np.random.Generator) -> list[int]:
@@ -228,7 +218,6 @@ class Shards(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         shards = np.array_split(np.concatenate(by_class(dataset, rows)), count)
         shards_of = random.permutation(count).reshape(self.clients, -1)
-        # Shuffled so that cutting to per_client keeps the class mix.
         return [random.permutation(np.concatenate([shards[shard] for shard in numbers])) for numbers in shards_of]
 
 
@@ -257,5 +246,4 @@ class Quantity(PooledPartition):
             ends = (np.cumsum(shares)[:-1] * len(rows)).astype(int)
             return Draw(np.diff(ends, prepend=0, append=len(rows)), lambda: np.split(shuffled, ends))
 
-        remedy = "raise alpha, lower min_size or use fewer clients"
-        return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}", remedy=remedy)
+        return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}")

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
-from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.dataset import ClientRows, Dataset, index_within_group
 from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.partitions.file import client_domain, partition_hash
 
@@ -62,16 +62,9 @@ GAP, MARGIN = 2, 62  # pixels between images, and of the left margin with the do
 
 
 def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
-    """Write a PNG with one row per domain, in which the classes take turns.
+    """Write a PNG with one row of `columns` examples per domain, in which the classes take turns.
 
-    Args:
-        dataset: A dataset with images uint8 [N, 1 or 3, height, width].
-        path: The PNG file to write.
-        columns: Examples per domain.
-        scale: Pixels of the sheet per pixel of an image, in each direction.
-
-    Raises:
-        UsageError: The dataset does not consist of such images.
+    A pixel of an image becomes `scale` x `scale` pixels. UsageError if images are not uint8 [N, 1 or 3, height, width].
     """
     if dataset.images.dtype != np.uint8 or dataset.images.ndim != 4 or dataset.images.shape[1] not in (1, 3):
         actual = f"{dataset.images.dtype} {list(dataset.images.shape)}"
@@ -83,19 +76,12 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
     for position, domain in enumerate(dataset.domains):
         top = position * (height + GAP)
         canvas.text((4, top + height // 2), domain, fill="black", anchor="lm")
-        for column, row in enumerate(_rows_by_turns(dataset, position)[:columns]):
+        rows = np.flatnonzero(dataset.domain == position)
+        labels = dataset.labels[rows]
+        by_turns = rows[np.lexsort((labels, index_within_group(labels)))]
+        for column, row in enumerate(by_turns[:columns]):
             pixels = np.broadcast_to(dataset.images[row].transpose(1, 2, 0), (*dataset.images.shape[2:], 3))
             image = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), Image.Resampling.NEAREST)
             sheet.paste(image, (MARGIN + column * (width + GAP), top))
     with writing(path):
         sheet.save(path, "png", optimize=True)
-
-
-def _rows_by_turns(dataset: Dataset, domain: int) -> np.ndarray:
-    """Return the rows of a domain so that the classes take turns."""
-    rows = np.flatnonzero(dataset.domain == domain)
-    labels = dataset.labels[rows]
-    turns = np.zeros(len(rows), int)
-    for label in np.unique(labels):
-        turns[labels == label] = np.arange((labels == label).sum())
-    return rows[np.lexsort((labels, turns))]

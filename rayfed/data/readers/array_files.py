@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import pickle
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from numpy._core import multiarray, numeric
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached_arrays
-from rayfed.data.readers.files import files_hash, readable
+from rayfed.data.readers.files import files_hash, note, readable
 
 VERSION = 2  # raise it when the pixels or labels change
 
@@ -33,20 +32,12 @@ class Arrays(NamedTuple):
 
 
 def read_once(
-    name: str,
-    root: Path,
-    files: Sequence[str],
-    read: Callable[[], Arrays],
-    published: str | None = None,
+    name: str, root: Path, files: Sequence[str], read: Callable[[], Arrays], published: str | None = None
 ) -> Arrays:
-    """Return what `read` reads, read-only; later, only the files' sizes and modification times are checked.
+    """Return what `read` reads from `files` below `root`, read-only, and cache it under `name`.
 
-    Args:
-        name: Prefix of the name of the cache's folder.
-        root: Folder of the files.
-        files: Paths of the files below `root`.
-        read: Reads the files.
-        published: Torchvision's class of the dataset, with whose checksums the files are compared when read.
+    Later, only the files' sizes and modification times are checked. `published` is torchvision's class of the dataset,
+    with whose checksums the files are compared when they are read.
     """
 
     def make() -> dict[str, np.ndarray]:
@@ -74,30 +65,20 @@ def compare_checksums(paths: Sequence[Path], name: str) -> None:
     for path in paths:
         actual = hashlib.md5(path.read_bytes()).hexdigest()
         if (expected := published.get(path.name, actual)) != actual:
-            print(
-                f"rayfed: {path}: md5 {actual}, but the published file has {expected}; repacked, changed or damaged",
-                file=sys.stderr,
-            )
+            note(f"{path}: md5 {actual}, but the published file has {expected}; repacked, changed or damaged")
 
 
 def validated_arrays(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:
     """Return `images` and `labels` of a file as `Arrays` without test examples.
 
-    Args:
-        path: The file, for error messages.
-        images: Expected to be uint8 [n, *shape], with n > 0.
-        labels: Expected to be n integers from 0 below `classes`.
-        shape: Expected shape of an image; None: any size.
-        classes: Number of classes.
-
     Raises:
-        UsageError: The images or labels are not as expected.
+        UsageError: Images are not uint8 [n, *shape] with n > 0, where None stands for any size, or labels are not n
+            integers from 0 below `classes`.
     """
     with readable(path, "arrays of images and labels"):  # as with rows of uneven lengths
         pixels, numbers = np.asarray(images), np.asarray(labels).reshape(-1)
-    fits = pixels.ndim == 1 + len(shape) and all(
-        expected in (None, actual) for expected, actual in zip(shape, pixels.shape[1:], strict=False)
-    )
+    pairs = zip(shape, pixels.shape[1:], strict=False)
+    fits = pixels.ndim == 1 + len(shape) and all(expected in (None, actual) for expected, actual in pairs)
     if not fits or pixels.dtype != np.uint8:
         form = ", ".join("any" if side is None else str(side) for side in shape)
         raise UsageError(f"{path}: images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {form}]")
@@ -110,7 +91,7 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
 
 
 def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
-    """Concatenate the arrays of training files and then of test files, marking the latter as test examples."""
+    """Concatenate the arrays of training files and of test files, whose rows become the test examples."""
     images, labels = (np.concatenate([getattr(part, name) for part in (*train, *test)]) for name in Arrays._fields[:2])
     return Arrays(images, labels, np.arange(len(labels)) >= sum(len(part.labels) for part in train))
 
@@ -144,10 +125,9 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path, kind: str) -> Any:
-    """Read a pickle file of Python 2 or 3 with arrays, numbers, strings, and lists, tuples and dicts of these.
+    """Read a pickle, of the given `kind`, of arrays, numbers, strings, and lists, tuples or dicts of them.
 
-    Raises:
-        UsageError: The file is empty, truncated, damaged or contains anything else; the message names the `kind`.
+    No other object is loaded, so that a file cannot run code.
     """
     with readable(path, kind), open(path, "rb") as file:
         try:

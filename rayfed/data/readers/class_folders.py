@@ -66,18 +66,24 @@ def _ending(name: str) -> str:
 
 
 def folders(path: Path) -> list[str]:
-    """Return the sorted names of the folders in `path`, without hidden ones."""
+    """Return the sorted names of the folders in `path`, without hidden folders."""
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not is_hidden(entry.name))
 
 
 def loose_images(path: Path) -> list[str]:
-    """Return the sorted names of the image files in `path` itself, without hidden ones."""
+    """Return the sorted names of the image files in `path` itself, without hidden files."""
     names = (entry.name for entry in os.scandir(path) if not entry.is_dir() and not is_hidden(entry.name))
     return sorted(name for name in names if _ending(name) in endings())
 
 
+def refuse_loose_images(folder: Path) -> None:
+    """Raise UsageError if `folder`, which contains folders of classes, contains an image itself."""
+    for name in loose_images(folder):
+        raise UsageError(f"{folder / name}: an image without a label; move it to the folder of its class")
+
+
 def image_files(path: Path, left_out: Counter[str]) -> list[str]:
-    """Return the sorted paths of the image files below `path`, relative to it, without hidden ones.
+    """Return the sorted paths of the image files below `path`, relative to it, without hidden files.
 
     The other files are counted in `left_out` by their endings, except those that systems leave.
     """
@@ -117,27 +123,23 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
         root: Folder of the dataset.
         domains: Number and folder of each domain ("" if the class folders are in `root` itself).
         classes: Names of the class folders, in the order of the class indices.
-        ignore_others: Ignore folders of other classes instead of refusing them.
-
-    Raises:
-        UsageError: A folder is missing, empty or not one of `classes`, or an image is in no class folder.
+        ignore_others: Ignore folders of other classes instead of refusing them. Missing and empty folders, and images
+            outside of class folders, are always refused.
     """
     entries, left_out = [], Counter[str]()
     for number, name in domains.items():
         folder = root / name
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; expected the class folders {_abbreviated(classes)}")
-        present, stray = folders(folder), loose_images(folder)
-        missing = [label for label in classes if label not in present]
-        unknown = [label for label in present if label not in classes]
-        if missing:
-            raise UsageError(
-                f"{folder}: no class folder {missing[0]}; expected {len(classes)}: {_abbreviated(classes)}"
-            )
+        present, expected = folders(folder), f"{len(classes)}: {_abbreviated(classes)}"
+        for title in classes:
+            if title not in present:
+                raise UsageError(f"{folder}: no class folder {title}; expected {expected}")
+        unknown = [title for title in present if title not in classes]
         if unknown and not ignore_others:
-            raise UsageError(f"{folder / unknown[0]}: not one of the {len(classes)} classes: {_abbreviated(classes)}")
-        if stray:
-            raise UsageError(f"{folder / stray[0]}: an image without a label; move it to the folder of its class")
+            all_of_them = expected.replace(":", " classes:", 1)
+            raise UsageError(f"{folder / unknown[0]}: not one of the {all_of_them}")
+        refuse_loose_images(folder)
         for label, title in enumerate(classes):
             of_class = Counter[str]()
             files = image_files(folder / title, of_class)

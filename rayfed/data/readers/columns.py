@@ -46,8 +46,8 @@ def _refuse_missing(files: Sequence[Path], name: str, missing: np.ndarray) -> No
 def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[np.ndarray, int]:
     """Return labels, int64 [rows], and the number of classes; strings are numbered in alphabetical order.
 
-    The number of classes is `num_classes`, else the one in the files' metadata, as files of the Hugging Face hub have
-    it, else the highest label plus 1.
+    The number of classes is `num_classes`, else that in the metadata of files of the Hugging Face hub, else the highest
+    label plus 1.
     """
     values = _typed(files, column(files, name), NUMBERS)
     if pa.types.is_string(values.type):
@@ -69,9 +69,9 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
 
 
 def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:
-    """Return the text of a CSV file as numbers or booleans if all cells stand for them, and other columns as they are.
+    """Return the text of a CSV file as numbers or booleans if all cells stand for them, and other columns unchanged.
 
-    Numbers match the expression `numbers`, under which 001 is none, as it need not be the same as 1.
+    Numbers match the expression `numbers`. It does not match 001, which need not be the same as 1.
     """
     if tables.is_csv(files[0]) and len(values):
         cells = values.unique()
@@ -101,11 +101,7 @@ def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[st
 
 
 def _numbered(files: Sequence[Path], name: str, values: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the places of strings in the alphabetical order of all, int64 [rows], and these strings.
-
-    Raises:
-        UsageError: Two of them differ in nothing but spaces around them.
-    """
+    """Return the place of each string in the alphabetical order, int64 [rows], and the different strings in order."""
     names, codes = np.unique(values.to_numpy().astype(str), return_inverse=True)
     _, of_stripped, counts = np.unique(np.char.strip(names), return_inverse=True, return_counts=True)
     if len(alike := np.flatnonzero(counts[of_stripped] > 1)):
@@ -123,9 +119,8 @@ def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
     if pa.types.is_boolean(values.type):
         return values.to_numpy()
     splits = np.char.lower(np.char.strip(values.to_numpy().astype(str)))
-    unknown = sorted(set(np.unique(splits).tolist()) - {*TEST, *TRAINING})
-    if unknown:
-        raise UsageError(f"{files[0]}: column {name!r} has {unknown[0]!r}; expected {', '.join((*TEST, *TRAINING))}")
+    for unknown in sorted(set(splits.tolist()) - {*TEST, *TRAINING}):
+        raise UsageError(f"{files[0]}: column {name!r} has {unknown!r}; expected {', '.join((*TEST, *TRAINING))}")
     return np.isin(splits, TEST)
 
 
@@ -143,10 +138,7 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
     """Return the inputs [rows, ...]: images or lists of numbers in one column, or the numbers in several columns.
 
     Encoded images and lists of lists of uint8 become uint8 [rows, channels, height, width], other lists of integers
-    int64, and anything else float32.
-
-    Raises:
-        UsageError: Columns have other types, lists of different lengths, empty cells, or values that are not finite.
+    int64, and all other columns float32.
     """
     kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
     if len(features) == 1 and is_image(kinds[0]):
@@ -159,16 +151,15 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         values = np.stack(list(_numbers(files, features)), 1)
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
     if len(wrong):
-        place = tables.place(files, features[0], int(wrong[0]))
-        count = f"{len(wrong)} of {len(values)} rows"
-        raise UsageError(f"{place}: {', '.join(features)}: has values that are not finite, as in {count}")
+        place = f"{tables.place(files, features[0], int(wrong[0]))}: {', '.join(features)}"
+        raise UsageError(f"{place}: has values that are not finite, as in {len(wrong)} of {len(values)} rows")
     return values
 
 
 def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:
     """Yield the numbers of each column, float32 [rows].
 
-    With another separator than commas, a CSV file may have decimal commas; then a point is no decimal point.
+    A CSV file whose separator is no comma may have decimal commas; then a point is no decimal point.
     """
     columns, is_csv = {name: column(files, name) for name in names}, tables.is_csv(files[0])
     commas = is_csv and tables.separator(files[0]) != ","
@@ -198,10 +189,8 @@ def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray
                 raise UsageError(f"{files[0]}: column {name!r} is text; save its numbers as numbers")
             values = pandas.to_numeric(text.to_pandas())
         elif not _is_number(values.type):
-            kind = values.type
-            raise UsageError(
-                f"{files[0]}: column {name!r} is {kind}; expected numbers, or one column of lists or images"
-            )
+            expected = "expected numbers, or one column of lists or images"
+            raise UsageError(f"{files[0]}: column {name!r} is {values.type}; {expected}")
         numbers = values.to_numpy()
         if (missing := np.isnan(numbers)).any():  # as pandas writes gaps
             _refuse_missing(files, name, missing)

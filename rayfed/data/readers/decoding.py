@@ -37,9 +37,6 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
     """Decode `files` below `root` to RGB and resize them bilinearly to squares: uint8 [n, 3, size, size], read-only.
 
     The array is cached; later, only the folder and the files' names, sizes and modification times are checked.
-
-    Raises:
-        UsageError: A file is missing, empty, truncated, damaged or not an image.
     """
 
     def write(create: Create) -> None:
@@ -58,7 +55,7 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
 
 
 def tell_changes(where: str, changes: np.ndarray) -> None:
-    """Count in one line each what of the images is lost; `changes` [n] are sums of the bits of `CHANGES`."""
+    """Print how many images lose what; `changes` [n] are sums of the bits of `CHANGES`."""
     for bit, words in CHANGES.items():
         if count := np.count_nonzero(changes & bit):
             note(f"{where}: {count} of {len(changes)} images {words}")
@@ -84,7 +81,7 @@ def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
     """Return an opened image upright, grey (L) or in colour (RGB), and the sum of the bits of its `CHANGES`.
 
     Raises:
-        UsageError: Its pixels are no bytes, or all of them are white once they are shown on white.
+        UsageError: Pixels are not integers from 0 to 255, or only white is left of an image that is shown on white.
     """
     changes = 2 if getattr(image, "is_animated", False) and image.format != "MPO" else 0  # previews in a photograph
     changes |= 4 if image.mode not in DEEP and re.search(_SIXTEEN_BITS, str(getattr(image, "tile", ""))) else 0
@@ -94,10 +91,8 @@ def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
     if image.mode in DEEP:  # Pillow cuts them off at 255, so that most of a 16-bit image would be white
         pixels = np.asarray(image)
         if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
-            raise UsageError(
-                f"{where}: its pixels are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has "
-                "integers from 0 to 255, so scale and save these with 8 bits first"
-            )
+            span = f"{pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has integers from 0 to 255"
+            raise UsageError(f"{where}: its pixels are {span}, so scale and save these with 8 bits first")
         image = Image.fromarray(pixels.astype(np.uint8))
     if image.has_transparency_data:
         layers = image.convert("RGBA")
@@ -111,11 +106,7 @@ def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
 
 
 def open_image(path: Path) -> tuple[Image.Image, int]:
-    """Open an image file as RGB, and return with it what `decoded` says is lost.
-
-    Raises:
-        UsageError: The file cannot be decoded, or has pixels that are no bytes.
-    """
+    """Open an image file as RGB, and return with it the sum of the bits of its `CHANGES`."""
     with readable(path, "an image"), Image.open(path) as opened:
         image, changes = decoded(opened, str(path))
         return image.convert("RGB"), changes
@@ -129,6 +120,7 @@ def resize_image(image: Image.Image, size: int) -> np.ndarray:
 
 
 ROWS = 1024  # rows that are in memory at a time
+Cell = tuple[str, object]  # where it is, and its bytes, if it has any
 
 
 def is_image(kind: pa.DataType) -> bool:
@@ -141,11 +133,8 @@ def is_image(kind: pa.DataType) -> bool:
 def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
     """Decode the images in a column of `files`: uint8 [rows, channels, height, width], read-only.
 
-    All are grey if each is, else RGB. The first image decides their height and width unless `size` is given: then all
-    are resized bilinearly to squares. The array is cached for the files' names, sizes and modification times.
-
-    Raises:
-        UsageError: A row has no image or a damaged one, or without `size` one of another size than the first.
+    The images are grey if each of them is, else RGB. With `size`, they are resized bilinearly to squares; else all must
+    be as large as the first. The array is cached for the files' names, sizes and modification times.
     """
 
     def write(create: Create) -> None:
@@ -168,15 +157,14 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
         "files": files_hash(Path("/"), [str(path.resolve()) for path in files]),
         "column": column,
         "rows": rows,
-        "size": size,  # None differs from the first image's size: images of other sizes are refused, not resized
+        "size": size,
     }
     arrays = cached(name, key, write)
     tell_changes(f"{files[0]}: column {column!r}", arrays["changes"])
     return arrays["images"]
 
 
-def _cells(files: Sequence[Path], column: str) -> Iterator[tuple[str, object]]:
-    """Yield the place of each cell, and its bytes; None if it has none."""
+def _cells(files: Sequence[Path], column: str) -> Iterator[Cell]:
     for path in files:
         row = 0
         for cells in tables.batches(path, column, ROWS):
@@ -186,9 +174,7 @@ def _cells(files: Sequence[Path], column: str) -> Iterator[tuple[str, object]]:
                 row += 1
 
 
-def _decode(
-    out: np.ndarray, changes: np.ndarray, cells: Sequence[tuple[str, object]], *, resize: bool, name: str
-) -> None:
+def _decode(out: np.ndarray, changes: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) -> None:
     shape, mode = (out.shape[-1], out.shape[-2]), "L" if out.shape[1] == 1 else "RGB"
 
     def decode(position: int) -> None:
@@ -197,10 +183,8 @@ def _decode(
         if image.size != shape:
             if not resize:
                 (width, height), (w, h) = image.size, shape
-                raise UsageError(
-                    f"{place}: an image of {width} x {height}, but the first is {w} x {h}; "
-                    "set data.size to resize all of them"
-                )
+                differs = f"an image of {width} x {height}, but the first is {w} x {h}"
+                raise UsageError(f"{place}: {differs}; set data.size to resize all of them")
             image = image.resize(shape, Image.Resampling.BILINEAR)
         pixels = np.asarray(image.convert(mode))
         out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)

@@ -32,7 +32,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def tell_left_out(folder: Path, left_out: Counter[str]) -> None:
-    """Count in one line the files below `folder` that are not read, by kind."""
+    """Print how many files of which kind below `folder` are not read."""
     if count := left_out.total():
         note(f"{folder}: {count} {'file was' if count == 1 else 'files were'} left out: {in_words(left_out)}")
 
@@ -50,11 +50,9 @@ def note(line: str) -> None:
 
 @contextlib.contextmanager
 def readable(path: Path | str, kind: str) -> Iterator[None]:
-    """Raise UsageError for anything that is raised while a file is read: a damaged one can raise whatever it likes.
+    """Raise UsageError, which names `path` and the expected `kind`, for any error while a file is read.
 
-    Args:
-        path: The file, or another place to name in the message.
-        kind: What the file was expected to be.
+    Readers raise errors of many types for damaged files.
     """
     try:
         yield

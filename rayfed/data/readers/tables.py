@@ -1,6 +1,7 @@
 """Readers for tables: Parquet and CSV files, and Arrow streams and folders as written by the package `datasets`.
 
-The cells of a CSV file are text: what they stand for depends on what a column is used for (`columns`).
+The cells of a CSV file are text: what they stand for depends on what a column is used for (`columns`). All functions
+raise UsageError if a file is missing, empty, truncated or damaged.
 """
 
 import csv
@@ -26,11 +27,7 @@ TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", 
 
 
 def schema(path: Path) -> pa.Schema:
-    """Return the schema of a file.
-
-    Raises:
-        UsageError: The file is missing, empty, truncated or damaged; this holds for all functions of this module.
-    """
+    """Return the schema of a file."""
     with _readable(path):
         if is_csv(path):
             return _csv(path).schema
@@ -124,7 +121,8 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     """Return a CSV file with a line of names, all cells as strings; empty cells are missing."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         line = next((line for line in file if line.strip()), "")
-    names, mark = max(((next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS), key=_count)
+    candidates = ((next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS)
+    names, mark = max(candidates, key=lambda candidate: len(candidate[0]))
     names = [name.strip() for name in names]
     for name in names:
         if names.count(name) > 1:
@@ -144,10 +142,6 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     return cells.replace_schema_metadata({"separator": mark})
 
 
-def _count(candidate: tuple[list[str], str]) -> int:
-    return len(candidate[0])
-
-
 FORMATS = (
     "expected a folder written by datasets.save_to_disk, a copy of a dataset's repository with Parquet files, or its "
     "folder in the cache of huggingface_hub or datasets"
@@ -155,12 +149,7 @@ FORMATS = (
 
 
 def tables_by_split(folder: Path) -> dict[str, list[Path]]:
-    """Return the Parquet or Arrow files of each split, in order.
-
-    Raises:
-        UsageError: The folder does not exist or has no tables, a part of a saved dataset is missing, or there are
-            several configurations side by side.
-    """
+    """Return the Parquet or Arrow files of each split of a Hugging Face dataset in a local folder, in order."""
     if not folder.is_dir():
         raise UsageError(f"data.folder={folder}: no such folder; {FORMATS}")
     if (folder / "dataset_dict.json").is_file():
@@ -203,10 +192,7 @@ def _saved(folder: Path) -> list[Path]:
     """Return the files of one split that datasets.save_to_disk wrote."""
     state = _json(folder / "state.json")
     if state.get("_indices_data_files"):
-        raise UsageError(
-            f"{folder}: saved with a separate selection of rows; save it again with a newer version of datasets, or "
-            "after flatten_indices()"
-        )
+        raise UsageError(f"{folder}: saved with a separate selection of rows; save it again after flatten_indices()")
     with readable(folder / "state.json", "a list of data files"):
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     for path in files:

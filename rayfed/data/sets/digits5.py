@@ -251,9 +251,9 @@ def _read_images(folder: Path, entries: list[tuple[str, int]]) -> Arrays:
 
 
 class FileFormat(NamedTuple):
-    """A file format of a domain: its training and test files, and the reader of one of them.
+    """A file format of a domain: its training and test files or folders, and the reader of one of them.
 
-    A "file" may be a folder; `folders` are those with further files that the reader opens.
+    The reader opens further files in `folders`.
     """
 
     train: tuple[str, ...]

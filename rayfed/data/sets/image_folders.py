@@ -287,9 +287,9 @@ class TinyImageNet(Published, ChannelNormalisation):
                 raise ValueError(f"{len(set(wnids))} different classes")
         entries, left_out = [], Counter[str]()
         for label, wnid in enumerate(wnids if "train" in self.parts else ()):
-            images = folder / "train" / wnid / "images"
-            with readable(images, "a folder of images"):
-                files = image_files(images, left_out)
+            place = folder / "train" / wnid / "images"
+            with readable(place, "a folder of images"):
+                files = image_files(place, left_out)
                 if not files:
                     raise ValueError("it contains no image")
             entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]

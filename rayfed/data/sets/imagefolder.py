@@ -9,7 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset
-from rayfed.data.readers.class_folders import Listing, folders, image_files, loose_images, walk
+from rayfed.data.readers.class_folders import Listing, folders, image_files, loose_images, refuse_loose_images, walk
 from rayfed.data.readers.files import note
 from rayfed.data.sets.image_folders import ImageFiles
 
@@ -30,6 +30,7 @@ class ImageFolder(ImageFiles):
     train_names: ClassVar[tuple[str, ...]] = ("train", "training")
     test_names: ClassVar[tuple[str, ...]] = ("test", "testing")
     val_names: ClassVar[tuple[str, ...]] = ("val", "valid", "validation")
+    split_names: ClassVar[set[str]] = {*train_names, *test_names, *val_names}
 
     folder: str = option(help="folder that contains the folders of the domains, of the classes, or train and test")
 
@@ -50,14 +51,12 @@ class ImageFolder(ImageFiles):
 
     def _splits(self, outer: list[str]) -> dict[str, bool]:
         """Return whether each folder has test images, if all of them are splits and `domains` does not name them."""
-        names = {name: name.lower() for name in outer}
-        known = {*self.train_names, *self.test_names, *self.val_names}
-        has_test = any(name in self.test_names for name in names.values())
-        tests = self.test_names if has_test else self.val_names
-        is_test = {folder: name in tests for folder, name in names.items()}
-        has_train = any(name in self.train_names for name in names.values())
-        complete = has_train and any(is_test.values()) and set(names.values()) <= known
-        return is_test if complete and not set(self.domains) & set(outer) else {}
+        names = {name.lower() for name in outer}
+        tests = self.test_names if names & set(self.test_names) else self.val_names
+        complete = names & set(self.train_names) and names & set(tests) and names <= self.split_names
+        return (
+            {name: name.lower() in tests for name in outer} if complete and not set(self.domains) & set(outer) else {}
+        )
 
     def _folders(self) -> tuple[list[str], list[str]]:
         """Return the folders in `folder` and those inside of them: domains and classes, or classes and nothing."""
@@ -75,17 +74,16 @@ class ImageFolder(ImageFiles):
             raise UsageError(f"data.folder={self.folder}: no images in folders; expected {layout}")
         if inner and self._are_classes(root, inner_of):
             return outer, []
-        if inner and (loose := loose_images(root)):
-            raise UsageError(f"{root / loose[0]}: an image without a label; move it to the folder of its class")
-        splits = {*self.train_names, *self.test_names, *self.val_names}
-        split_names = [name for name in outer if name.lower() in splits]
-        if inner and split_names and not self.domains and not self._splits(outer):
+        if inner:
+            refuse_loose_images(root)
+        splits = [name for name in outer if name.lower() in self.split_names]
+        if inner and splits and not self.domains and not self._splits(outer):
             raise UsageError(
-                f"data.folder={self.folder}: {', '.join(split_names)} would be domains, but have the names of splits; "
+                f"data.folder={self.folder}: {', '.join(splits)} would be domains, but have the names of splits; "
                 f"expected {layout}; put all images of a class into one folder (data.test is the share to draw), "
-                f"use data.folder={root / split_names[0]}, or name the domains with data.domains=[{','.join(outer)}]"
+                f"use data.folder={root / splits[0]}, or name the domains with data.domains=[{','.join(outer)}]"
             )
-        if inner and {name.lower() for name in inner} <= splits:
+        if inner and {name.lower() for name in inner} <= self.split_names:
             raise UsageError(
                 f"data.folder={self.folder}: {outer[0]} has the folders {', '.join(inner)}, named like splits; "
                 f"a split inside of a domain is not read; expected {layout}"

@@ -55,7 +55,7 @@ class LabelledTable(DropClients, ChannelNormalisation):
         if not len(labels):
             raise UsageError(f"{files[0]}: has no rows; expected at least one")
         per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
-        rows, names = np.arange(len(labels)), {}
+        rows, names = np.arange(len(labels)), dict[str, Any]()
         if self.domain:
             domain, names["domains"] = columns.encode_names(files, self.domain)
             per_row["domain"] = np.unique(domain, return_inverse=True)[1]

@@ -78,19 +78,11 @@ def generate(seed: int) -> Arrays:
     rows_of = split_rows(digits.target, numpy_generator(seed, 0))
     is_test = np.arange(PER_DOMAIN) % 5 == 4
     images: list[np.ndarray] = []
-    labels = []
-    for position, domain in enumerate(DOMAINS):
-        random = numpy_generator(seed, 1, position)
-        if domain == "font":
-            printed = random.permutation(np.arange(PER_DOMAIN) % 10)
-            labels.append(printed)
-            images.extend(font(int(label), random) for label in printed)
-            continue
-        domain_digits = digits.images[rows_of[position]]
-        labels.append(digits.target[rows_of[position]])
+    for position, domain in enumerate(HANDWRITTEN):
+        random, domain_digits = numpy_generator(seed, 1, position), digits.images[rows_of[position]]
         for row, digit in enumerate(domain_digits):
             if domain == "plain":
-                images.append(plain(digit, random))
+                images.append(plain(digit))
             elif domain == "blended":
                 images.append(blended(digit, pictures, random))
             elif domain == "blurred":
@@ -98,6 +90,10 @@ def generate(seed: int) -> Arrays:
             else:
                 left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
                 images.append(street(digit, left, right, pictures, random))
+    random = numpy_generator(seed, 1, DOMAINS.index("font"))
+    printed = random.permutation(np.arange(PER_DOMAIN) % 10)
+    images += [font(int(label), random) for label in printed]
+    labels = [digits.target[rows] for rows in rows_of] + [printed]
     return {
         "images": np.stack(images),
         "labels": np.concatenate(labels).astype(np.int64),
@@ -116,22 +112,20 @@ def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarr
 
 
 SIDE = 28
-FONTS = (
-    "DejaVuSans.ttf",
-    "DejaVuSans-Bold.ttf",
-    "DejaVuSans-Oblique.ttf",
-    "DejaVuSansMono.ttf",
-    "DejaVuSansMono-BoldOblique.ttf",
-    "DejaVuSerif.ttf",
-    "DejaVuSerif-BoldItalic.ttf",
-    "DejaVuSerif-Italic.ttf",
-)
-
-
+FONTS = [
+    "Sans",
+    "Sans-Bold",
+    "Sans-Oblique",
+    "SansMono",
+    "SansMono-BoldOblique",
+    "Serif",
+    "Serif-BoldItalic",
+    "Serif-Italic",
+]
 Random = np.random.Generator
 
 
-def plain(digit: np.ndarray, random: Random) -> np.ndarray:
+def plain(digit: np.ndarray) -> np.ndarray:
     """Draw a digit as in MNIST: white strokes on black, 20 pixels high, centred."""
     mask = centred(ink(digit, 20), SIDE)
     return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
@@ -254,7 +248,7 @@ def as_pixels(values: np.ndarray) -> np.ndarray:
 
 @cache
 def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """Load one of the fonts that matplotlib ships."""
+    """Load a DejaVu font that matplotlib ships."""
     import matplotlib
 
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"DejaVu{name}.ttf"), size)
