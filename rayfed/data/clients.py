@@ -13,8 +13,7 @@ from rayfed.core.registry import in_one_line
 from rayfed.data.lazy_rows import LazyRows, select_rows
 
 SPLITS = ("train", "val", "test")
-LOOKED_AT = 8
-"""The clients that are made to look at the data where all of them are made on demand."""
+LOOKED_AT = 8  # clients that are made to look at the data where all of them are made on demand
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ class Client:
 
 
 class ClientSource(Protocol):
-    """Where the examples of clients come from. A client is known here by its number, which never changes."""
+    """The origin of the examples of clients. It knows a client by its number, which never changes."""
 
     def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
         """Return the training, validation and test parts of a client."""
 
     def examples(self) -> Sequence[Examples]:
-        """Return all examples in as few pieces as possible, or those of some clients if they are made on demand."""
+        """Return all examples in as few pieces as possible, or those of a few clients if they are made on demand."""
 
     def read(self) -> "ClientSource":
         """Return the same source with all examples in memory."""
@@ -119,9 +118,8 @@ class ListedClients:
         return [part for client in self.clients for part in client.parts]
 
     def read(self) -> "ListedClients":
-        return ListedClients(
-            tuple(Client(client.id, client.domain, *(part.read() for part in client.parts)) for client in self.clients)
-        )
+        read = (Client(client.id, client.domain, *(part.read() for part in client.parts)) for client in self.clients)
+        return ListedClients(tuple(read))
 
 
 @dataclass(frozen=True)
@@ -145,10 +143,8 @@ class MadeClients:
             raise UsageError(f"clients: make({number}) failed: {in_one_line(error)}") from error
         for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
             if len(part) != size:
-                raise UsageError(
-                    f"clients: make({number}) returned {len(part)} {split} examples, but sizes[{split!r}][{number}] "
-                    f"is {size}"
-                )
+                returned = f"make({number}) returned {len(part)} {split} examples"
+                raise UsageError(f"clients: {returned}, but sizes[{split!r}][{number}] is {size}")
         return parts
 
     def examples(self) -> Sequence[Examples]:
@@ -164,7 +160,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 class ClientTable(Sequence[Client]):
-    """All clients in order. A client is made from its source when it is asked for; the columns are there at once.
+    """All clients in order. A client is made from its source when it is asked for; the columns exist from the start.
 
     Attributes:
         source: Where the examples come from.
@@ -242,11 +238,7 @@ class ClientTable(Sequence[Client]):
         return np.argsort(self.ids, kind="stable")
 
     def place(self, id: int) -> int:
-        """Return the place of the client with the number `id`.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """Return the place of the client with the number `id`; KeyError if there is no such client."""
         found = int(np.searchsorted(self.ids, id, sorter=self._order))
         if found == len(self) or self.ids[place := int(self._order[found])] != id:
             raise KeyError(id)

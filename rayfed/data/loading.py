@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rayfed.data.partitions.natural import Natural
 from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
+from rayfed.data.sets.synthetic import Synthetic
 
 
 def build_data(
@@ -62,20 +63,15 @@ def load(
     """Return the population that results from partitioning a dataset.
 
     Args:
-        data_name: Name of the dataset.
-        data_options: Options of the dataset.
-        partition_name: Name of the partition; None: the dataset's default.
-        partition_options: Options of the partition.
+        data_name, data_options, partition_name, partition_options, seed: As for `build_data`.
         leave_out: The domains that no client holds, in place of those that the dataset itself holds out. Each becomes
             an "ood" test set.
-        seed: The seed of the run, which partitions without a seed of their own follow.
 
     Raises:
-        UsageError: As for `build_data`; also if files are missing or damaged, or the dataset cannot be partitioned
-            like this.
+        UsageError: As for `build_data`; also if files are missing or damaged, or the partition cannot divide the data.
     """
     data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
-    if isinstance(partition, Natural) and not leave_out and getattr(data, "makes_clients", False):
+    if isinstance(data, Synthetic) and data.makes_clients and isinstance(partition, Natural) and not leave_out:
         return _made_population(data, partition)
     dataset, held_rows = _partitioned(data, partition, leave_out)
     if ":" in data_name:  # rayfed's own readers check what they read
@@ -89,37 +85,17 @@ def load(
         shape=tuple(clients[0].train.x.shape[1:]),
         mean=dataset.mean,
         std=dataset.std,
-        tests=(
-            *map(_lazy_test_set, dataset.tests),
-            *(_ood_test_set(dataset, held_rows, name) for name in dataset.ood),
-        ),
+        tests=(*map(_lazy_test_set, dataset.tests), *(_ood_test_set(dataset, held_rows, name) for name in dataset.ood)),
         partition_hash=partition_hash(dataset, held_rows),
         test_source=partition.test_source(dataset) if isinstance(partition, Partition) else "",
     )
 
 
-class ClientFactory(Protocol):
-    """A dataset that defines clients and can make one without the others."""
-
-    name: str
-    classes: int
-
-    @property
-    def makes_clients(self) -> bool:
-        """Whether clients are to be made on demand where each holds its own examples."""
-
-    def sizes(self) -> np.ndarray:
-        """Return the numbers of examples of all clients, int64 [clients]."""
-
-    def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs of a client, [n, ...], and their classes, int64 [n]."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _NaturalClient:
-    """Makes the client of a factory with the parts that the partition `natural` gives it."""
+    """Makes a client of `data`, with the parts that the partition `natural` gives it."""
 
-    data: ClientFactory
+    data: Synthetic
     partition: Natural
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
@@ -128,12 +104,11 @@ class _NaturalClient:
         return train, val, test
 
 
-def _made_population(data: ClientFactory, partition: Natural) -> Population:
+def _made_population(data: Synthetic, partition: Natural) -> Population:
     """Return the population of `data` with clients that are made on demand."""
     sizes = partition.sizes(data.sizes())
-    clients = ClientTable(
-        MadeClients(_NaturalClient(data, partition), sizes), sizes, [f"client-{n}" for n in range(len(sizes))]
-    )
+    made = MadeClients(_NaturalClient(data, partition), sizes)
+    clients = ClientTable(made, sizes, [f"client-{number}" for number in range(len(sizes))])
     shape = tuple(clients[0].train.x.shape[1:])
     tested = f"tested on {partition.test:g} of their rows" if partition.test else "no test examples"
     digest = hashlib.blake2b(repr(partition).encode(), digest_size=6)
@@ -174,11 +149,7 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
 
 
 def _clients(split: Any, name: str) -> list[ClientRows]:
-    """Return what a partition's `split` returned, with rows as integers.
-
-    Raises:
-        UsageError: The rows are no positions.
-    """
+    """Return what a partition's `split` returned, with rows as integers; UsageError if they are no positions."""
     clients = []
     for client in split:
         parts = [np.asarray(rows) for rows in client[2:]]
@@ -197,11 +168,9 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
     if [client.id for client in clients] != list(range(len(clients))) or not clients:
         first = [client.id for client in clients][:5]
         raise UsageError(f"partition: client ids {first}…; expected 0..N-1 in order, at least one")
-    for client in clients:
-        if not len(client.train):
-            raise UsageError(
-                f"partition: client {client.id} ({client.domain}) of {dataset.name} has no training samples"
-            )
+    for number, domain, train, *_ in clients:
+        if not len(train):
+            raise UsageError(f"partition: client {number} ({domain}) of {dataset.name} has no training samples")
     rows = np.concatenate([rows for client in clients for rows in client[2:]])
     check_rows(dataset, rows)
     values, counts = np.unique(rows, return_counts=True)
@@ -220,7 +189,7 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
 
 
 def _tell_equal_images(dataset: Dataset) -> None:
-    """Name each class of a domain whose images are all equal, as they are where something was lost on the way."""
+    """Name each class of a domain whose images are all equal, which shows that something was lost."""
     if dataset.images.ndim < 3 or not len(dataset):
         return
     groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
@@ -262,11 +231,7 @@ def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> Tes
 def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:
     """Load a dataset so that no client may hold the domains in `leave_out`; None: load it as it is.
 
-    A dataset of which only a part is used keeps all examples of these domains, and refuses them if its published split
-    does not allow this.
-
-    Raises:
-        UsageError: A domain does not exist, or there is no other; also whatever `data.load` raises.
+    A dataset that is sampled keeps all examples of these domains, and refuses them if its published split forbids this.
     """
     if leave_out is not None and isinstance(data, DomainSelection):
         data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
@@ -276,20 +241,12 @@ def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dat
 
 
 def dataset_without_domain(dataset: Dataset, leave_out: str | Sequence[str]) -> Dataset:
-    """Return `dataset` with the domains in `leave_out` as the only ones that no client holds.
-
-    Raises:
-        UsageError: A domain does not exist, or there is no other.
-    """
+    """Return `dataset` with the domains in `leave_out`, and no other domains, held by no client."""
     return dataclasses.replace(dataset, ood=_checked_domains(leave_out, dataset.domains, dataset.name))
 
 
 def population_without_domain(population: Population, leave_out: str | Sequence[str] | None) -> Population:
-    """Return `population` with the clients of the domains in `leave_out` turned into "ood" test sets; None: as it is.
-
-    Raises:
-        UsageError: A domain does not exist, has no examples, or there is no other.
-    """
+    """Return `population` with the clients of the domains in `leave_out` as "ood" test sets; None: unchanged."""
     if leave_out is None:
         return population
     clients = population.clients
@@ -314,15 +271,13 @@ def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
     if len(forbidden) and not 0 <= forbidden[0] <= forbidden[-1] < len(dataset):
         row = forbidden[0] if forbidden[0] < 0 else forbidden[-1]
         raise UsageError(f"partition: gives clients row {row} of {dataset.name}; expected 0..{len(dataset) - 1}")
-    if len(forbidden):
-        domain = dataset.domains[dataset.domain[forbidden[0]]]
-        raise UsageError(
-            f"partition: gives clients row {forbidden[0]} of {dataset.name}, of {domain}, which is left out"
-        )
+    for row in forbidden[:1]:
+        domain = dataset.domains[dataset.domain[row]]
+        raise UsageError(f"partition: gives clients row {row} of {dataset.name}, of {domain}, which is left out")
 
 
 def _checked_domains(leave_out: str | Sequence[str], available: Iterable[str], name: str) -> tuple[str, ...]:
-    """Return the domains in `leave_out`, after checking that they are `available` and not all."""
+    """Return the domains in `leave_out`; UsageError if they are not among those `available`, or are all of them."""
     domains = (leave_out,) if isinstance(leave_out, str) else tuple(dict.fromkeys(leave_out))
     known = list(available)
     for domain in domains:

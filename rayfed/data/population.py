@@ -11,8 +11,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.clients import LOOKED_AT, SPLITS, ClientTable, Examples, MadeClients, spread
 from rayfed.data.lazy_rows import LazyRows
 
-MOST_CLASSES = 1_000_000
-"""More classes than a network has outputs: such labels are numbers of something else, and would fill the memory."""
+MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
 BLOCK = 1024  # examples that are hashed or checked at a time
 
 
@@ -89,8 +88,7 @@ class Population:
 def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
     """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
 
-    Raises:
-        UsageError: A label is too high for `given`, or no label is 0, so that there would be a class too many.
+    UsageError if a label is too high for `given`, or if no label is 0, so that there would be a class too many.
     """
     bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
@@ -134,10 +132,8 @@ def check_class_count(where: str, num_classes: int) -> None:
 def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
     """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
     if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
-        raise UsageError(
-            f"{where}: uint8 {list(shape)}, channels last; images are [n, channels, height, width], so give "
-            "x.transpose(0, 3, 1, 2)"
-        )
+        expected = "images are [n, channels, height, width], so give x.transpose(0, 3, 1, 2)"
+        raise UsageError(f"{where}: uint8 {list(shape)}, channels last; {expected}")
 
 
 def check_inputs(where: str, x: np.ndarray | LazyRows) -> None:
@@ -149,30 +145,27 @@ def check_inputs(where: str, x: np.ndarray | LazyRows) -> None:
             "tabular data as x.astype('float32')"
         )
     if count := not_finite(x):
-        raise UsageError(
-            f"{where}: {count} of {len(x)} inputs hold NaN or infinity, or are too large for float32; remove or "
-            "replace them"
-        )
+        remedy = "are too large for float32; remove or replace them"
+        raise UsageError(f"{where}: {count} of {len(x)} inputs hold NaN or infinity, or {remedy}")
 
 
 def as_array(where: str, given: Any) -> np.ndarray:
     """Return an array or a tensor as an array whose type, byte order and strides torch takes.
 
-    Raises:
-        UsageError: It is sparse, has masked values, or is no array.
+    UsageError if it is sparse, has masked values, or is no array.
     """
     if hasattr(given, "toarray") or str(getattr(given, "layout", "torch.strided")) != "torch.strided":
         dense = "toarray()" if hasattr(given, "toarray") else "to_dense()"
         raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .{dense}")
     if isinstance(given, np.ma.MaskedArray) and given.mask.any():
-        raise UsageError(
-            f"{where} has {given.mask.sum()} masked values; fill them in, as by .filled(0), or leave these rows out"
-        )
+        remedy = "fill them in, as by .filled(0), or leave these rows out"
+        raise UsageError(f"{where} has {given.mask.sum()} masked values; {remedy}")
     try:
         if hasattr(given, "detach"):  # a tensor, without importing torch; NumPy has no bfloat16
             given = given.detach().cpu()
             given = (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()
-        values = native(np.asarray(given))
+        values = np.asarray(given)
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)  # torch takes no other byte order
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
         raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
     if any(stride < 0 or stride % values.itemsize for stride in values.strides):  # such as x[::-1]
@@ -181,11 +174,7 @@ def as_array(where: str, given: Any) -> np.ndarray:
 
 
 def model_inputs(where: str, given: Any) -> np.ndarray:
-    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers.
-
-    Raises:
-        UsageError: They are no numbers; also as for `as_array`.
-    """
+    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers."""
     x = as_array(where, given)
     if x.dtype.kind not in "biuf":
         raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
@@ -197,11 +186,6 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 
-def native(values: np.ndarray) -> np.ndarray:
-    """Return `values` in the byte order of this machine, as torch takes no other, in which some files are."""
-    return values.astype(values.dtype.newbyteorder("="), copy=False)
-
-
 def not_finite(values: np.ndarray | LazyRows) -> int:
     """Return how many rows of `values` [n, ...] hold NaN or infinity."""
     if values.dtype.kind != "f":
@@ -211,10 +195,7 @@ def not_finite(values: np.ndarray | LazyRows) -> int:
 
 
 def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]:
-    """Return client, domain, split, class and number of examples, sorted by client, where there are any.
-
-    Targets that are no classes have no rows.
-    """
+    """Return client, domain, split, class and number of examples, sorted by client; none for other targets."""
     counts = []
     for client in sorted(population.clients, key=lambda client: client.id):
         for split, part in zip(SPLITS, client.parts, strict=True):

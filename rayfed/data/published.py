@@ -57,7 +57,7 @@ class Source:
 
     @property
     def address(self) -> str:
-        """Where data.download=true gets the files, "" if it cannot."""
+        """The address from which data.download=true gets the files, "" if there is none."""
         if self.hub:
             return f"https://huggingface.co/datasets/{self.hub['repo']}, revision {self.hub['revision']}"
         return self.base[0] or next(iter(self.archives), "")
@@ -106,11 +106,7 @@ class Published:
     download: bool = option(False, help="download missing files; `rayfed data` lists sources, sizes and licences")
 
     def find(self, name: str) -> Path:
-        """Return the folder of the source `name`, after downloading it if `download` is set.
-
-        Raises:
-            UsageError: The folder does not exist, or cannot be downloaded.
-        """
+        """Return the folder of the source `name`, after downloading it if `download` is set and it does not exist."""
         source = sources()[name]
         if folder := source.present(self.root):
             return folder
@@ -127,17 +123,14 @@ class Published:
 
 
 class _Failed(Exception):
-    """Raised when a download cannot go on. The message says why."""
+    """Raised when a download cannot go on."""
 
 
 def obtain(source: Source, folder: Path) -> None:
     """Download what `folder` lacks of a source, check it and put it there.
 
     The files are assembled in a temporary folder beside `folder`. They appear there when all are complete, and nothing
-    is left if the download fails. If several processes need a source at once, one downloads it and the others wait.
-
-    Raises:
-        UsageError: The source cannot be downloaded, files differ from what was published, or the disk is full.
+    is left if the download fails, with UsageError. If several processes need a source, one downloads and others wait.
     """
     where = f"data.download=true: {source.name}"
     if source.by_hand:
@@ -152,7 +145,9 @@ def obtain(source: Source, folder: Path) -> None:
             try:
                 shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
                 staging.mkdir(parents=True)
-                _check_room(staging, source)
+                needed, free = 2 * MB * (source.megabytes or 0), shutil.disk_usage(staging).free  # unpacked files, too
+                if free < needed:
+                    raise _Failed(f"needs {needed / 1e9:.1f} GB in {folder.parent}, which has {free / 1e9:.1f} GB")
                 _move(_assembled(source, staging, missing), folder)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -166,13 +161,6 @@ def obtain(source: Source, folder: Path) -> None:
         for path in made:  # the nearest first
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-
-
-def _check_room(folder: Path, source: Source) -> None:
-    """Raise if the disk cannot hold the download and its unpacked files, which take about as much again."""
-    needed, free = 2 * MB * (source.megabytes or 0), shutil.disk_usage(folder).free
-    if free < needed:
-        raise _Failed(f"needs {needed / 1e9:.1f} GB in {folder.parent}, which has {free / 1e9:.1f} GB")
 
 
 def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
@@ -197,7 +185,7 @@ def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
 
 
 def _move(assembled: Path, folder: Path) -> None:
-    """Rename the assembled folder to `folder`, or add its files if that exists."""
+    """Rename the assembled folder to `folder`, or add its files to a `folder` that exists."""
     if not folder.exists():
         assembled.rename(folder)
         return
@@ -246,10 +234,7 @@ def _check(path: Path, check: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .zip or .tar archive, compressed or not, into `folder`, and delete it.
-
-    Members that are no files or folders, or that would lie outside of `folder`, are refused.
-    """
+    """Unpack a .zip or .tar archive, compressed or not, into `folder`, and delete it."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
@@ -270,7 +255,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _inside(folder: Path, name: str, plain: bool = True) -> Path:
-    """Return the path of the member `name` in `folder`, if it is `plain` and lies there."""
+    """Return the path of the archive's member `name` in `folder`; raise if it is not `plain` or lies elsewhere."""
     path = folder / name
     if not plain or not Path(os.path.normpath(path)).is_relative_to(folder):
         raise _Failed(f"the archive is not to be trusted: it would write {name!r} outside of the dataset's folder")

@@ -8,7 +8,6 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.clients import SPLITS, Client, ClientTable, Examples, MadeClients
-from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import (
     Population,
     as_array,
@@ -19,6 +18,8 @@ from rayfed.data.population import (
     model_inputs,
     not_finite,
 )
+
+_FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,7 @@ class Clients:
     domains: Sequence[str] | None = None
 
     def columns(self) -> np.ndarray:
-        """Return the sizes of the training, validation and test parts, int64 [N, 3].
-
-        Raises:
-            UsageError: A part is missing or unknown, or sizes are no numbers of examples.
-        """
+        """Return the sizes of the training, validation and test parts, int64 [N, 3]."""
         if not isinstance(self.sizes, Mapping) or {"train", "test"} - set(self.sizes) or set(self.sizes) - set(SPLITS):
             got = list(self.sizes) if isinstance(self.sizes, Mapping) else type(self.sizes).__name__
             raise UsageError(
@@ -54,16 +51,15 @@ class Clients:
                 "validation examples, with a number of examples for each client"
             )
         parts = {split: np.asarray(self.sizes.get(split, np.zeros(len(self.sizes["train"]), int))) for split in SPLITS}
+        count = len(parts["train"])
         for split, sizes in parts.items():
             if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
                 form = f"{sizes.dtype} {list(sizes.shape)}"
                 raise UsageError(f"clients.sizes[{split!r}]: got {form}; expected integers [clients] from 0")
-            if len(sizes) != len(parts["train"]):
-                raise UsageError(
-                    f"clients.sizes[{split!r}]: {len(sizes)} clients, but {len(parts['train'])} in sizes['train']"
-                )
-        if self.domains is not None and len(self.domains) != len(parts["train"]):
-            raise UsageError(f"clients.domains: {len(self.domains)} clients, but {len(parts['train'])} in sizes")
+            if len(sizes) != count:
+                raise UsageError(f"clients.sizes[{split!r}]: {len(sizes)} clients, but {count} in sizes['train']")
+        if self.domains is not None and len(self.domains) != count:
+            raise UsageError(f"clients.domains: {len(self.domains)} clients, but {count} in sizes")
         return np.stack(list(parts.values()), axis=1).astype(np.int64)
 
 
@@ -71,8 +67,7 @@ class Clients:
 class _Maker:
     """Makes clients of a user's `Clients`, and checks them as those of a list.
 
-    Attributes:
-        like: The form of an input that all clients share, once the first client has been made.
+    All inputs have the form `like`, as soon as the first client has been made.
     """
 
     make: Callable[[int], Mapping[str, Any]]
@@ -130,31 +125,33 @@ def user_population(
     checked = [_client(i, _mapping(c) if isinstance(c, Client) else c, classes) for i, c in enumerate(clients)]
     if not checked:
         raise UsageError("clients: expected at least one")
-    _check_alike(checked)
-    labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
+    first = next((client.train.x for client in checked if len(client.train)), checked[0].train.x)
+    for number, client in enumerate(checked):
+        for split, part in zip(SPLITS, client.parts, strict=True):
+            _check_part(f"clients[{number}].{split}", part, first.shape[1:], first.dtype)
+    labels = [part.y for client in checked for part in client.parts if len(part)]
     numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
     if num_classes is None and not classes:  # of integers that may count from anything
         num_classes = int(max((label.max() for label in numbers), default=0)) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     if classes:
         check_class_count("clients", num_classes)
-    return Population("clients", ClientTable.of(checked), num_classes, tuple(_first(checked).shape[1:]))
+    return Population("clients", ClientTable.of(checked), num_classes, tuple(first.shape[1:]))
 
 
 def _mapping(client: Client) -> dict[str, Any]:
-    """Return a client as the mapping that `_client` reads, so that its arrays are checked and converted like others."""
-    parts = {name: getattr(client, name) for name in ("train", "val", "test")}
-    return {"domain": client.domain} | {name: (part.x, part.y) for name, part in parts.items()}
+    """Return a client as the mapping that `_client` reads, so that its arrays are checked and converted, too."""
+    parts = zip(SPLITS, client.parts, strict=True)
+    return {"domain": client.domain} | {name: (part.x, part.y) for name, part in parts}
 
 
 def _client(number: int, given: Any, classes: bool) -> Client:
     where = f"clients[{number}]"
     if not isinstance(given, Mapping):
         raise UsageError(f"{where}: expected {_FORM}, got {type(given).__name__}")
-    allowed = {"train", "val", "test", "domain"}
     for key in given:
-        if key not in allowed:
-            raise UsageError(f"{where}: {key!r} is not one of {', '.join(sorted(allowed))}")
+        if key not in (*SPLITS, "domain"):
+            raise UsageError(f"{where}: {key!r} is not one of domain, test, train, val")
     for key in ("train", "test"):
         if key not in given:
             raise UsageError(f"{where}: {key!r} is missing; give a pair (x, y)")
@@ -167,9 +164,7 @@ def _client(number: int, given: Any, classes: bool) -> Client:
 
 def _examples(pair: Any, where: str, classes: bool) -> Examples:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        whole = ""
-        if hasattr(pair, "__getitem__") or hasattr(pair, "__iter__"):  # such as a torch Dataset or a DataLoader
-            whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
+        whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
     x, y = (as_array(f"{where}: {name}", part) for name, part in zip("xy", pair, strict=True))
     if not x.ndim or not y.ndim:
@@ -202,19 +197,6 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
     return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(np.float32)
 
 
-def _check_alike(clients: Sequence[Client]) -> None:
-    """Check that all inputs have the same shape and dtype, as one model serves all clients, and are finite."""
-    first = _first(clients)
-    for number, client in enumerate(clients):
-        for split, part in zip(SPLITS, client.parts, strict=True):
-            _check_part(f"clients[{number}].{split}", part, first.shape[1:], first.dtype)
-
-
-def _first(clients: Sequence[Client]) -> np.ndarray | LazyRows:
-    """Return the training inputs of the first client that has any, whose form all inputs share."""
-    return next((client.train.x for client in clients if len(client.train)), clients[0].train.x)
-
-
 def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
     """Check that inputs have the shape and dtype of the first client's, and that all numbers are finite."""
     x = part.x
@@ -226,6 +208,3 @@ def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.d
     check_inputs(where, x)
     if count := not_finite(part.y):
         raise UsageError(f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them")
-
-
-_FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'

@@ -9,11 +9,8 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import numpy_generator
 
-SHARED = 2**31
-"""The number of the stream of what all clients share; clients have numbers below it."""
-
-MOST_POOLED = 10_000
-"""The most clients whose examples are all drawn at the start."""
+SHARED = 2**31  # the number of the stream of what all clients share; clients have numbers below it
+MOST_POOLED = 10_000  # clients whose examples are all drawn at the start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +46,10 @@ class Synthetic:
 
     def load(self) -> Dataset:
         """Return the examples of all clients, float32 [N, dimensions], one client after the other."""
-        parts = [self.examples(number) for number in range(self.clients)]
-        client = np.repeat(np.arange(self.clients), [len(y) for _, y in parts])
-        return Dataset.of(
-            self.name,
-            np.concatenate([x for x, _ in parts]),
-            np.concatenate([y for _, y in parts]),
-            num_classes=self.classes,
-            client=client,
-        )
+        inputs, labels = zip(*(self.examples(number) for number in range(self.clients)), strict=True)
+        client = np.repeat(np.arange(self.clients), [len(y) for y in labels])
+        x, y = np.concatenate(inputs), np.concatenate(labels)
+        return Dataset.of(self.name, x, y, num_classes=self.classes, client=client)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of a client, float32 [n, dimensions], and their classes, int64 [n]."""
@@ -71,7 +63,7 @@ class Synthetic:
 
     @property
     def makes_clients(self) -> bool:
-        """Whether there are so many clients that they are made on demand; see `rayfed.data.loading.ClientFactory`."""
+        """Whether there are so many clients that they are made on demand where each holds its own examples."""
         return self.clients > MOST_POOLED
 
     def sizes(self) -> np.ndarray:
