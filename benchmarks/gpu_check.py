@@ -34,9 +34,9 @@ from _bare import BareWorker, largest_difference, state_of
 from step_cost import NETWORKS, exchange, job, plain
 
 import rayfed
+from rayfed.core.errors import error_line
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
-from rayfed.core.user_files import error_line
 from rayfed.data.population import Population
 from rayfed.engine import fleet
 from rayfed.engine.blueprint import Blueprint

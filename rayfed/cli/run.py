@@ -8,8 +8,7 @@ from pathlib import Path
 from rayfed.cli.arguments import add_values, files_of, read_values
 from rayfed.cli.help import config_keys, values_help
 from rayfed.cli.packaged import packaged_spaces
-from rayfed.core.errors import UsageError
-from rayfed.core.user_files import error_line
+from rayfed.core.errors import UsageError, error_line
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\

@@ -1,17 +1,29 @@
-"""Exceptions that rayfed raises deliberately, and the numbers of the system's errors that it treats alike."""
+"""Exceptions that rayfed raises deliberately, and the one line by which a command shows any exception."""
 
 import errno
+import functools
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
 
+_RAYFED = Path(__file__).parents[1]
+_FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
+_LONGEST = 500  # characters of a message
+_MORE_ROOM = (
+    "; give less to do at once (local.batch_size, placement.vmap_clients), keep the inputs elsewhere "
+    "(placement.data_on_device=false), or reserve more of the GPU (placement.gpus)"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The numbers of the errors that say that a disk or a quota is full."""
+"""The numbers of the system's errors for a full disk or quota."""
 
 
 class UsageError(ValueError):
     """The configuration or the arguments are invalid.
 
     The message is one line that says what is wrong, where, and what is allowed. The commands print it and exit with
-    code 2 before anything has started. Characters in it that do not show, as keys and file names may have them, are
-    written as escapes.
+    code 2 before anything has started. Characters of keys and file names that do not show are written as escapes.
     """
 
     def __init__(self, message: str = ""):
@@ -37,3 +49,37 @@ class BadHook(RuntimeError):
 
 class StorageError(RuntimeError):
     """Results could not be written or read, for example because the disk is full. Everything saved before is kept."""
+
+
+@functools.cache
+def is_user_file(file: str) -> bool:
+    """Return whether `file` belongs neither to rayfed, nor to Python, nor to an installed package."""
+    path, real = Path(file), Path(os.path.realpath(file))
+    if {"site-packages", "dist-packages"} & {*path.parts, *real.parts}:
+        return False
+    paths = sysconfig.get_paths()
+    folders = (paths["stdlib"], paths["platstdlib"], _RAYFED)
+    return not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
+
+
+def error_line(error: BaseException) -> str:
+    """Return the type and the message of an error, and the place that raised it, in one line.
+
+    The place is the innermost one in the user's own code, or else in rayfed, preferably outside `core/`: a method says
+    more than a helper. The text of the traceback is searched, because an error of another process has no frames.
+    """
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    text = " ".join(str(error).split())
+    message = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError" and type(error).__module__ == "torch":
+        message = message.rstrip(".") + _MORE_ROOM
+    frames = _FRAME.findall("".join(traceback.format_exception(error)))
+    in_rayfed = [frame for frame in frames if Path(frame[0]).is_relative_to(_RAYFED)]
+    callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(_RAYFED / "core")]
+    places = [frame for frame in frames if is_user_file(frame[0])] or callers or in_rayfed
+    if not places:
+        return message
+    file, line, function = places[-1]
+    path = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
+    return f"{message} ({path}, line {line}, in {function})"

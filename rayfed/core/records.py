@@ -1,4 +1,4 @@
-"""The records that travel from hosts and the server to the Parquet tables: scores, rounds, and maps.
+"""The records that travel from hosts and the server to the Parquet tables, and the rule by which a round is best.
 
 The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.schema`.
 """
@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SERVER = -1
 """The value of `Score.client` in a score that belongs to the server and not to a client."""
@@ -26,11 +26,11 @@ class Score:
     """The value of one metric: of the model at `point`, on the `n` examples of one client's `split`.
 
     Attributes:
-        client: the client's number in the partition, or `SERVER`.
-        value: accuracies are fractions of 1.
-        unseen: whether the client took no part in training.
-        higher_is_better: as the metric declares it, or `select.mode` says; where neither does, as of scalars that an
-            algorithm logs, by the words of the metric's name (`rayfed.records.metric_names`).
+        client: The client's number in the partition, or `SERVER`.
+        value: Accuracies are fractions of 1.
+        unseen: Whether the client took no part in training.
+        higher_is_better: As the metric declares it, or `select.mode`; else, for example for a scalar that an algorithm
+            logs, by the words of the metric's name (`rayfed.records.metric_names`).
     """
 
     client: int = field(default=SERVER, metadata=INT32)
@@ -91,28 +91,28 @@ class Event:
 
 @dataclass(kw_only=True)
 class Record:
-    """What one round leaves: its scores, and what it cost.
+    """The scores and the costs of a round.
 
-    Rounds are numbered alike everywhere: 0 is the setup before the first round, 1 to R are the rounds, and R + 1 is the
-    final stage after the last one.
+    Rounds have the same numbers everywhere: 0 is the setup before the first round, 1 to R are the rounds, and R + 1 is
+    the final stage after the last round.
 
     Attributes:
-        stage: one of `STAGES`.
-        cohort: the number of clients that took part.
-        sampled: the number of clients that were sampled for a round, of which some may have dropped out or been late.
-        simulated_seconds: the duration of a round on the simulated clock; None without one.
-        seconds: wall-clock seconds by part of the round, see `SECONDS`.
-        bytes_down, bytes_up: bytes on the wire by field of the payload, over all clients of the round.
-        bytes_to_hosts, bytes_from_hosts: bytes of tensors that the processes of server and hosts exchanged, also to
+        stage: One of `STAGES`.
+        cohort: The number of clients that took part.
+        sampled: The number of clients that were sampled for a round, of which some may have dropped out or been late.
+        simulated_seconds: The duration of a round on the simulated clock; None without one.
+        seconds: Wall-clock seconds by part of the round, see `SECONDS`.
+        bytes_down, bytes_up: Bytes on the wire by field of the payload, over all clients of the round.
+        bytes_to_hosts, bytes_from_hosts: Bytes of tensors that the processes of server and hosts exchanged, also to
             score models; 0 where all clients run in the server's process.
-        bytes_formula: bytes both ways by the formula of the method's paper; None where it has none.
-        epsilon: the differential privacy spent so far; None without privacy.
-        privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
+        bytes_formula: Bytes both ways by the formula of the method's paper; None where it has none.
+        epsilon: The differential privacy spent so far; None without privacy.
+        privacy_unit: What `epsilon` protects: `client`, all data of one client; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
             `rayfed.algorithms.local_dp_adcol`).
-        busy: the seconds that each host worked on the exchanges of the round.
-        predicted: the seconds that each host was predicted to work; None where nothing was measured before.
-        gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
+        busy: The seconds that each host worked on the exchanges of the round.
+        predicted: The seconds that each host was predicted to work; None where nothing was measured before.
+        gpu_bytes: The most GPU memory that tensors of one host took, from the end of its last training before the round
             to that of its training in it; None on CPUs.
         vmap_clients: The number of clients that hosts train at once, if it was measured in this round; else None.
     """
@@ -173,6 +173,70 @@ class Record:
             if score.metric == metric and score.point == point and not score.unseen:
                 values.setdefault((score.split, score.client != SERVER), []).append(score.value)
         return {split: _mean(of_key) for (split, _), of_key in sorted(values.items())}  # clients sort last, so they win
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The metric that chooses rounds, hyperparameters and models (`select.*`).
+
+    Attributes:
+        metric: Its name in the table `metrics`.
+        higher_is_better: Whether the highest value is the best one.
+        point: The model that is scored.
+    """
+
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    point: str = "global"
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Selection":
+        """Return the selection that `values` wrote to a row of the table `trials`."""
+        metric, lower = row.get("selection_metric") or "accuracy", row.get("selection_mode") == "min"
+        return cls(metric=metric, higher_is_better=not lower, point=str(row["default_eval_point"]))
+
+    def values(self) -> dict[str, Any]:
+        """Return the columns of the table `trials` that hold the selection."""
+        mode = "max" if self.higher_is_better else "min"
+        return {"default_eval_point": self.point, "selection_metric": self.metric, "selection_mode": mode}
+
+    def score(self, record: Record) -> float | None:
+        """Return the mean over the participants' validation data; None if the round was not scored on them."""
+        return record.means(self.metric, self.point).get("val")
+
+    def gain(self, score: float) -> float:
+        """Return the value to maximise: `score`, or its negative where lower is better."""
+        return score if self.higher_is_better else -score
+
+
+class BestRound:
+    """Finds the round that the rule `selected` of reports picks, while a trial runs.
+
+    As in reports, values count to twelve significant digits, and the earliest round wins a tie. `round` is the best
+    round so far; None before the first score.
+    """
+
+    def __init__(self, selection: Selection):
+        self._selection = selection
+        self._score: float | None = None
+        self.round: int | None = None
+
+    def add(self, record: Record) -> None:
+        """Take the score of a round in, if the round has a score."""
+        score = self._selection.score(record)
+        if score is None or math.isnan(score):
+            return
+        gain = float(f"{self._selection.gain(score):.11e}")
+        if self._score is None or gain > self._score:
+            self._score, self.round = gain, record.round
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as JSON."""
+        return {"score": self._score, "round": self.round}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._score, self.round = state["score"], state["round"]
 
 
 def _mean(values: Sequence[float]) -> float:

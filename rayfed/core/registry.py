@@ -5,10 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line
 from rayfed.core.options import suggestion
 from rayfed.core.paths import working_folder
-from rayfed.core.user_files import error_line
 
 
 def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
@@ -38,15 +37,8 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
             raise UsageError(f"{where}={name}: {missing}") from error
         if target != name:
             raise  # a module of rayfed's: a bug here, not a mistake of the user's
-        raise UsageError(f"{where}={name}: importing {module_name} fails: {in_one_line(error)}") from error
+        raise UsageError(f"{where}={name}: importing {module_name} fails: {error_line(error)}") from error
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{where}={name}: {module_name} has no {attribute!r}; {suggestion(attribute, public)}")
     return getattr(module, attribute)
-
-
-def in_one_line(error: Exception) -> str:
-    """Return the type, message, file and line of an error that a user's module raised."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    return error_line(error)

@@ -7,9 +7,8 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line
 from rayfed.core.ids import ClientId
-from rayfed.core.registry import in_one_line
 from rayfed.data.lazy_rows import LazyRows, select_rows
 
 SPLITS = ("train", "val", "test")
@@ -140,7 +139,7 @@ class MadeClients:
         except UsageError:
             raise
         except Exception as error:  # the user's own code
-            raise UsageError(f"clients: make({number}) failed: {in_one_line(error)}") from error
+            raise UsageError(f"clients: make({number}) failed: {error_line(error)}") from error
         for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
             if len(part) != size:
                 returned = f"make({number}) returned {len(part)} {split} examples"

@@ -17,8 +17,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import StorageError
+from rayfed.core.records import Selection
 from rayfed.core.rng import stream_seed
 from rayfed.distributed.trial import GAIN
 from rayfed.experiments.config import Config

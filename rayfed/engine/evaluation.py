@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from rayfed.algorithm import Algorithm, Context, Exchange, State
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Outputs, class_logits
-from rayfed.core.records import Record, RepresentationMap, Score
+from rayfed.core.records import Record, RepresentationMap, Score, Selection
 from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
-from rayfed.core.best_round import Selection
-from rayfed.core.records import RepresentationMap, Score
+from rayfed.core.records import RepresentationMap, Score, Selection
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import BadHook
 from rayfed.core.outputs import class_logits
-from rayfed.core.records import Score
+from rayfed.core.records import Score, Selection
 from rayfed.engine.device_data import Part
 from rayfed.metrics.base import OfPredictions, Value
 from rayfed.records.metric_names import lower_is_better_by_name

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from rayfed.algorithm import Context, Exchange, Replies, State
-from rayfed.core.best_round import BestRound
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex, Moment, Stage
-from rayfed.core.records import Record, Score
+from rayfed.core.records import BestRound, Record, Score
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
@@ -324,7 +323,7 @@ class Server:
         record.maps += maps
         if with_unseen_clients:
             record.scores += self.evaluator.unseen_scores(self.state, self._last_round)
-        self.best.look(record)
+        self.best.add(record)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds

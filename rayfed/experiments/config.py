@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from rayfed.core.errors import UsageError
 from rayfed.core.options import build, checked, no_such_key, option, type_hints
 from rayfed.core.paths import check_name, lasting
-from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from rayfed.metrics.base import Metric
 
 NO_OTHER_DATA = "clients= are given in place of data and partition; leave out {}.*"
+BATCH_NORM_POLICIES = ("aggregate", "local", "local_statistics", "frozen")
+"""The policies for batch-norm layers; see `rayfed.core.task.Task`."""
 MOST_ROUNDS = 10**9
 """More rounds than anybody waits for; the tables count them in 32 bits."""
 

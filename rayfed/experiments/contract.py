@@ -16,15 +16,13 @@ from functools import cached_property, partial
 from typing import Any
 
 from rayfed.algorithm import Algorithm
-from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
-from rayfed.core.user_files import error_line
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS
 from rayfed.engine.blueprint import Blueprint
@@ -32,7 +30,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
-from rayfed.experiments.config import Checkpoint, Tracking
+from rayfed.experiments.config import BATCH_NORM_POLICIES, Checkpoint, Tracking
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.small_population import small_population
 from rayfed.experiments.trial import run_trial

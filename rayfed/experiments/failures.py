@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rayfed.core import errors
-from rayfed.core.user_files import error_line
+from rayfed.core.errors import error_line
 from rayfed.experiments.jobs import Job
 from rayfed.records.recorder import Progress, traceback_file
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, NoAugment
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
+from rayfed.core.records import Selection
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
 from rayfed.data.clients import Client, MadeClients

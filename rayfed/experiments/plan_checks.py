@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.augment.base import Augment
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.network import vectorised
 from rayfed.core.outputs import meaning_of_outputs
-from rayfed.core.registry import in_one_line
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
-from rayfed.core.user_files import error_line, is_user_file
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
@@ -214,9 +212,7 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
             raise _mismatch(outputs, labels) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             forms = [f"{values.dtype} {list(values.shape)}" for values in (outputs, labels)]
-            raise UsageError(
-                f"loss: fails on outputs {forms[0]} and labels {forms[1]}: {in_one_line(error)}"
-            ) from error
+            raise UsageError(f"loss: fails on outputs {forms[0]} and labels {forms[1]}: {error_line(error)}") from error
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')

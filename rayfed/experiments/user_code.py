@@ -34,9 +34,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, is_user_file
 from rayfed.core.registry import resolve
-from rayfed.core.user_files import is_user_file
 from rayfed.data.user_clients import Clients
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.core.records import SERVER, MapPoint, RepresentationMap
+from rayfed.core.records import SERVER, MapPoint, RepresentationMap, Selection
 from rayfed.records.storage import Storage, one_line
 
 if TYPE_CHECKING:

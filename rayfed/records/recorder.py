@@ -6,17 +6,16 @@ command runs, so that all results arrive there, whichever node a trial runs on.
 
 import contextlib
 import math
+import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.pace import Pace
 from rayfed.core.paths import lasting, working_folder
-from rayfed.core.records import Event, Record
+from rayfed.core.records import Event, Record, Selection
 from rayfed.records.checkpoints import CheckpointStore, Part
 from rayfed.records.files import Holding, write_holdings, write_map
 from rayfed.records.owners import Owner
@@ -26,17 +25,21 @@ from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
 _TRACEBACKS = "tracebacks"
+_LONG = 20.0  # seconds of a first round from which on its warming up hardly counts
+_ROUNDS = 50  # the last rounds count, so that the estimate follows a machine that has become busy
 
 
 @dataclass
 class Progress:
     """The progress of a trial.
 
-    `left` are the seconds that its rounds will still take, None while that is unknown. `val` and `test` are the last
-    values of the metric of `selection` (means over clients), or None. `lost` is how often the process of the trial was
-    lost, so that it went back to its last checkpoint. `stop_reason` says why it stopped early, if it did. `round` is
-    the last one that was recorded, which may be the final stage; `rounds_done` counts rounds of training. `doing` says
-    what the trial does after a round, if that may take long.
+    Attributes:
+        round: The last round that was recorded, which may be the final stage; `rounds_done` counts training rounds.
+        left: The seconds that the remaining rounds will take; None while that is unknown.
+        val, test: The last values of the metric of `selection`, as means over clients.
+        lost: How often a process of the trial was lost, so that the trial went back to its last checkpoint.
+        stop_reason: The reason of an early stop.
+        doing: What the trial does after a round, if that may take long.
     """
 
     trial: str
@@ -64,17 +67,60 @@ def traceback_file(folder: str, experiment: str, trial: str) -> str:
     return f"{join(folder, experiment)}/{_TRACEBACKS}/{trial}.txt"
 
 
+class Pace:
+    """Estimates the time left from the median time of a round, and of one after which models are scored.
+
+    A median is not moved by a checkpoint that took long, or by a process that was replaced. The first round of each
+    kind, which includes warming up, counts until there is a second one.
+
+    Args:
+        rounds: The number of rounds.
+        every: Rounds between scores; the last round is scored in any case.
+    """
+
+    def __init__(self, rounds: int, every: int = 1):
+        self.rounds, self.every = rounds, max(1, every)
+        self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=_ROUNDS) for kind in (False, True)}
+        self._warm: set[bool] = set()
+
+    def add(self, round: int, seconds: float) -> None:
+        """Take the wall-clock seconds of a round, everything after the round before included."""
+        kind = self._is_scored(round)
+        if len(self._seconds[kind]) == 1 and kind not in self._warm:
+            self._seconds[kind].clear()
+            self._warm.add(kind)
+        self._seconds[kind].append(seconds)
+
+    def left(self, round: int) -> float | None:
+        """Return the seconds that the rounds after `round` take, or None before the second, unless they are long."""
+        medians = {kind: statistics.median(seconds) for kind, seconds in self._seconds.items() if seconds}
+        if not medians:
+            return None
+        last = self.rounds
+        if round >= last:
+            return 0.0
+        if not self._warm and sum(map(len, self._seconds.values())) == 1 and max(medians.values()) < _LONG:
+            return None
+        scored = last // self.every - round // self.every + (last % self.every != 0)  # counted, since a run may be long
+        plain = last - round - scored
+        slower, faster = max(medians.values()), min(medians.values())
+        return scored * medians.get(True, slower) + plain * medians.get(False, faster)
+
+    def _is_scored(self, round: int) -> bool:
+        return round % self.every == 0 or round >= self.rounds
+
+
 @dataclass
 class _Trial:
-    """What the recorder knows of a trial.
+    """The recorder's knowledge of a trial. Times are those of `time.monotonic`.
 
     Attributes:
-        progress: None before it has begun or was lost.
-        writer: What writes its rows; None unless it runs.
-        began: When it began, on the clock `time.monotonic`; None before.
-        recorded: When it began or recorded a round.
+        progress: None before the trial has begun or was lost.
+        writer: The writer of its rows; None unless the trial runs.
+        began: The time at which the trial began; None before.
+        recorded: The time at which the trial began or last recorded a round.
         work: Each round with its clients and its seconds.
-        lost: When its process was lost, and why; None if it has begun again since.
+        lost: The time and the cause of the loss of a process; None if the trial has begun again since.
     """
 
     progress: Progress | None = None
@@ -87,7 +133,7 @@ class _Trial:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has begun before in this command."""
+        """Whether the trial has begun before in this command."""
         return self.progress is not None and (self.progress.status == "running" or self.progress.lost > 0)
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
@@ -117,8 +163,7 @@ class _Trial:
 
     def add(self, record: Record) -> None:
         """Note a round that was recorded."""
-        assert self.progress is not None, "the trial has begun"
-        assert self.began is not None, "the trial has begun"
+        assert self.progress is not None and self.began is not None, "the trial has begun"  # noqa: PT018
         progress, now = self.progress, time.monotonic()
         progress.round, progress.doing, progress.seconds = record.round, None, now - self.began
         progress.clients += record.cohort
@@ -170,15 +215,14 @@ class Recorder:
         keep_through_round: int | None,
         holdings: Sequence[Holding] = (),
     ) -> None:
-        """Start a trial, or continue it after `keep_through_round`.
+        """Start a trial of `rounds` rounds, or continue it after `keep_through_round`.
 
         Args:
-            values: the trial's columns in `trials`.
-            rounds: the number of rounds that it is going to have.
-            holdings: who holds how many examples of which class, recorded once for each `partition_hash`.
+            values: The trial's columns in `trials`.
+            holdings: The examples of each class that each client holds, recorded once for each `partition_hash`.
 
         Raises:
-            UsageError: another process is running the trial.
+            UsageError: Another process is running the trial.
         """
         with storage_errors(self._home.location):
             self._begin(trial, values, rounds, keep_through_round)
@@ -278,7 +322,7 @@ class Recorder:
                 writer, self._trials[trial].writer = self._trials[trial].writer, None
                 if writer is not None:
                     writer.close()
-            finally:  # rows may be lost to a full disk, which the row of the trial should tell
+            finally:  # a full disk may lose rows, and the row of the trial should say so
                 self._end(trial, values)
 
     def _end(self, trial: str, values: Mapping[str, Any]) -> None:
@@ -289,15 +333,13 @@ class Recorder:
         progress.has_traceback = values.get("traceback") is not None
         progress.stop_reason = values.get("stop_reason")
         self._feed.end(trial, progress.status, progress.error)
-        measured: dict[str, Any] = {}
-        if known.began is not None:
-            measured = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
-        if not measured:
+        measured: dict[str, Any] = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
+        if known.began is None:
             self._owner = self._owner or Owner(self._home)
             measured = {"owner": self._owner.name}
         try:
             record_trial(self.folder, self.experiment, trial, {**measured, **values})
-        except UsageError as error:  # another process runs it, so the row is not this recorder's
+        except UsageError as error:  # another process runs the trial, and owns its row
             progress.error = str(error)
             return
         if trace := values.get("traceback"):

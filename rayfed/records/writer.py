@@ -28,13 +28,13 @@ class TrialWriter:
     Only one process may write a trial.
 
     Args:
-        keep_through_round: rows of an earlier attempt are kept up to and including this round; None drops them all.
-        keep_events: whether to keep the events of an earlier attempt although all of its other rows are dropped.
-            They are kept in any case if `keep_through_round` is given, also those of later rounds.
-        segment_rows: rows of a Parquet file before the next one begins.
+        keep_through_round: The last round whose rows of an earlier attempt are kept; None drops all rows.
+        keep_events: Whether to keep the events of an earlier attempt although all of its other rows are dropped. All
+            events are kept if `keep_through_round` is given, also those of later rounds.
+        segment_rows: The number of rows of a Parquet file after which the next file begins.
 
     Raises:
-        UsageError: a name of the experiment or the trial that cannot be the name of a file.
+        UsageError: The name of the experiment or the trial cannot be the name of a file.
     """
 
     def __init__(
@@ -71,20 +71,19 @@ class TrialWriter:
             waiting.append(record)
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Write events to disk at once; they are rare, and say why what should follow does not."""
+        """Write events to disk at once: they are rare, and explain why rounds do not follow."""
         if events := list(events):
             self._events.append(events_table(self._columns, events))
 
     def flush(self, *, force: bool = False) -> None:
-        """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
+        """Write the added rows to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
 
         Args:
-            force: write in any case. This is needed before a checkpoint, since a resumed trial keeps only the rounds
-                that are on disk.
+            force: Write in any case. A checkpoint needs this, since a resumed trial keeps only the rounds on disk.
 
         Raises:
-            ValueError: a row with an unknown split, point or stage.
-            OSError: the disk is full or gone; the rows stay in memory for the next call.
+            ValueError: A row has an unknown split or point.
+            OSError: The disk is full or gone; the rows stay in memory for the next call.
         """
         began = time.monotonic()
         if not force and self._spent > WRITING_SHARE * (began - self._began):
@@ -111,9 +110,9 @@ class TrialWriter:
 class _Segments:
     """The Parquet files of one trial in one table, to which rows are appended: `<trial>-0000.parquet` and on.
 
-    Each time rows are added, the last file is rewritten; past `segment_rows` a new one begins, so that writing costs
-    the same late in a long run as early. A row never moves from one file to another, and no file is ever deleted. A
-    reader who has just listed the folder therefore finds every file, and no row in two of them.
+    New rows rewrite the last file; past `segment_rows` a new file begins, so that writing does not become slower in a
+    long run. A row never moves from one file to another, and no file is ever deleted. A reader who has just listed the
+    folder therefore finds every file, and no row in two of them.
 
     Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept).
     """
@@ -142,7 +141,7 @@ class _Segments:
         index = self._index + 1 if full else self._index
         table = rows if full else pa.concat_tables([self._current, rows])
         replace_parquet(table, self._folder, f"{self._trial}-{index:04d}.parquet")
-        # only now, so that the same rows can be given again after a full disk
+        # The state changes last, so that the same rows can be given again after a full disk.
         self._index, self._current = index, table
 
     def _trimmed(self, name: str, keep_through_round: int | None) -> pa.Table:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import rayfed
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
+from rayfed.core.records import Selection
 from rayfed.experiments import sweep as module
 from rayfed.experiments.plan import Given
 from rayfed.experiments.space import configurations, read_space

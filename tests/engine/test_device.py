@@ -11,9 +11,8 @@ from torch import nn
 
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.user_files import error_line
 from rayfed.distributed.host_actor import RayHost
 from rayfed.engine.device import CONTEXT_BYTES, _emptiest_gpu, breaks_device, device_for, peak_bytes, set_kernels
 from rayfed.engine.evaluation import Evaluation

@@ -7,9 +7,8 @@ import pytest
 
 import rayfed
 from helpers.commands import command
-from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER, Record, Score
+from rayfed.core.records import SERVER, Record, Score, Selection
 from rayfed.engine.evaluation import EarlyStopping, StopRule
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config

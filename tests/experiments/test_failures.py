@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rayfed.algorithms.fedprox import pulled
-from rayfed.core.errors import Diverged, UsageError
-from rayfed.core.user_files import error_line
+from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.experiments.failures import Failures, failure
 from rayfed.records.recorder import Progress
 

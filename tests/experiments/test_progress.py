@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from rayfed.core import terminal
-from rayfed.core.pace import Pace
 from rayfed.core.records import Record
 from rayfed.core.terminal import Bar, StatusLine
 from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, seconds_left, watched
-from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.recorder import Pace, Progress, Recorder
 
 
 class TestPace:

@@ -7,9 +7,8 @@ import pytest
 
 import rayfed
 from helpers.score_rows import row
-from rayfed.core.best_round import BestRound, Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.records import Record
+from rayfed.core.records import BestRound, Record, Selection
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
@@ -158,7 +157,7 @@ class TestBestRound:
         for is_higher, expected in ((True, higher), (False, lower)):
             best = BestRound(Selection(higher_is_better=is_higher))
             for round, value in enumerate(values, 1):
-                best.look(self.record(round, value))
+                best.add(self.record(round, value))
                 again = BestRound(Selection(higher_is_better=is_higher))
                 again.restore(best.state())
                 best = again
