@@ -71,7 +71,7 @@ class Task:
 
     Args:
         model: A module with `features` and `head` whose forward pass is their composition. Its weights are the initial
-            weights; they are shared where they lie as the task needs them, and nobody may change them.
+            weights. The task shares tensors that have its device and format already; nobody may change them.
         loss: Function (logits [batch, classes], y [batch]) -> mean over the batch, a scalar.
         num_clients: Number of clients that take part in training.
         num_classes: Number of classes.
@@ -80,8 +80,8 @@ class Task:
             nor updates them.
         device: Device of the network.
         inputs: Description of the inputs.
-        scoring_loss: The loss by which models are scored, where it is not the one that trains them.
-        outputs: What the outputs stand for.
+        scoring_loss: The loss by which models are scored, if another loss trains them.
+        outputs: The meaning of the outputs; see `rayfed.core.outputs`.
         rows_interact: Whether an example's output depends on the others in its batch, also in evaluation mode.
 
     Attributes:
@@ -90,12 +90,12 @@ class Task:
         feature_shape: Shape of one representation at the split; empty if the model has no split.
         trainable: Names of the parameters that are trained: those of the model and of the loss with `requires_grad`.
         parameters, buffers: Names of all parameters and buffers, those of the loss included.
-        loss_names: Names of the parameters and buffers of a loss that has some, which begin with `loss.`.
+        loss_names: Names of the parameters and buffers of the loss, which begin with `loss.`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
-        num_outputs: Number of classes for which the model has an output, which may be more than there are.
-        personal_names: Names of the weights that stay on the client whatever the algorithm.
-        added_names: Those among them that a wrapper added to the network, which are no part of its body or head.
+        num_outputs: Number of classes for which the model has an output, at least `num_classes`.
+        personal_names: Names of the weights that stay on the client with every algorithm.
+        added_names: The personal names that a wrapper added to the network; they belong to neither body nor head.
         loss_terms: Terms that wrappers add to the objective.
     """
 
@@ -156,7 +156,7 @@ class Task:
         self.num_outputs = max(self.num_classes, width if self.outputs == "classes" else 0)
 
     def _here(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the modules of `model`, with tensors that are copied only if they lie elsewhere.
+        """Return a copy of `model`, whose modules are new and whose tensors are shared where they lie right already.
 
         Two templates that share a module would switch each other's training mode.
         """
