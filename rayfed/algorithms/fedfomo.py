@@ -89,7 +89,7 @@ class FedFomo(FedAvg):
         """Return the client's model after mixing in the models received, and its ratings of them [models]."""
         models = down.get("models", [])
         ratings = rate(ctx, client["weights"], client["old"], models)
-        # an unseen client would otherwise be left with the untrained model
+        # otherwise an unseen client would keep the untrained model
         uniform = ctx.unseen and not (ratings > 0).any()
         return mixture(client["weights"], models, torch.ones_like(ratings) if uniform else ratings), ratings
 

@@ -66,7 +66,7 @@ class Moon(FedAvg):
         return super().join(ctx) | {"previous": ctx.task.initial_weights()}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        # the model received is `down` together with the weights that the client keeps, which only `start` can read
+        # the received model consists of `down` and the weights that the client keeps, which only `start` can read
         return super().start(ctx, client, down) | {"kept": client["weights"], "previous": client["previous"]}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:

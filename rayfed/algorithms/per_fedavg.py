@@ -68,7 +68,7 @@ class PerFedAvg(FedAvg):
         self._refuse_single_examples(problem)
 
     def _refuse_single_examples(self, problem: ProblemSpec) -> None:
-        """Raise UsageError if the network cannot train on a single example and a part of a batch has only one."""
+        """Raise UsageError if a part of a batch has a single example, on which the network cannot train."""
         size = problem.batch_size
         refused = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
         if refused and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
@@ -81,7 +81,7 @@ class PerFedAvg(FedAvg):
             )
 
     def _leaves_one(self, n: int, problem: ProblemSpec) -> bool:
-        """Return whether a batch of training or adaptation on `n` examples leaves a single one in a part."""
+        """Return whether a batch of training or adaptation on `n` examples has a part with a single example."""
         adapts_on_all = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / problem.batch_size)
         size, drops = self.parts * problem.batch_size, problem.drop_last
         in_training = 0 < n % size <= self.parts and (not drops or n < size)

@@ -67,10 +67,10 @@ class DiscriminatorMemory:
         }
 
     def start(self, ctx: Context, client: State) -> State:
-        """Return the additions to `work`: the earlier discriminators, and 1 for each that is recent enough, else 0."""
+        """Return the additions to `work`: the earlier discriminators, and for each 1 if it is recent enough, else 0."""
         if self.size == 1:
             return {}
-        # The discriminator of round 1 was never trained: it counts in that round only, for want of another
+        # the discriminator of round 1 was never trained, so it counts in that round only
         in_use = (client["received_in"] > max(ctx.round - self.size, 1)).float()
         return {"earlier_discriminators": client["earlier_discriminators"], "in_use": in_use}
 

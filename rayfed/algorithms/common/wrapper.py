@@ -22,9 +22,9 @@ def derived(value: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Delegate, Algorithm):
-    """An algorithm that does what `base` does, except for what a subclass overrides.
+    """An algorithm with the hooks of `base`, except for those that a subclass overrides.
 
-    A subclass that changes all exchanges of its base overrides `wrapped`. One that overrides hooks itself changes the
+    A subclass that changes all exchanges of its base overrides `wrapped`. A subclass that overrides hooks changes the
     rounds of a base with one exchange. The wrapper's own hooks are those of `wrapped(base)`.
     """
 
@@ -44,7 +44,7 @@ class Wrapper(Delegate, Algorithm):
     held_out_share = derived(lambda self: self.base.held_out_share)
 
     def wrapped(self, exchange: Exchange) -> Exchange:
-        """Return the exchange to run in place of one of the base's."""
+        """Return the exchange to run in place of `exchange`, an exchange of the base."""
         return self if exchange is self.base else exchange
 
     @property

@@ -50,7 +50,7 @@ from rayfed.core.trees import Weights, only
 
 
 def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Tensor:
-    """Return for each of `examples` local examples the row of the pseudo-example that it is compared with."""
+    """Return the row of the pseudo-example with which each of `examples` local examples is compared."""
     return torch.arange(examples, device=device) % pseudo_examples
 
 

@@ -56,7 +56,7 @@ class PseudoDataSource:
         return {"pseudo": means.to(ctx.task.device)}
 
     def owners(self, ctx: Context) -> State:
-        """Return the clients that have to send the means of the next pseudo-data, newly drawn from the cohort."""
+        """Return the clients that send the means of the next pseudo-data, newly drawn from the cohort."""
         return {"owners": draw_owners(ctx.cohort, self.size(ctx))} if self.proxy is None else {}
 
     def means(self, ctx: Context, down: State, data: ClientData) -> State:
@@ -95,7 +95,7 @@ class CollectMeans(Exchange):
 
 
 def draw_owners(cohort: tuple[int, ...], count: int) -> Tensor:
-    """Return for each of `count` means the client that computes it, drawn uniformly with torch's generator."""
+    """Draw the client of `cohort` that computes each of `count` means, uniformly with torch's generator."""
     return torch.tensor(cohort, dtype=torch.int32)[torch.randint(len(cohort), (count,))]
 
 

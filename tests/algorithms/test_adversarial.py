@@ -1,4 +1,4 @@
-"""FADA: a round by hand, the spread that weighs the sources; the target's labels are never used."""
+"""FADA: a round by hand, the spread that weighs the sources, unused labels. DANN: both steps by hand."""
 
 from dataclasses import replace
 
@@ -6,12 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from threadpoolctl import threadpool_limits
+from torch import nn
 
-from helpers.federations import blueprint, net, simulate
-from helpers.reference import LR, assert_weights, data, descend, plan, population, run
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms import fada
 from rayfed.algorithms.common.networks import mlp
+from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.fada import FADA, cluster_spread
+from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack
 from rayfed.data.clients import Examples
@@ -32,7 +35,7 @@ def first_discriminators(people):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_round_by_hand(width, monkeypatch):
+def test_a_round_of_fada_by_hand(width, monkeypatch):
     monkeypatch.setattr(fada, "cluster_spread", lambda features, clusters, seed: float(features.mean()) * clusters)
     people, model = population((10, 10, 10)), net(batch_norm=False)
     algorithm = FADA(target=TARGET, hidden=[7], weight_adversary=0.4, server_lr=0.3)
@@ -105,10 +108,61 @@ def test_the_targets_labels_are_not_used():
     assert other_target[0] != other_target[1]
 
 
-def test_fields_and_bytes_sent():
+def test_fields_and_bytes_that_fada_sends():
     people, model = population(), net(batch_norm=False)
     record = simulate(plan(FADA(target=TARGET, hidden=[7]), people, model), people)[1][-1]
     size = 4 * sum(p.numel() for p in model.parameters())
     pair = 4 * sum(p.numel() for p in mlp([8, 7, 2]).parameters())
     assert record.bytes_down == {"weights": 3 * size, "discriminators": (2 + 2) * pair, "models": 2 * size}
     assert record.bytes_up == {"weights": 3 * size, "representations": 4 * 8 * (8 + 12 + 20), "spreads": 8}
+
+
+def first_discriminator(people):
+    """Return the discriminator that the server draws in `init`."""
+    algorithm = DANN(hidden=[7])
+    ctx = blueprint(algorithm, people).context(people, "cpu")
+    seed_torch(0, "init")
+    return algorithm.init(ctx)["discriminator"]
+
+
+@pytest.mark.parametrize(("momentum", "keep"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_two_rounds_of_dann_by_hand(momentum, keep):
+    people, model, guess = population(), net(), mlp([8, 7, 3])
+    guess.load_state_dict(first_discriminator(people))
+    algorithm = DANN(hidden=[7], weight_adversary=0.4)
+    sgd = SGD(lr=LR, momentum=momentum)
+    server = run(algorithm, people, model, steps=2, optimizer=sgd, keep_optimizer=keep)
+    kept = {}
+    for _ in range(2):
+        models, guesses = [], []
+        for i in CLIENTS:
+            x, y = data(people, i)
+            own, discriminator = descend(model, x, y, 0), descend(guess, x, y, 0)
+            sgd, other = (torch.optim.SGD(each.parameters(), lr=LR, momentum=momentum) for each in (own, discriminator))
+            if keep and i in kept:
+                for optimizer, state in zip((sgd, other), kept[i], strict=True):
+                    optimizer.load_state_dict(state)
+            label = torch.full((len(x),), i)
+            for _ in range(2):
+                features = descend(own, x, y, 0).features(x).detach()  # a copy's, for its running statistics
+                discriminator.zero_grad()
+                F.cross_entropy(discriminator(features), label).backward()
+                other.step()
+                own.zero_grad()
+                features = own.features(x)
+                loss = F.cross_entropy(own.head(features), y)
+                (loss - 0.4 * F.cross_entropy(discriminator(features), label)).backward()
+                sgd.step()
+            kept[i] = sgd.state_dict(), other.state_dict()
+            models.append(own)
+            guesses.append(discriminator)
+        model, guess = mean(models, shares(people)), mean(guesses, shares(people))
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    assert_weights(server.state["discriminator"], guess, atol=1e-5)
+
+
+def test_discriminator_of_dann_has_the_papers_sizes():
+    people = blobs()
+    found = blueprint(DANN(), people).context(people, "cpu").task.modules["discriminator"].module
+    layers = [layer for layer in found if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == [(8, 256), (256, 256), (256, 4)]
