@@ -95,9 +95,7 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
     PACS and OfficeHome.
     """
 
-    test: float = option(
-        0.2, low=0, below=1, help="share of each domain that is used for testing, if the split is random"
-    )
+    test: float = option(0.2, low=0, below=1, help="share of each domain for testing, if the split is random")
     per_party: int | str | None = option(
         None, low=1, help='maximum of training examples per domain; "smallest": as many as the smallest domain has'
     )

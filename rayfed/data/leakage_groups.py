@@ -65,18 +65,13 @@ def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
     tested = np.concatenate([client.test for client in clients])
     leaked = tested[np.isin(dataset.leakage_group[tested], dataset.leakage_group[_fitted_rows(clients)])]
     if len(leaked):
-        raise UsageError(
-            f"partition: {len(leaked)} test rows of {dataset.name}, the first of them row {leaked[0]}, show originals "
-            "that are trained on in another domain; expected all rows of a leakage group on one side"
-        )
+        rows = f"{len(leaked)} test rows of {dataset.name}, the first of them row {leaked[0]}"
+        remedy = "expected all rows of a leakage group on one side"
+        raise UsageError(f"partition: {rows}, show originals that are trained on in another domain; {remedy}")
 
 
 def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.ndarray:
-    """Return the rows of a domain that is left out, without leakage groups that clients train on or validate with.
-
-    Raises:
-        UsageError: There is no row, or none is left.
-    """
+    """Return the rows of a domain that is left out, without leakage groups that clients train on or validate with."""
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
     if not len(rows):
         raise UsageError(f"dataset {dataset.name}: {domain}, which is left out, has no examples to score")

@@ -12,6 +12,13 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A cache of its own for one test, which does not exist yet."""
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="module")
 def root(request, digits, tmp_path_factory):
     """The folder of MNIST, which RAYFED_DATA names: the file's `digits`, of which the first TRAIN are for training."""

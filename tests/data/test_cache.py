@@ -14,10 +14,7 @@ from rayfed.data import cache
 KEY = {"version": 1, "of": "counting"}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 class Counting:
@@ -56,11 +53,8 @@ def test_several_arrays_are_computed_once():
         return {"a": np.arange(6).reshape(2, 3), "b": np.array([True, False])}
 
     for _ in range(2):
-        arrays = cache.cached_arrays("pair", KEY, make)
-        assert {field: array.tolist() for field, array in arrays.items()} == {
-            "a": [[0, 1, 2], [3, 4, 5]],
-            "b": [True, False],
-        }
+        arrays = {field: array.tolist() for field, array in cache.cached_arrays("pair", KEY, make).items()}
+        assert arrays == {"a": [[0, 1, 2], [3, 4, 5]], "b": [True, False]}
     assert len(calls) == 1
 
 

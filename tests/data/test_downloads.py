@@ -85,6 +85,10 @@ def listing(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")) if folder.exists() else None
 
 
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in listing(folder) if "." in name}
+
+
 class TestPlainFiles:
     """As torchvision's datasets have them."""
 
@@ -96,11 +100,8 @@ class TestPlainFiles:
         np.testing.assert_array_equal(population.clients[0].train.x[:], plain.clients[0].train.x[:])
         assert set(server.requests.values()) == {1}
         assert len(server.requests) == 4
-        assert listing(Path(mnist["root"])) == [
-            "MNIST",
-            "MNIST/raw",
-            *sorted(f"MNIST/raw{path}" for path in server.files),
-        ]
+        files = sorted(f"MNIST/raw{path}" for path in server.files)
+        assert listing(Path(mnist["root"])) == ["MNIST", "MNIST/raw", *files]
 
     def test_only_missing_files_are_downloaded(self, mnist, server, published):
         raw = Path(mnist["root"]) / "MNIST" / "raw"
@@ -143,9 +144,8 @@ class TestPlainFiles:
             (root / "other").mkdir(parents=True)
         change(server)
         before = listing(root)
-        with pytest.raises(
-            UsageError, match=rf"mnist: {server.address}{FIRST}: .*{message}.*nothing was kept; give the"
-        ):
+        words = rf"mnist: {server.address}{FIRST}: .*{message}.*nothing was kept; give the"
+        with pytest.raises(UsageError, match=words):
             load("mnist", mnist, "iid", {"clients": 2})
         assert listing(root) == before
 
@@ -237,9 +237,7 @@ class TestArchives:
     ):
         image_sets.emnist(published, split, first, classes)
         folder = published / "EMNIST"
-        server.files["/gzip.zip"] = zipped(
-            {name: (folder / name).read_bytes() for name in listing(folder) if "." in name}
-        )
+        server.files["/gzip.zip"] = zipped(contents(folder))
         redirect(monkeypatch, server, "emnist", archives={"gzip.zip": md5(server.files["/gzip.zip"])})
         options = {"root": str(tmp_path / "data"), "download": True, "split": split}
         dataset, _ = load_partitioned("emnist", options, "iid", {"clients": 2})
@@ -251,9 +249,7 @@ class TestArchives:
 
     def test_uci_har_is_an_archive_in_an_archive(self, monkeypatch, server, published, tmp_path):
         folder = write_har(published)
-        inner = zipped(
-            {f"{folder.name}/{name}": (folder / name).read_bytes() for name in listing(folder) if "." in name}
-        )
+        inner = zipped({f"{folder.name}/{name}": content for name, content in contents(folder).items()})
         server.files["/h.zip"] = zipped({"UCI HAR Dataset.zip": inner, "UCI HAR Dataset.names": b"words"})
         check = "sha256:" + hashlib.sha256(server.files["/h.zip"]).hexdigest()
         redirect(monkeypatch, server, "uci_har", archives={"h.zip": check})
@@ -329,10 +325,8 @@ class TestHub:
             population = load("ag_news", options, "iid", {"clients": 2})
         assert sum(len(part) for client in population.clients for part in client.parts) == 12
         assert max(self.server.requests.values()) == 1
-        assert listing(tmp_path / "data/AG_NEWS") == [
-            "data",
-            *(f"data/{p}-00000-of-00001.parquet" for p in ("test", "train")),
-        ]
+        files = [f"data/{part}-00000-of-00001.parquet" for part in ("test", "train")]
+        assert listing(tmp_path / "data/AG_NEWS") == ["data", *files]
 
     def test_images_get_folders_of_domains_and_classes(self, published, tmp_path):
         image_sets.pacs(published / "made")

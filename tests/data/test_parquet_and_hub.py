@@ -80,10 +80,8 @@ class TestFeatures:
 
     def test_images_of_several_sizes_are_brought_to_one(self, tmp_path):
         file = write(tmp_path, image=[png(10), png(200, size=(9, 9))], label=[0, 1])
-        with pytest.raises(
-            UsageError,
-            match=r"mine.parquet: row 1: column 'image': an image of 9 x 9, but the first is 4 x 6; set data.size",
-        ):
+        words = r"mine.parquet: row 1: column 'image': an image of 9 x 9, but the first is 4 x 6; set data.size"
+        with pytest.raises(UsageError, match=words):
             Table(file=file).load()
         Table(file=file, size=4).load()
         file = write(tmp_path, image=[png(10, size=(4, 4)), png(200, size=(9, 9))], label=[0, 1])
@@ -340,6 +338,9 @@ def test_columns_of_pandas_types(tmp_path):
         Table(**options).load()
 
 
+FILE = "visits.csv:"
+
+
 class TestCsv:
     ROWS = (
         "age,pressure,ill,hospital,split",
@@ -376,23 +377,13 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("line", "text", "options", "words"),
         [
-            (
-                None,
-                "",
-                {"features": ["aeg"]},
-                "visits.csv: no column 'aeg'; it has age, pressure, ill, hospital, split",
-            ),
+            (None, "", {"features": ["aeg"]}, f"{FILE} no column 'aeg'; it has age, pressure, ill, hospital, split"),
             (4, "old,1,0,a,train", {}, "visits.csv: line 5: column 'age' has 'old', no number"),
             (4, "33,,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
             (4, "33,NA,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty, as in 1 of 12 rows"),
             (4, "33, ,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
             (4, "33,1,,a,train", {}, "visits.csv: line 5: column 'ill' is empty, as in 1 of 12 rows"),
-            (
-                4,
-                '33,"1,5",0,a,train',
-                {},
-                "visits.csv: line 5: column 'pressure' has '1,5', no number, as 1 of 12 rows",
-            ),
+            (4, '33,"1,5",0,a,train', {}, f"{FILE} line 5: column 'pressure' has '1,5', no number, as 1 of 12 rows"),
             (4, "33,2024-03-01,0,a,train", {}, "visits.csv: line 5: column 'pressure' has '2024-03-01', no number"),
             (0, "age,age,ill,hospital,split", {}, "2 columns are named 'age'"),
             (4, "33,1,yes,a,train", {}, "visits.csv: line 5: column 'ill' has 'yes', and numbers in other rows"),
@@ -400,15 +391,11 @@ class TestCsv:
             (4, "33,1,0,a,train,train", {}, "Expected 5 fields in line 5, saw 6"),
             (4, '33,1,0,a,"train', {}, "EOF inside string starting at row 4"),
             (4, "33,1,-1,a,train", {}, "visits.csv: line 5: column 'ill': label -1; a class"),
-            (
-                4,
-                "33,inf,0,a,train",
-                {},
-                "visits.csv: line 5: age, pressure: has values that are not finite, as in 1 of 12 rows",
-            ),
+            (4, "33,inf,0,a,train", {},
+             f"{FILE} line 5: age, pressure: has values that are not finite, as in 1 of 12 rows"),
             (0, "", {}, "visits.csv"),
         ],
-    )
+    )  # fmt: skip
     def test_what_is_wrong_is_one_line_with_its_place(self, tmp_path, line, text, options, words):
         rows = list(self.ROWS)
         if line is not None:

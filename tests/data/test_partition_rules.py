@@ -73,19 +73,22 @@ class TestPathological:
         assert 240 <= max(drawn) < 250
         assert min(last) > 250
 
-    def test_numbers_that_do_not_fit(self):
-        with pytest.raises(UsageError, match=r"class 2 of tiny; 1 clients x 2 should be a multiple of its 4"):
-            split("pathological", of(np.arange(80) % 4), clients=1)
-        with pytest.raises(
-            UsageError, match=r"no client is left for class 3"
-        ):  # two clients for each of 0, 1; one for 2
-            split("pathological", of(np.arange(80) % 4), clients=5, classes_per_client=1)
-
-    def test_more_classes_than_there_are_are_refused(self):
-        with pytest.raises(UsageError, match=r"classes_per_client=5: tiny has 4 classes"):
-            split("pathological", of(np.arange(80) % 4), clients=4, classes_per_client=5)
-        with pytest.raises(UsageError, match=r"nothing of tiny is left for client 1"):
-            split("pathological", of(np.arange(80) % 2, num_classes=4), clients=2)
+    @pytest.mark.parametrize(
+        ("present", "options", "words"),
+        [
+            (4, {"clients": 1}, r"class 2 of tiny; 1 clients x 2 should be a multiple of its 4"),
+            (
+                4,
+                {"clients": 5, "classes_per_client": 1},
+                r"no client is left for class 3",
+            ),  # 2 for each of 0, 1; 1 for 2
+            (4, {"clients": 4, "classes_per_client": 5}, r"classes_per_client=5: tiny has 4 classes"),
+            (2, {"clients": 2}, r"nothing of tiny is left for client 1"),
+        ],
+    )
+    def test_numbers_that_do_not_fit(self, present, options, words):
+        with pytest.raises(UsageError, match=words):
+            split("pathological", of(np.arange(80) % present, num_classes=4), **options)
 
 
 class TestLabelK:
@@ -146,16 +149,9 @@ class TestDirichlet:
         dataset = of(np.arange(5000) % 10)
         largest = {}
         for capped in (True, False):
-            sizes = [
-                max(
-                    map(
-                        len,
-                        held(split("dirichlet", dataset, clients=10, min_size=1, seed=seed, capped=capped, **WHOLE)),
-                    )
-                )
-                for seed in range(20)
-            ]
-            largest[capped] = np.mean(sizes)
+            options = {"clients": 10, "min_size": 1, "capped": capped, **WHOLE}
+            rows = [held(split("dirichlet", dataset, seed=seed, **options)) for seed in range(20)]
+            largest[capped] = np.mean([max(map(len, own)) for own in rows])
         # With the cap no one is above an equal share and one class: 500 + 500.
         assert largest[True] < 1000 < largest[False]
 

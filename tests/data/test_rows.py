@@ -19,10 +19,7 @@ from rayfed.data.population import population_hash
 WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def mapped(whole=WHOLE):
@@ -113,15 +110,12 @@ def test_they_are_sent_as_a_path():
     np.testing.assert_array_equal(received[-1][:], WHOLE[np.arange(100) % 50])
 
 
-def test_a_receiver_without_the_file_is_told(home):
+def test_a_receiver_without_the_file_or_with_another_of_that_name_is_told(home, tmp_path):
     sent = pickle.dumps(as_lazy_rows(mapped()))
     (path,) = home.glob("*/*.npy")
     path.unlink()
     with pytest.raises(UsageError, match=r"pictures-.*No such file.*; set RAYFED_CACHE to a folder that all machines"):
         pickle.loads(sent)[:]
-
-
-def test_a_receiver_with_another_file_of_that_name_is_told(tmp_path):
     np.save(tmp_path / "own.npy", WHOLE)
     sent = pickle.dumps(as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r")))
     np.save(tmp_path / "own.npy", WHOLE ^ 1)

@@ -166,10 +166,8 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     for split, paths in by_split.items():
         parents = sorted({path.parent for path in paths})
         if len(parents) > 1:
-            raise UsageError(
-                f"data.folder={folder}: {split} files in {len(parents)} folders, including {parents[0].name} and "
-                f"{parents[1].name}; set data.folder to one of them"
-            )
+            several = f"{split} files in {len(parents)} folders, including {parents[0].name} and {parents[1].name}"
+            raise UsageError(f"data.folder={folder}: {several}; set data.folder to one of them")
     return by_split
 
 

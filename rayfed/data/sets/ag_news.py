@@ -20,10 +20,8 @@ from rayfed.data.readers.files import files_hash, readable
 VERSION = 2  # raise it when the tokens change
 SIDES = ("train", "test")
 CLASSES = 4  # world, sports, business, science and technology
-KAGGLES_HEADER = "Class Index"
 PADDING, UNKNOWN = 0, 1
-_MARKS = {mark: f" {mark} " for mark in "'.,()!?"}
-_TABLE = str.maketrans(_MARKS | {'"': "", ";": " ", ":": " "})
+_TABLE = str.maketrans({mark: f" {mark} " for mark in "'.,()!?"} | {'"': "", ";": " ", ":": " "})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ def _read(path: Path) -> pandas.DataFrame:
         else:
             names = ["label", "title", "description"]
             rows = pandas.read_csv(path, header=None, names=names, dtype=str, keep_default_na=False)
-            rows = rows[rows["label"] != KAGGLES_HEADER]
+            rows = rows[rows["label"] != "Class Index"]  # Kaggle's header
             label = pandas.to_numeric(rows["label"], errors="coerce") - 1
             description = rows["description"].where(rows["description"] != "")
             table = pandas.DataFrame({"text": rows["title"] + " " + description, "label": label})

@@ -24,7 +24,7 @@ from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
-GENERATED = "mnist_m"
+GENERATED, PUBLISHED_MNIST_M = "mnist_m", "published_mnist_m"  # the domain, and its source if it is not generated
 PUBLISHED = {"svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
 
 
@@ -67,7 +67,7 @@ class Digits5(Published, DomainSampling):
         domains = self.selected_domains()
         arrays = {name: self._arrays(name) for name in domains}
         published = {name: part.is_test for name, part in arrays.items()} if self.split == "published" else None
-        made_of = {GENERATED: "mnist"} if GENERATED in domains and self._generates(GENERATED) else {}
+        made_of = {GENERATED: "mnist"} if GENERATED in domains and self._generates_mnist_m() else {}
         kept = self.sample({name: len(part.labels) for name, part in arrays.items()}, published, made_of)
         code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
@@ -110,9 +110,9 @@ class Digits5(Published, DomainSampling):
 
     def _arrays(self, domain: str) -> Arrays:
         """Return all images and labels of a domain, in the first of its formats that exists."""
-        if domain == GENERATED and self._generates(domain):
+        if domain == GENERATED and self._generates_mnist_m():
             return self._generated()
-        source = sources()[_source(domain)]
+        source = sources()[PUBLISHED_MNIST_M if domain == GENERATED else domain]
         folder, formats = self.find(source.name), (*FORMATS[domain], *COMMON_FORMATS)
         if domain == "mnist" and (folder / "raw").is_dir():
             return Mnist(root=self.root, download=self.download).files()
@@ -133,9 +133,8 @@ class Digits5(Published, DomainSampling):
         published = PUBLISHED.get(domain)
         return read_once(f"{self.name}-{domain}", folder, form.files(folder), read, published=published)
 
-    def _generates(self, domain: str) -> bool:
-        """Return whether the domain is generated from MNIST."""
-        return bool(self.photographs) and not sources()[_source(domain)].present(self.root)
+    def _generates_mnist_m(self) -> bool:
+        return bool(self.photographs) and not sources()[PUBLISHED_MNIST_M].present(self.root)
 
     def _generated(self) -> Arrays:
         """Return MNIST-M as |photograph − digit| (Ganin et al. 2016), in MNIST's order, with random patches."""
@@ -149,11 +148,6 @@ class Digits5(Published, DomainSampling):
         shape = (*digits.images.shape, 3)
         images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
         return digits._replace(images=images, key=key)
-
-
-def _source(domain: str) -> str:
-    """Return the source of a domain; the dataset mnist_m is another one, which is made of MNIST."""
-    return "published_mnist_m" if domain == GENERATED else domain
 
 
 def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:

@@ -26,6 +26,7 @@ from rayfed.data.readers.decoding import decode_images
 from rayfed.data.readers.files import readable, tell_left_out
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+Spellings = dict[str, tuple[str, ...]]  # the common spellings of the folder of each domain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class DomainFolders(Published, ImageFiles):
     """Images in `<domain>/<class>/*.jpg` below the folder of `source`; the split is random."""
 
     source: ClassVar[str]
-    folders: ClassVar[dict[str, tuple[str, ...]]]  # of each domain, in all common spellings
+    folders: ClassVar[Spellings]
     classes: ClassVar[tuple[str, ...]] = ()  # (): the names of the folders
     count: ClassVar[int]
     ignore_others: ClassVar[bool] = False  # whether there may be folders of other classes
@@ -107,8 +108,7 @@ class LargeImages(DomainFolders):
 
 @dataclass(frozen=True, kw_only=True)
 class Pacs(LargeImages):
-    """PACS: 9,991 images of 7 classes in four domains (Li, Yang, Song and Hospedales 2017, "Deeper, Broader and Artier
-    Domain Generalization").
+    """PACS (Li et al. 2017, "Deeper, Broader and Artier Domain Generalization"): 9,991 images, 7 classes, four domains.
 
     From https://dali-dl.github.io/project_iccv2017.html: `PACS/art_painting/dog/*.jpg`, also below `PACS/kfold`. No
     licence is stated; for research.
@@ -116,9 +116,7 @@ class Pacs(LargeImages):
 
     name: ClassVar[str] = "pacs"
     source: ClassVar[str] = "pacs"
-    folders: ClassVar[dict[str, tuple[str, ...]]] = {
-        name: (name,) for name in ("photo", "art_painting", "cartoon", "sketch")
-    }
+    folders: ClassVar[Spellings] = {name: (name,) for name in ("photo", "art_painting", "cartoon", "sketch")}
     classes: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     count: ClassVar[int] = 7
 
@@ -150,16 +148,16 @@ class FedBnLists(DomainFolders):
     split: str = option("random", choices=("random", "published"), help="random split of all images, or FedBN's lists")
 
     def load(self) -> Dataset:
-        """Return the images as `DomainFolders` does, or only those in FedBN's lists, with their split."""
+        """Return the images as `DomainFolders` does, or those in FedBN's lists with their split."""
         if self.split == "random":
             return super().load()
         domains = self.selected_domains()
         folder = self.find(self.source)
         entries = [
-            Entry(file, self.classes.index(title), number, part == "test")
+            Entry(file, label, number, part == "test")
             for number, domain in enumerate(domains)
             for part in ("train", "test")
-            for file, title in read_lists(folder / f"{domain}_{part}.pkl", self.classes)
+            for file, label in read_lists(folder / f"{domain}_{part}.pkl", self.classes)
         ]
         # FedBN's paths start with the name of the dataset's folder.
         return self.dataset(Listing.of(folder.parent, entries), domains, self.count, published=True)
@@ -176,9 +174,7 @@ class OfficeCaltech10(FedBnLists):
 
     name: ClassVar[str] = "office_caltech10"
     source: ClassVar[str] = "office_caltech10"
-    folders: ClassVar[dict[str, tuple[str, ...]]] = {
-        name: (name, name.capitalize()) for name in ("amazon", "caltech", "dslr", "webcam")
-    }
+    folders: ClassVar[Spellings] = {name: (name, name.capitalize()) for name in ("amazon", "caltech", "dslr", "webcam")}
     classes: ClassVar[tuple[str, ...]] = (
         "back_pack", "bike", "calculator", "headphones", "keyboard",
         "laptop_computer", "monitor", "mouse", "mug", "projector",
@@ -234,8 +230,8 @@ class DomainNet(DomainNet10):
         return self.dataset(Listing.of(folder, entries), domains, self.count, published=self.split == "published")
 
 
-def read_lists(path: Path, classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the files of a list of FedBN, relative to the folder of datasets, and their class names."""
+def read_lists(path: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the files of a list of FedBN, relative to the folder of datasets, and their labels."""
     kind = "a pickled pair of lists, paths and class names"
     with readable(path, kind):
         files, titles = (list(part) for part in read_pickle(path, kind) if isinstance(part, (tuple, list, np.ndarray)))
@@ -243,7 +239,7 @@ def read_lists(path: Path, classes: Sequence[str]) -> list[tuple[str, str]]:
     for file, title in pairs:
         if title not in classes:
             raise UsageError(f"{path}: {file!r} has the class {title!r}; expected one of {', '.join(classes)}")
-    return pairs
+    return [(file, classes.index(title)) for file, title in pairs]
 
 
 def read_list(path: Path, classes: int) -> list[tuple[str, int]]:

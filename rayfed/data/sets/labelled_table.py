@@ -24,15 +24,11 @@ from rayfed.data.readers.tables import tables_by_split
 class LabelledTable(DropClients, ChannelNormalisation):
     """Options for the roles of table columns, shared by `Table` and `HuggingFace`."""
 
-    features: list[str] | None = option(
-        None, help="input columns: one with images or lists, or several with numbers; null: image or img"
-    )
+    features: list[str] | None = option(None, help="columns of numbers, or one of images or lists; null: image or img")
     label: str = option("label", help="column of the classes: integers from 0, or strings (numbered alphabetically)")
     client: str | None = option(None, help="column of the clients: integers, or strings (numbered alphabetically)")
     domain: str | None = option(None, help="column of the domains")
-    num_classes: int | None = option(
-        None, low=1, help="number of classes; null: as in the file, else the highest label plus 1"
-    )
+    num_classes: int | None = option(None, low=1, help="number of classes; null: the file's, else highest label plus 1")
     size: int | None = option(None, low=1, help="side to resize images to; null: they already have one size")
 
     channels: ClassVar[int | None] = None
@@ -82,9 +78,8 @@ class LabelledTable(DropClients, ChannelNormalisation):
         for name in columns.IMAGE_COLUMNS:
             if name in names:
                 return [name]
-        raise UsageError(
-            f"{path}: no column image or img; set data.features to the input columns, from {', '.join(names)}"
-        )
+        remedy = f"set data.features to the input columns, from {', '.join(names)}"
+        raise UsageError(f"{path}: no column image or img; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)

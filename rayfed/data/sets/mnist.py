@@ -55,10 +55,9 @@ class IdxFiles(Published):
         raw = root / self.folder / "raw"
         if missing := [file for file in IDX_FILES if file not in present_files(raw)]:
             if not self.download:
-                raise UsageError(
-                    f"{raw}: no {', '.join(missing)} (plain or .gz); set data.download=true to download them, "
-                    f"or data.root to the folder that contains {self.folder}/raw"
-                )
+                remedy = f"or data.root to the folder that contains {self.folder}/raw"
+                absent = f"no {', '.join(missing)} (plain or .gz)"
+                raise UsageError(f"{raw}: {absent}; set data.download=true to download them, {remedy}")
             obtain(sources()[self.source], root / self.folder)
         files = list(present_files(raw).values())
         return read_once(self.folder.lower(), raw, files, lambda: read_all(raw), published=self.folder)
@@ -209,15 +208,10 @@ class MnistViews(IdxFiles):
             self.name,
             np.concatenate(views),
             labels[rows],
-            is_test=source[rows] == 1,
             num_classes=10,
             domain=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in parts]),
             domains=tuple(self.views),
-            source=source[rows],
-            sources=SOURCES,
-            index=index[rows],
-            mean=(0.5,),
-            std=(0.5,),
+            **from_two_files(source[rows] == 1, SOURCES) | {"index": index[rows], "mean": (0.5,), "std": (0.5,)},
         )
 
     def _rows(self, order: np.ndarray, source: np.ndarray, position: int) -> np.ndarray:

@@ -209,9 +209,8 @@ def rotated_tests(
 
     key = {"version": VERSION, "angles": angles, "images": array_hash(images)}
     rotated = memory_mapped(f"{name}-tests", key, (len(angles), *images.shape[:2], size, size), "uint8", fill)
-    return tuple(
-        TestSet(angle_name(angle), "test", Examples(rotated[number], labels)) for number, angle in enumerate(angles)
-    )
+    pairs = zip(angles, rotated, strict=True)
+    return tuple(TestSet(angle_name(angle), "test", Examples(x, labels)) for angle, x in pairs)
 
 
 def angle_name(angle: int) -> str:

@@ -70,9 +70,8 @@ def _read(folder: Path) -> Arrays:
             raise UsageError(f"{folder / side}: {len(client)} lines of subjects, but {len(label)} of labels")
         for path, values in zip(paths, channels, strict=True):
             if values.shape != (len(label), LENGTH):
-                raise UsageError(
-                    f"{path}: {values.shape[0]} lines of {values.shape[1]} numbers; expected {len(label)} of {LENGTH}"
-                )
+                actual = f"{values.shape[0]} lines of {values.shape[1]} numbers"
+                raise UsageError(f"{path}: {actual}; expected {len(label)} of {LENGTH}")
         signals.append(np.stack(channels, 1)[:, :, None])
     return {
         "signals": np.concatenate(signals),

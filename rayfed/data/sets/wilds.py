@@ -52,9 +52,8 @@ class Camelyon17(Published, ImageFiles):
         domains = self.selected_domains()
         without_split = set(WITHOUT_SPLIT) & set(domains) - set(self.left_out)
         if self.split == "published" and without_split:
-            raise UsageError(
-                f"data.split=published: {min(without_split)} has no split; leave it out, or use data.split=random"
-            )
+            remedy = "leave it out, or use data.split=random"
+            raise UsageError(f"data.split=published: {min(without_split)} has no split; {remedy}")
         folder = self.find("camelyon17")
         table = _metadata(folder / "metadata.csv", NUMBERS, ("patient", "node"))
         numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
@@ -136,10 +135,8 @@ class RxRx1(Published, ImageFiles):
             experiments = sorted(set(table.experiment[table.cell_type == cell]))
             group_size = len(experiments) // GROUPS
             if not group_size:
-                raise UsageError(
-                    f"data.groups_per_type={self.groups_per_type}: {cell} has {len(experiments)} experiments; "
-                    f"expected at least {GROUPS}"
-                )
+                few = f"{cell} has {len(experiments)} experiments; expected at least {GROUPS}"
+                raise UsageError(f"data.groups_per_type={self.groups_per_type}: {few}")
             for number, name in enumerate(experiments[: group_size * self.groups_per_type]):
                 clients[name] = CELLS.index(cell) * GROUPS + number // group_size
         return clients
