@@ -107,7 +107,7 @@ format: $(DEV) ## fix style and format
 	$(BIN)/python -m ruff format .
 
 docs: $(DEV) ## regenerate docs/algorithms.md, then check the pages' links and snippets
-	$(BIN)/rayfed docs --generate algorithms
+	PYTHONPATH=. $(BIN)/python docs/theme/algorithms_page.py
 	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
 
 site: $(DOCS) ## build the documentation as a site in build/site; a warning is an error

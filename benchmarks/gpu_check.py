@@ -43,7 +43,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.experiments import in_process
+from rayfed.experiments import trial
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -118,7 +118,7 @@ def smoke(check: Check) -> Iterator[Row]:
             values |= {"placement.gpus": gpus} | changes
             if not on_device or gpus:
                 return rayfed.run(values, quiet=True)
-            with mock.patch.object(in_process, "device_for", return_value=check.device):  # a run cannot ask for it
+            with mock.patch.object(trial, "device_for", return_value=check.device):  # a run cannot ask for it
                 return rayfed.run(values, quiet=True)
 
         def compared(name: str, **changes: Any) -> Values:

@@ -21,7 +21,7 @@ from _users import EXAMPLES, make_user
 import rayfed
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
-from rayfed.experiments.dry_run import sweep_text
+from rayfed.experiments.forecast import sweep_text
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
 from rayfed.records.files import replace_parquet

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from rayfed import launch
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.terminal import is_watched
@@ -24,7 +25,6 @@ from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import Space, configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 from rayfed.experiments.trial import check_rounds, resume_message, usable
-from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
@@ -78,7 +78,7 @@ def run(
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):
-        digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+        digest = launch.run_trial(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
     if not quiet and plan.blueprint.vmap_clients is None:
         number = recorded_value(config.results, config.experiment, plan.trial, "vmap_clients")
         print(f"placement.vmap_clients=auto: measured {number}", file=sys.stderr, flush=True)
@@ -147,7 +147,7 @@ def run_sweep(
     if not plan.jobs and not plan.space.adaptive:
         return 0
     with claimed(plan.results, plan.experiment, plan.names):
-        return launch_sweep(plan, quiet=quiet)
+        return launch.run_sweep(plan, quiet=quiet)
 
 
 def report(
@@ -259,7 +259,7 @@ def iter_findings(config: Config, given: Given | None = None) -> Iterator[Findin
     """Yield what `check` returns, one finding after the other."""
     check_run(config.placement)
     plan = make_plan(config, **vars(given or Given()))
-    return findings(plan, lambda small: launch(small, (), quiet=True))
+    return findings(plan, lambda small: launch.run_trial(small, (), quiet=True))
 
 
 def _config_of(

@@ -1,8 +1,7 @@
 """Where trials run: in this process (`placement.hosts=0`) or on Ray. Ray is imported only where it is needed."""
 
 from rayfed.core.errors import RayNotStarted
-from rayfed.experiments.in_process import run_here
-from rayfed.experiments.local_sweep import run_one_by_one
+from rayfed.experiments import local_sweep, trial
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import note, one_trial, watched
 from rayfed.experiments.sweep import SweepPlan
@@ -10,7 +9,7 @@ from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
 
 
-def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
+def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
     """Run `plan`, from the checkpoints `saved` if there are any, and show its progress unless `quiet`.
 
     Returns:
@@ -22,19 +21,19 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
         Diverged: A value became infinite or NaN.
     """
     if plan.config.placement.hosts:
-        from rayfed.distributed.tune import run_trial
+        from rayfed.distributed import tune
 
-        return run_trial(plan, quiet=quiet)
+        return tune.run_trial(plan, quiet=quiet)
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
         try:
-            return run_here(plan, recorder, saved)
+            return trial.run_trial(plan, recorder, saved=saved)
         finally:
             for line in recorder.close():
                 note(line)
 
 
-def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
+def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     """Run the jobs of `plan` and return the number of trials that failed or diverged.
 
     They run with Ray Tune; but one after the other in this process if they have no hosts and max_concurrent is 1, or if
@@ -48,15 +47,15 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     search = plan.space.search
     needs_ray = search.scheduler != "none" or search.kind == "optuna" or any(c.placement.hosts for c in plan.configs)
     if not needs_ray and search.max_concurrent == 1:
-        return run_one_by_one(plan, quiet=quiet)
+        return local_sweep.run_sweep(plan, quiet=quiet)
     try:
         try:
-            from rayfed.distributed.tune import run_sweep  # imports Ray
+            from rayfed.distributed import tune
         except ImportError as error:
             raise RayNotStarted(f"Ray cannot be imported ({error}); install it with pip install 'ray[tune]'") from error
-        return run_sweep(plan, quiet=quiet)
+        return tune.run_sweep(plan, quiet=quiet)
     except RayNotStarted as error:
         if needs_ray:
             raise
         note(f"{error}; the trials run one after the other in this process, without Ray")
-        return run_one_by_one(plan, quiet=quiet)
+        return local_sweep.run_sweep(plan, quiet=quiet)

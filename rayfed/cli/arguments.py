@@ -1,8 +1,9 @@
-"""Configuration given as arguments: YAML files and KEY=VALUE."""
+"""Configuration given as arguments, YAML files and KEY=VALUE, and the files that ship with the package."""
 
 import argparse
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import UsageError
@@ -36,3 +37,17 @@ def readable_values(arguments: Sequence[str]) -> list[Mapping[str, Any]]:
         with contextlib.suppress(UsageError):
             sources += read_values([argument]) if not argument.startswith("-") else []
     return sources
+
+
+def packaged_folder(name: str) -> Path:
+    """Return the folder `name`, tune_spaces or docs, that ships with the package.
+
+    A wheel has it inside the package. A checkout, and its editable installation, has it beside the package.
+    """
+    package = Path(__file__).parents[1]
+    return next(parent / name for parent in (package, package.parent) if (parent / name).is_dir())
+
+
+def packaged_spaces() -> dict[str, Path]:
+    """Return the file of every packaged search space by its name."""
+    return {path.stem: path for path in sorted(packaged_folder("tune_spaces").glob("*.yaml"))}

@@ -1,10 +1,10 @@
 """`rayfed check`: check that an algorithm keeps the contract with the engine."""
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 
 from rayfed.cli.arguments import add_values, read_values
-from rayfed.cli.checklist import checklist_line
 from rayfed.cli.help import config_keys, values_help
 from rayfed.experiments.config import Config
 
@@ -16,6 +16,9 @@ Ray as well. Nothing is kept. The exit code is 1 if the contract is broken.
 
     rayfed check algorithm.name=mine:Mine algorithm.tau=0.5 model.name=cnn
 """
+
+
+_INDENT = 21  # of the lines under the first line of an entry
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,3 +44,17 @@ def execute(options: argparse.Namespace) -> int:
         broken += not finding.kept
     print(f"the contract is broken in {broken} part{'s' * (broken != 1)}" if broken else "the contract is kept")
     return 1 if broken else 0
+
+
+def checklist_line(mark: str, subject: str, found: str) -> str:
+    """Return an entry of a checklist, as `rayfed doctor` prints it, too: what was checked, and what was found."""
+    return _filled(f"{mark:8} {subject:11} {found}", first=0, then=_INDENT)
+
+
+def under_line(word: str, text: str) -> str:
+    """Return `text` after `word`, as an addition to the entry above."""
+    return _filled(f"{word} {text}", first=_INDENT, then=_INDENT + len(word) + 1)
+
+
+def _filled(text: str, first: int, then: int) -> str:
+    return textwrap.fill(text, 118, initial_indent=" " * first, subsequent_indent=" " * then, break_on_hyphens=False)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from rayfed.cli.checklist import checklist_line, under_line
+from rayfed.cli.check import checklist_line, under_line
 
 _DESCRIPTION = """\
 Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed

@@ -5,8 +5,8 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 
+from rayfed.cli.arguments import packaged_spaces
 from rayfed.cli.help import named_choices, one_choice
-from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.experiments.components import KINDS
@@ -27,12 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "List everything that can be chosen by name, and the packaged search spaces. With a kind, such as algorithms, "
         "list its names with their keys, defaults and meanings; with a name, such as fedprox, explain it."
     )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"kinds ({', '.join([*KINDS, 'spaces'])}) and names",
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds ({', '.join([*KINDS, 'spaces'])}) and names")
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -7,13 +7,19 @@ only when its command is given, and imports torch, which takes seconds, only whe
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import rayfed
-from rayfed.cli.interrupts import command
 from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
+from rayfed.core.machine import on_sigterm
+
+INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
+TERMINATED = 143  # the same for SIGTERM
+UNREAD = 141  # the same for SIGPIPE
 
 COMMANDS = {
     "run": "run one simulation",
@@ -36,14 +42,37 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program with `arguments` (None: those of the process) and return its exit code.
 
     0: done; 1: something failed while running; 2: the request was refused; 130: interrupted; 141: the reader of the
-    output has gone.
+    output has gone, as after `… | head`; 143: ended by SIGTERM.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    received: list[int] = []
+
+    def as_ctrl_c(number: int, frame: Any) -> None:
+        received.append(number)
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    try:
+        with on_sigterm(as_ctrl_c):
+            try:
+                code = _code(list(sys.argv[1:] if arguments is None else arguments))
+            except SystemExit as done:  # argparse raises it after --help
+                code = int(done.code or 0)
+            sys.stdout.flush()  # otherwise the interpreter would fail to flush at exit, and print so
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter would fail to write it at exit
+        return UNREAD
+    except KeyboardInterrupt as error:
+        print(f"rayfed: {error.args[0] if error.args else 'interrupted'}", file=sys.stderr)
+        code = INTERRUPTED
+    return TERMINATED if code == INTERRUPTED and received else code
+
+
+def _code(arguments: Sequence[str]) -> int:
+    """Run the command of `arguments` and return its exit code; errors of rayfed's are printed in one line."""
     try:
         if not arguments:
             _program().print_help()

@@ -28,11 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--select", metavar="METRIC", help="metric that chooses rounds and hyperparameters (default: select.metric)"
     )
     parser.add_argument("--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)")
-    parser.add_argument(
-        "--split",
-        choices=SPLITS,
-        help="data scored (default: test, else ood or val; and ood besides)",
-    )
+    parser.add_argument("--split", choices=SPLITS, help="data scored (default: test, else ood or val; and ood besides)")
     parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="format of the tables (default: text, for a terminal)"
@@ -67,15 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     pairs, unpaired = ([], []) if options.compare is None else _pairs(tables, view, options.compare)
     stars = {one.scores.experiment: stars_against_best(one) for one in pairs}
     answers = [
-        render(
-            options.folder,
-            options.experiment,
-            view,
-            width=width,
-            format=options.format,
-            stars=stars,
-            tables=tables,
-        )
+        render(options.folder, options.experiment, view, width=width, format=options.format, stars=stars, tables=tables)
     ]
     answers += [pairs_table(one, width=width, format=options.format) for one in pairs]
     if options.format != "csv":  # which has no notes

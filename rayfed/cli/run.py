@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.cli.arguments import add_values, files_of, read_values
+from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values
 from rayfed.cli.help import config_keys, values_help
-from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError, error_line
 from rayfed.experiments.config import Config
 
@@ -39,7 +38,7 @@ def execute(options: argparse.Namespace) -> int:
             raise UsageError(f"{name}: a packaged search space; rayfed sweep {name} runs it")
     config = Config.read(*read_values(options.values))
     if options.dry_run:
-        from rayfed.experiments.dry_run import run_text
+        from rayfed.experiments.forecast import run_text
         from rayfed.experiments.plan import make_plan
 
         print(run_text(make_plan(config)))

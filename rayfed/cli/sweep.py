@@ -6,10 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.cli.arguments import add_values, files_of, pairs_of
+from rayfed.cli.arguments import add_values, files_of, packaged_spaces, pairs_of
 from rayfed.cli.help import config_keys, space_keys, values_help
-from rayfed.cli.interrupts import INTERRUPTED
-from rayfed.cli.packaged import packaged_spaces
+from rayfed.cli.main import INTERRUPTED
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.paths import absolute
@@ -50,7 +49,7 @@ def execute(options: argparse.Namespace) -> int:
     space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
     configs = configurations(space)
     if options.dry_run:
-        from rayfed.experiments.dry_run import sweep_text
+        from rayfed.experiments.forecast import sweep_text
 
         print(sweep_text(space, configs))
         return 0

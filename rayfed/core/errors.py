@@ -1,6 +1,5 @@
 """Exceptions that rayfed raises deliberately, and the one line by which a command shows any exception."""
 
-import errno
 import functools
 import os
 import re
@@ -15,8 +14,6 @@ _MORE_ROOM = (
     "; give less to do at once (local.batch_size, placement.vmap_clients), keep the inputs elsewhere "
     "(placement.data_on_device=false), or reserve more of the GPU (placement.gpus)"
 )
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The numbers of the system's errors for a full disk or quota."""
 
 
 class UsageError(ValueError):

@@ -22,10 +22,9 @@ from rayfed.core.records import Selection
 from rayfed.core.rng import stream_seed
 from rayfed.distributed.trial import GAIN
 from rayfed.experiments.config import Config
-from rayfed.experiments.jobs import Job
-from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import trial_name
 from rayfed.experiments.space import AdaptiveArm
-from rayfed.experiments.sweep import SEARCH_LOG, Populations, SweepPlan, identity_of
+from rayfed.experiments.sweep import SEARCH_LOG, Job, Populations, SweepPlan, identity_of
 from rayfed.records.files import best_validation
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials

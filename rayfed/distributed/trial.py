@@ -26,11 +26,9 @@ from rayfed.distributed.user_modules import SentFiles, install, register_user_mo
 from rayfed.engine.device import breaks_device, device_for
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import reserved, servers_gpus
-from rayfed.experiments.in_process import local_fleet
-from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.sweep import Populations, failed_before_start, planned
-from rayfed.experiments.trial import Sink, TrialRun
+from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
+from rayfed.experiments.trial import Sink, TrialRun, local_fleet
 from rayfed.records.checkpoints import Saved
 
 ENDED = "ended"

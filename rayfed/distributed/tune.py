@@ -40,14 +40,13 @@ from rayfed.distributed.trial import ENDED, GAIN, RAISED, ServerActor
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.config import Config
-from rayfed.experiments.failures import Failures
-from rayfed.experiments.jobs import Job
 from rayfed.experiments.local_sweep import expected_names, name_next
-from rayfed.experiments.plan import Plan, data_key, load_data
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_data import data_key, load_data
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.space import Search
-from rayfed.experiments.sweep import SweepPlan
+from rayfed.experiments.sweep import Failures, Job, SweepPlan
 from rayfed.experiments.trial import interrupted
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.records.recorder import Progress, Recorder
@@ -291,7 +290,7 @@ class _Trials(tune.Callback):
 
     def _look(self) -> None:
         if self._failures is not None:
-            self._failures.look(self.recorder.progress())
+            self._failures.update(self.recorder.progress())
 
 
 def _name(trial: Any) -> str:

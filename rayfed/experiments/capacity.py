@@ -117,9 +117,9 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
 
 
 def reserved(config: Config) -> list[Bundle]:
-    """Return what a trial of `config` reserves: its `bundles`, of which a server may have got some of the first host's.
+    """Return the bundles that a trial of `config` reserves.
 
-    That is where the server of the method trains, for which one thread of a CPU would be too little.
+    A server that trains shares the GPU of the first host, because a thread of a CPU would be too slow.
     """
     needed, placement = bundles(config.placement), config.placement
     shares = placement.hosts and 0 < placement.gpus <= 1 and placement.server_gpus is None
@@ -131,7 +131,7 @@ def reserved(config: Config) -> list[Bundle]:
 
 
 def servers_gpus(config: Config) -> float:
-    """Return the GPUs that the server's process of a trial of `config` reserves; without hosts, it is the only one."""
+    """Return the GPUs that the process of the server reserves. Without hosts it is the only process."""
     return reserved(config)[0].get("GPU", 0.0)
 
 
@@ -139,8 +139,8 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
     """Return what a trial of `config` reserves on idle `nodes`, with its hosts on as many GPUs as there are.
 
     Ray fills a GPU before it takes the next one. So hosts that share GPUs get one bundle per GPU, host h of n bundles
-    that at position h % n, and each bundle takes more than half of a GPU, so that no other is there. Where there is
-    nothing to spread, these are the bundles `reserved`.
+    the bundle at position h % n, and each bundle takes more than half of a GPU. Without hosts to spread, these are the
+    bundles `reserved`.
     """
     server, *hosts = needed = reserved(config)
     place = config.placement
@@ -162,7 +162,7 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
 
 
 def at_once(config: Config) -> int:
-    """Return how many hosts of a trial compute at full speed: all, or one on each GPU that hosts share."""
+    """Return how many hosts of a trial compute at full speed: all hosts, or one on each shared GPU."""
     place = config.placement
     hosts, nodes = max(1, place.hosts), known_nodes()
     if not place.hosts or not 0 < place.gpus < 1:
@@ -174,7 +174,7 @@ def at_once(config: Config) -> int:
 
 
 def gpu_picture(config: Config, nodes: Sequence[Bundle]) -> str:
-    """Return which process of a trial computes on which GPU of one idle node; "" where that is not known or trivial."""
+    """Return which process of a trial computes on which GPU of an idle node; "" if this is unknown or trivial."""
     place, needed = config.placement, spread(config, nodes)
     places = _places(needed, nodes)
     if not place.hosts or not place.gpus or len(nodes) != 1 or places is None:
@@ -194,15 +194,11 @@ def check_run(placement: Placement) -> None:
     if not placement.hosts:
         device_for(bundles(placement)[0].get("GPU", 0.0))
     else:
-        _check_placed([placement])
+        check_sweep([placement])
 
 
 def check_sweep(placements: Iterable[Placement]) -> None:
-    """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
-    _check_placed(placements)
-
-
-def _check_placed(placements: Iterable[Placement]) -> None:
+    """Raise UsageError if a trial cannot be placed here. A running cluster is asked when it is joined."""
     if (nodes := known_nodes()) is not None:
         for placement in placements:
             check_fits(placement, nodes)
@@ -211,7 +207,7 @@ def _check_placed(placements: Iterable[Placement]) -> None:
 def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
     """Raise UsageError, with numbers, if a trial cannot be placed on `nodes` even if they are idle.
 
-    With placement.autoscale, more nodes may come, so nothing is refused.
+    With placement.autoscale nothing is refused, because more nodes may start.
     """
     if not placement.autoscale and not fits(bundles(placement), nodes):
         raise UsageError(_shortage(placement, bundles(placement), nodes))

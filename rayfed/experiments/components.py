@@ -1,4 +1,4 @@
-"""Components that a configuration chooses by name. Their options are checked once, and they are built when needed.
+"""Components that a configuration chooses by name. Their options are checked at once; the objects are built later.
 
 The class of a component declares its options. Importing the class imports torch, which takes seconds.
 """
@@ -42,7 +42,7 @@ BASES = {
     "lr_schedule": "rayfed.core.lr_schedule:LrSchedule",
     "metrics": "rayfed.metrics.base:Metric",
 }
-"""The classes from which components derive, by kind. The other kinds also take functions, or classes of any base."""
+"""The classes from which components of a kind derive. Other kinds also take functions, or classes of any base."""
 
 _HOOKS = ("init", "start", "step", "finish", "aggregate")
 """The hooks that every algorithm has."""
@@ -52,8 +52,8 @@ _HOOKS = ("init", "start", "step", "finish", "aggregate")
 class Component:
     """A component chosen by name, with the options that were given.
 
-    The options are checked, except those of the user's own data, partition, model and loss, whose classes and functions
-    are looked at when they are needed. A nested algorithm is a component as well.
+    The options of the user's own data, partition, model and loss are not checked here. A nested algorithm is a
+    component as well.
     """
 
     kind: str
@@ -103,7 +103,7 @@ def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> di
         _check_class(kind, cls, f"{named}={name}")
     required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     if kind == "partition" and any(key not in options for key in required):
-        return dict(options)  # the dataset may give the others
+        return dict(options)  # the dataset may give the missing options
     apart = [key for key, hint in type_hints(cls).items() if _is_algorithm(hint)]
     given = {key: _nested(options[key], f"{where}.{key}") for key in apart if key in options}
     also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
@@ -132,12 +132,12 @@ def _check_class(kind: str, cls: Any, where: str) -> None:
 
 
 def choose_partition(values: Mapping[str, Any], data: Component) -> Component:
-    """Return the partition that `values` name; without a name, it is the one that the dataset has by default."""
+    """Return the partition that `values` name; without a name, the default partition of the dataset."""
     if values.get("name") is not None or data.name not in DATASETS:
         return choose("partition", values, None)
     default = getattr(resolve(data.name or "", DATASETS, where="data.name"), "default_partition", "domains")
     options = {key: value for key, value in values.items() if key != "name"}
-    if isinstance(default, str):  # otherwise it depends on the options of the dataset
+    if isinstance(default, str):  # otherwise the default depends on the options of the dataset
         options = choose("partition", options, default).options
     return Component("partition", None, options)
 
@@ -152,7 +152,7 @@ def summary(kind: str, name: str) -> str:
 
 
 def description(kind: str, name: str) -> str:
-    """Return the docstring of a component's class; of an algorithm, after that of its module with the equations."""
+    """Return the docstring of a component's class, for an algorithm after the text of its module with the equations."""
     cls = resolve(name, KINDS[kind], where=kind)
     texts = [sys.modules[cls.__module__].__doc__] if kind == "algorithm" else []
     texts += [] if cls.__doc__.startswith(f"{cls.__name__}(") else [cls.__doc__]  # which dataclasses write

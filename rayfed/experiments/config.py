@@ -47,14 +47,9 @@ class Local:
         help="drop the last, incomplete batch of each epoch, unless it is the only one; false: train on a smaller last "
         "batch",
     )
-    optimizer: str = option(
-        "sgd",
-        choices=("sgd", "adam", "adamw"),
-        help="local optimiser",
-    )
+    optimizer: str = option("sgd", choices=("sgd", "adam", "adamw"), help="local optimiser")
     keep_optimizer: bool | None = option(
-        None,
-        help="keep the optimiser's state with the client between rounds; null: as the method does; most reset it",
+        None, help="keep the optimiser's state with the client between rounds; null: as the method does; most reset it"
     )
     lr: float = option(0.01, above=0, help="learning rate")
     momentum: float = option(0.0, low=0, below=1, help="momentum of SGD")
@@ -239,8 +234,7 @@ class Tracking:
     """tracking.*: experiment trackers beside the tables. No result depends on them."""
 
     tensorboard: bool | None = option(
-        None,
-        help="write TensorBoard files to RESULTS/EXPERIMENT/tensorboard; null: in sweeps, but not in single runs",
+        None, help="write TensorBoard files to RESULTS/EXPERIMENT/tensorboard; null: in sweeps, but not in single runs"
     )
     wandb: str | None = option(
         None, help="project of Weights & Biases to log to; WANDB_MODE=offline logs to RESULTS/EXPERIMENT/wandb"

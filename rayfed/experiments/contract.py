@@ -10,9 +10,9 @@ import dataclasses
 import inspect
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from rayfed.algorithm import Algorithm
@@ -32,17 +32,15 @@ from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
 from rayfed.experiments.config import BATCH_NORM_POLICIES, Checkpoint, Tracking
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.small_population import small_population
+from rayfed.experiments.plan_data import small_population
 from rayfed.experiments.trial import run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
-_CLIENTS = 4
+_CLIENTS, _ROUNDS = 4, 4
 _BATCHES = (2, 3, 4)  # numbers of batches of the clients in turn, so that some clients of a block end early
 _BATCH = 8  # examples at most
-_ROUNDS = 4
 _SCORED = 16  # examples of each part that are scored
-
 
 Launch = Callable[[Plan], str]
 
@@ -66,52 +64,53 @@ class _Broken(Exception):
     """The contract is broken; the message says how."""
 
 
+class _NotTried(Exception):
+    """A check does not apply; the message says why."""
+
+
 def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
-    """Check the algorithm of `plan` and yield what was found, one finding for each part of the contract.
+    """Check the algorithm of `plan` and yield one finding for each part of the contract.
 
     Simulations of a few rounds with at most four clients run in this process. Nothing of them is kept.
 
     Args:
-        launch: Runs a plan and returns the hash of its final state. It is used to compare the hosts of the plan, if it
-            has any, with this process.
+        plan: The plan.
+        launch: Runs a plan and returns the hash of its final state, to compare the hosts of the plan, if it has any,
+            with this process.
 
     Raises:
         UsageError: The configuration is refused even without a variation.
     """
-    trial = _Trial(plan, launch)
-    trial.blueprint().check(trial.population)
-    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.hosts else {}
-    for subject, check in (CHECKS | on_ray).items():
+    small = _SmallTrial(plan)
+    small.blueprint().check(small.population)
+    checks = dict(CHECKS)
+    if launch is not None and plan.config.placement.hosts:
+        checks["hosts"] = partial(_hosts, launch=launch)
+    for subject, check in checks.items():
         with torch_state_kept():
-            yield _finding(subject, check, trial)
+            try:
+                yield Finding(subject, check(small))
+            except _NotTried as reason:
+                yield Finding(subject, str(reason))
+            except (_Broken, ImpureHook, Diverged) as broken:
+                yield Finding(subject, str(broken), kept=False)
+            except Exception as error:  # the user's code may raise anything
+                yield Finding(subject, error_line(error), kept=False)
 
 
-def _finding(subject: str, check: Callable[["_Trial"], str], trial: "_Trial") -> Finding:
-    try:
-        return Finding(subject, check(trial))
-    except (_Broken, ImpureHook, Diverged) as broken:
-        return Finding(subject, str(broken), kept=False)
-    except Exception as error:  # the user's code may raise anything
-        return Finding(subject, error_line(error), kept=False)
+class _SmallTrial:
+    """A small form of a plan: few clients, few batches, few rounds, and only the options of the configuration."""
 
-
-class _Trial:
-    """A small form of a plan: few clients, few batches, few rounds, and no others than the configured options."""
-
-    def __init__(self, plan: Plan, launch: Launch | None):
-        self.plan, self.launch = plan, launch
+    def __init__(self, plan: Plan):
+        self.plan, self.algorithm = plan, plan.blueprint.algorithm
         self.batch_size = min(plan.blueprint.batch_size, _BATCH)
-        share = plan.blueprint.algorithm.held_out_share
+        share = self.algorithm.held_out_share
         examples = [math.ceil((number * self.batch_size + 1) / (1 - share)) for number in _BATCHES]
         self.population = small_population(plan.population, _CLIENTS, examples, _SCORED)
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.plan.blueprint.algorithm
-
-    @property
-    def clients(self) -> int:
-        return len(self.population.participants)
+        self.clients = len(self.population.participants)
+        everywhere = ("downloaded", "trained", "adapted")
+        has_global = self.blueprint().global_model(self.population)[0] is not None
+        self.points = ("global", *everywhere) if has_global else everywhere
 
     def blueprint(self, **changes: Any) -> Blueprint:
         """Return the blueprint of the small form with `changes`."""
@@ -120,33 +119,32 @@ class _Trial:
         plain = {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
         return replace(self.plan.blueprint, **(small | plain | changes))
 
-    def refusal(self, blueprint: Blueprint, population: Population | None = None) -> str | None:
-        """Return why `blueprint` is refused, or None if it is not."""
+    def accepted(self, population: Population | None = None, **changes: Any) -> Blueprint:
+        """Return the blueprint with `changes`, or raise `_NotTried` if the algorithm refuses it."""
+        blueprint = self.blueprint(**changes)
         try:
             blueprint.check(population or self.population)
         except UsageError as refused:
-            return str(refused)
-        return None
+            raise _NotTried(f"refused: {refused}") from refused
+        return blueprint
 
     def small_plan(self, folder: str, **changes: Any) -> Plan:
         """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
-        blueprint = self.blueprint(rounds=_ROUNDS)
-        evaluation = Evaluation(every=_ROUNDS, points=self.points[:1])
         off: dict[str, Any] = {"results": folder, "experiment": "check", "tracking": Tracking(tensorboard=False)}
-        config = replace(self.plan.config, rounds=_ROUNDS, **(off | changes))
         return replace(
             self.plan,
-            config=config,
+            config=replace(self.plan.config, rounds=_ROUNDS, **(off | changes)),
             population=self.population,
-            blueprint=blueprint,
-            evaluation=evaluation,
+            blueprint=self.blueprint(rounds=_ROUNDS),
+            evaluation=Evaluation(every=_ROUNDS, points=self.points[:1]),
         )
 
     def server(self, blueprint: Blueprint, points: Sequence[str] = (), population: Population | None = None) -> Server:
         """Return a server of `blueprint` in this process, which scores models at `points` after each round."""
         population = population or self.population
-        evaluation = Evaluation(every=1, points=tuple(points))
-        return Server(blueprint, population, LocalFleet(blueprint, population), evaluation)
+        return Server(
+            blueprint, population, LocalFleet(blueprint, population), Evaluation(every=1, points=tuple(points))
+        )
 
     def finished(self, **changes: Any) -> Server:
         """Return a server that has run all rounds."""
@@ -155,19 +153,15 @@ class _Trial:
             pass
         return server
 
-    def trains(self, **changes: Any) -> bool:
-        """Return whether the blueprint with `changes` is accepted; if it is, all rounds end with finite values."""
-        if self.refusal(self.blueprint(**changes)) is not None:
-            return False
-        _check_finite(self.finished(**changes))
-        return True
-
-    @cached_property
-    def points(self) -> tuple[str, ...]:
-        """The evaluation points at which there is a model."""
-        everywhere = ("downloaded", "trained", "adapted")
-        has_global = self.blueprint().global_model(self.population)[0] is not None
-        return ("global", *everywhere) if has_global else everywhere
+    def trained(self, key: str, choices: Mapping[str, Any]) -> list[str]:
+        """Return the names of the choices that the algorithm accepts, after a run with each of them."""
+        names = []
+        for name, value in choices.items():
+            with contextlib.suppress(_NotTried):
+                self.accepted(**{key: value})
+                _check_finite(self.finished(**{key: value}))
+                names.append(name)
+        return names
 
 
 def _state(server: Server) -> dict[str, Any]:
@@ -186,33 +180,47 @@ def _check_equal(ends: Sequence[object], broken: str) -> None:
         raise _Broken(broken)
 
 
-def _hooks_are_pure(trial: _Trial) -> str:
-    # two clients, since all inputs of all hooks are compared, bit by bit
-    two = replace(trial.population, clients=trial.population.clients[:2])
-    blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, pure), cohort=len(two.clients))
-    if trial.refusal(blueprint, two) is not None:
-        two, blueprint = trial.population, replace(blueprint, cohort=trial.clients)
-    kinds = {kind: set(vars(kind)) for kind in type(trial.algorithm).__mro__}
-    for _ in trial.server(blueprint, trial.points, two).run():
+CHECKS: dict[str, Callable[[_SmallTrial], str]] = {}
+"""The parts of the contract by name, in the order in which they are checked. Each returns what it saw."""
+
+
+def _part(subject: str) -> Callable[[Callable[[_SmallTrial], str]], Callable[[_SmallTrial], str]]:
+    """Add a function to `CHECKS`."""
+    return lambda check: CHECKS.setdefault(subject, check)
+
+
+@_part("hooks")
+def _hooks_are_pure(small: _SmallTrial) -> str:
+    # two clients where possible, since all inputs of all hooks are compared, bit by bit
+    two = replace(small.population, clients=small.population.clients[:2])
+    pure_hooks = intercepted(small.algorithm, pure)
+    try:
+        population, blueprint = two, small.accepted(two, algorithm=pure_hooks, cohort=len(two.clients))
+    except _NotTried:
+        population, blueprint = small.population, small.blueprint(algorithm=pure_hooks)
+    kinds = {kind: set(vars(kind)) for kind in type(small.algorithm).__mro__}
+    for _ in small.server(blueprint, small.points, population).run():
         pass
     if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
     return "no hook modified its inputs"
 
 
-def _seeds(trial: _Trial) -> str:
-    ends = [trial.finished().state_hash() for _ in range(2)]
+@_part("seeds")
+def _seeds(small: _SmallTrial) -> str:
+    ends = [small.finished().state_hash() for _ in range(2)]
     _check_equal(
         ends,
         "two runs with the same seed end with different bits; draw random numbers from torch's global generator, and "
         "keep no state outside of what hooks return",
     )
-    if ends[0] == trial.finished(seed=trial.plan.blueprint.seed + 1).state_hash():
+    if ends[0] == small.finished(seed=small.plan.blueprint.seed + 1).state_hash():
         raise _Broken("another seed ends with the same bits")
     return "the same seed gives the same bits, another seed gives others"
 
 
-def _resume(trial: _Trial) -> str:
+@_part("resume")
+def _resume(small: _SmallTrial) -> str:
     half = _ROUNDS // 2
 
     class Stopped(Exception):
@@ -225,11 +233,12 @@ def _resume(trial: _Trial) -> str:
     ends = []
     for interrupted in (False, True):
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
-            plan = trial.small_plan(folder, checkpoint=Checkpoint(every=half))
+            plan = small.small_plan(folder, checkpoint=Checkpoint(every=half))
+            fleet = partial(LocalFleet, plan.blueprint, plan.population)
             if interrupted:
                 with contextlib.suppress(Stopped):
-                    run_trial(plan, recorder, partial(_fleet, plan), "cpu", report=stop)
-            ends.append(run_trial(plan, recorder, partial(_fleet, plan), "cpu", saved=recorder.saved(plan.trial)))
+                    run_trial(plan, recorder, fleet, "cpu", report=stop)
+            ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
     _check_equal(
         ends,
         f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round leaves "
@@ -238,19 +247,13 @@ def _resume(trial: _Trial) -> str:
     return f"resumed from a checkpoint after round {half} of {_ROUNDS}, it ends with the same bits"
 
 
-def _fleet(plan: Plan) -> LocalFleet:
-    return LocalFleet(plan.blueprint, plan.population)
-
-
-def _number_of_rounds(trial: _Trial) -> str:
-    if trial.algorithm.depends_on_rounds:
+@_part("rounds")
+def _number_of_rounds(small: _SmallTrial) -> str:
+    if small.algorithm.depends_on_rounds:
         return "it says that a round depends on how many follow; its trials are not continued with more rounds"
     half, states = _ROUNDS // 2, []
     for rounds in (half, _ROUNDS):
-        blueprint = trial.blueprint(rounds=rounds, schedule=CONSTANT)
-        if refused := trial.refusal(blueprint):
-            return f"refused: {refused}"
-        server = trial.server(blueprint)
+        server = small.server(small.accepted(rounds=rounds, schedule=CONSTANT))
         next(record for record in server.run() if record.stage == "round" and record.round == half)
         states.append(facts(_state(server)))
     _check_equal(
@@ -261,27 +264,13 @@ def _number_of_rounds(trial: _Trial) -> str:
     return "a round does not depend on how many follow, so that a trial can be continued with more rounds"
 
 
-def _hosts(trial: _Trial) -> str:
-    assert trial.launch is not None, "checked only where there is one"
-    hosts, ends = trial.plan.config.placement.hosts, []
-    for placement in (replace(trial.plan.config.placement, hosts=0), trial.plan.config.placement):
-        with tempfile.TemporaryDirectory() as folder:
-            ends.append(trial.launch(trial.small_plan(folder, placement=placement)))
-    _check_equal(
-        ends,
-        f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
-        "they are given, since every client may be trained in another process",
-    )
-    return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"
-
-
-def _clients_at_once(trial: _Trial) -> str:
-    if trial.clients < 3:
-        return "not tried: fewer than three clients"
-    blueprint = trial.blueprint(vmap_clients=trial.clients - 1, drop_last=True)
-    if refused := trial.refusal(blueprint):
-        return f"refused: {refused}"
-    alone, together = trial.finished(drop_last=True), trial.finished(vmap_clients=trial.clients - 1, drop_last=True)
+@_part("at once")
+def _clients_at_once(small: _SmallTrial) -> str:
+    width = small.clients - 1
+    if width < 2:
+        raise _NotTried("not tried: fewer than three clients")
+    small.accepted(vmap_clients=width, drop_last=True)
+    alone, together = small.finished(drop_last=True), small.finished(vmap_clients=width, drop_last=True)
     _check_finite(together)
     largest = 0.0
     for (path, a), (other, b) in zip(named_tensors(_state(alone)), named_tensors(_state(together)), strict=True):
@@ -290,17 +279,15 @@ def _clients_at_once(trial: _Trial) -> str:
         largest = max(largest, float((a.double() - b.double()).abs().max()) if a.numel() else 0.0)
     if largest > 1e-3:
         return f"it runs; results differ by up to {largest:.1g}, as they may where `step` draws random numbers"
-    return f"{trial.clients - 1} clients trained at once (placement.vmap_clients) end as when trained alone"
+    return f"{width} clients trained at once (placement.vmap_clients) end as when trained alone"
 
 
-def _part_of_the_clients(trial: _Trial) -> str:
-    if trial.clients < 2:
-        return "not tried: one client"
-    cohort = trial.clients // 2
-    blueprint = trial.blueprint(cohort=cohort, rounds=3)
-    if refused := trial.refusal(blueprint):
-        return f"refused: {refused}"
-    server = trial.server(blueprint)
+@_part("cohorts")
+def _part_of_the_clients(small: _SmallTrial) -> str:
+    if small.clients < 2:
+        raise _NotTried("not tried: one client")
+    cohort = small.clients // 2
+    server = small.server(small.accepted(cohort=cohort, rounds=3))
     before = facts(dict(server.fleet.states))
     for record in server.run():
         after = facts(dict(server.fleet.states))
@@ -309,11 +296,11 @@ def _part_of_the_clients(trial: _Trial) -> str:
             raise _Broken(f"client {changed[0]} took no part in round {record.round}, but its state changed")
         before = after
     _check_finite(server)
-    return f"it runs with {cohort} of {trial.clients} clients a round"
+    return f"it runs with {cohort} of {small.clients} clients a round"
 
 
-def _scores(trial: _Trial) -> str:
-    points = trial.points
+@_part("scores")
+def _scores(small: _SmallTrial) -> str:
     shapes: set[tuple[int, ...]] = set()
 
     def spy(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -327,29 +314,27 @@ def _scores(trial: _Trial) -> str:
             shapes.add(tuple(result.shape[1:]))
         return result
 
-    blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, spy))
-    scored = {score.point for record in trial.server(blueprint, points).run() for score in record.scores}
-    if missing := [point for point in points if point not in scored]:
+    blueprint = small.blueprint(algorithm=intercepted(small.algorithm, spy))
+    scored = {score.point for record in small.server(blueprint, small.points).run() for score in record.scores}
+    if missing := [point for point in small.points if point not in scored]:
         raise _Broken(f"nothing was scored at {missing[0]}")
-    if trial.algorithm.default_eval_point not in points:
-        raise _Broken(f"default_eval_point is {trial.algorithm.default_eval_point}, where there is no model")
+    if small.algorithm.default_eval_point not in small.points:
+        raise _Broken(f"default_eval_point is {small.algorithm.default_eval_point}, where there is no model")
     outputs = ", ".join(str(shape) for shape in sorted(shapes))
-    return f"models were scored as {', '.join(points)}; outputs per example: {outputs}"
+    return f"models were scored as {', '.join(small.points)}; outputs per example: {outputs}"
 
 
-def _newcomers(trial: _Trial) -> str:
-    if trial.clients < 2:
-        return "not tried: one client"
-    without = replace(trial.population, clients=trial.population.clients[:-1])
-    with_one = replace(trial.population, unseen_clients=1)
-    blueprint = trial.blueprint(cohort=trial.clients - 1)
-    if refused := trial.refusal(blueprint, without) or trial.refusal(blueprint, with_one):
-        return f"refused: {refused}"
+@_part("newcomers")
+def _newcomers(small: _SmallTrial) -> str:
+    if small.clients < 2:
+        raise _NotTried("not tried: one client")
+    without = replace(small.population, clients=small.population.clients[:-1])
+    with_newcomer = replace(small.population, unseen_clients=1)
     ends, scores = [], []
-    for population in (without, with_one):
-        server = trial.server(blueprint, ["downloaded"], population)
+    for population in (without, with_newcomer):
+        server = small.server(small.accepted(population, cohort=small.clients - 1), ["downloaded"], population)
         scores.append(list(server.run())[-1].scores)
-        states = {client: state for client, state in server.fleet.states.items() if client < trial.clients - 1}
+        states = {client: state for client, state in server.fleet.states.items() if client < small.clients - 1}
         ends.append(facts([server.state, states]))
     _check_equal(ends, "training ends with other bits where a client joins after it (unseen_clients=1)")
     if not any(score.unseen for score in scores[1]):
@@ -357,46 +342,40 @@ def _newcomers(trial: _Trial) -> str:
     return "a client that joins after training changes nothing before, and its model is scored"
 
 
-def _optimisers(trial: _Trial) -> str:
+@_part("optimisers")
+def _optimisers(small: _SmallTrial) -> str:
     choices = {"momentum": SGD(lr=0.01, momentum=0.9, weight_decay=0.01), "Adam": Adam(lr=0.001)}
-    ran = [name for name, optimizer in choices.items() if trial.trains(optimizer=optimizer)]
+    ran = small.trained("optimizer", choices)
     return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
 
 
-def _batch_norm(trial: _Trial) -> str:
-    if not batch_norm_names(trial.plan.blueprint.model):
-        return "not tried: the model has no batch norm"
-    ran = [policy for policy in BATCH_NORM_POLICIES if trial.trains(batch_norm=policy)]
+@_part("batch norm")
+def _batch_norm(small: _SmallTrial) -> str:
+    if not batch_norm_names(small.plan.blueprint.model):
+        raise _NotTried("not tried: the model has no batch norm")
+    ran = small.trained("batch_norm", {policy: policy for policy in BATCH_NORM_POLICIES})
     return f"it trains with batch_norm={', '.join(ran)}"
 
 
-def _texts(trial: _Trial) -> str:
-    kind: Any = type(trial.algorithm)
+@_part("texts")
+def _texts(small: _SmallTrial) -> str:
+    kind: Any = type(small.algorithm)
     silent = [field.name for field in dataclasses.fields(kind) if field.init and not field.metadata.get("help")]
     if silent:
         raise _Broken(f"the option {silent[0]} has no help; declare it with rayfed.option(..., help=...)")
-    missing = [
-        what
-        for what, there in (
-            ("`reference`, its source", kind.reference),
-            ("a docstring", inspect.getdoc(kind) or inspect.getdoc(inspect.getmodule(kind))),
-        )
-        if not there
-    ]
+    missing = [] if kind.reference else ["`reference`, its source"]
+    missing += [] if inspect.getdoc(kind) or inspect.getdoc(inspect.getmodule(kind)) else ["a docstring"]
     return f"its options have help; it lacks {' and '.join(missing)}" if missing else "it has a source and help texts"
 
 
-CHECKS: dict[str, Callable[[_Trial], str]] = {
-    "hooks": _hooks_are_pure,
-    "seeds": _seeds,
-    "resume": _resume,
-    "rounds": _number_of_rounds,
-    "at once": _clients_at_once,
-    "cohorts": _part_of_the_clients,
-    "scores": _scores,
-    "newcomers": _newcomers,
-    "optimisers": _optimisers,
-    "batch norm": _batch_norm,
-    "texts": _texts,
-}
-"""The parts of the contract by name, in the order in which they are checked."""
+def _hosts(small: _SmallTrial, launch: Launch) -> str:
+    hosts, ends = small.plan.config.placement.hosts, []
+    for placement in (replace(small.plan.config.placement, hosts=0), small.plan.config.placement):
+        with tempfile.TemporaryDirectory() as folder:
+            ends.append(launch(small.small_plan(folder, placement=placement)))
+    _check_equal(
+        ends,
+        f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
+        "they are given, since every client may be trained in another process",
+    )
+    return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"

@@ -8,16 +8,14 @@ import torch
 
 from rayfed.core.errors import StorageError
 from rayfed.engine.device import breaks_device
-from rayfed.experiments.failures import Failures
-from rayfed.experiments.in_process import run_here
-from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import bars_of_sweep, note, span, watched
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Populations, SweepPlan, failed_before_start, planned
+from rayfed.experiments.sweep import Failures, Job, Populations, SweepPlan, failed_before_start, planned
+from rayfed.experiments.trial import run_trial
 from rayfed.records.recorder import Recorder
 
 
-def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
+def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     """Run the jobs of `plan` and return the number of trials that failed or diverged.
 
     Tables and results are those of a sweep on Ray.
@@ -36,7 +34,7 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
             for job in plan.jobs:
                 failed.begin(job)
                 failures += not _run(plan, job, recorder, populations, failed)
-                failed.look(recorder.progress())
+                failed.update(recorder.progress())
                 done += 1
                 if failed.doom:
                     break
@@ -56,12 +54,12 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
 
 
 def expected_names(plan: SweepPlan) -> list[str]:
-    """Return the names of the trials that are going to run; "" for those that a search is going to choose."""
+    """Return the names of the trials to run; "" for each trial that a search will choose."""
     return [job["trial"] for job in plan.jobs] or [""] * plan.space.searched_trials
 
 
 def name_next(names: list[str], name: str) -> None:
-    """Replace the first name that is not known yet."""
+    """Put `name` in place of the first name that is not known yet."""
     if "" in names:
         names[names.index("")] = name
 
@@ -69,12 +67,12 @@ def name_next(names: list[str], name: str) -> None:
 def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations, failed: Failures) -> bool:
     """Run one trial and return whether it ended well.
 
-    Its error is recorded, and the other trials go on, unless no GPU computes in this process any more.
+    Its error is recorded, and the other trials run, unless a GPU failed: then no GPU computes in this process any more.
     """
     try:
         trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
         saved = recorder.saved(trial.trial) if trial.config.resume else ()
-        run_here(trial, recorder, saved)
+        run_trial(trial, recorder, saved=saved)
     except StorageError:
         raise
     except Exception as error:  # if the trial has begun, its error is recorded there

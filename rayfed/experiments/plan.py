@@ -1,6 +1,8 @@
 """The plan of a simulation: all that it needs, made from a configuration and checked before anything starts."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,7 +22,7 @@ from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
 from rayfed.data.clients import Client, MadeClients
 from rayfed.data.draws import floor_share
-from rayfed.data.loading import build_data, load, population_without_domain
+from rayfed.data.loading import population_without_domain
 from rayfed.data.population import Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
@@ -30,11 +32,9 @@ from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import NO_OTHER_DATA, Config
-from rayfed.experiments.leaks import refuse_leaks
-from rayfed.experiments.naming import outcome_values, trial_name
-from rayfed.experiments.plan_checks import dry_step, first_outputs, input_type
+from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks
+from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
 from rayfed.experiments.plan_model import ModelFactory, model_of
-from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
     ModuleSource,
     checked_code_hash,
@@ -56,7 +56,38 @@ MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
 
 MOST_CLIENTS_SCORED, CLIENTS_SCORED = 10_000, 1000
-"""The most participants that are all scored by default, and the sample that is scored of more."""
+"""The most participants that are all scored by default, and the size of the sample that is scored of more."""
+
+
+def trial_name(config: Config, extra: str = "") -> str:
+    """Return the name of a trial: its algorithm, its seed, and a hash of every value that can change its outcome.
+
+    Places of hosts and results do not count. The number of rounds counts only if the first rounds depend on it, because
+    a trial continues with more rounds. `extra` has the hashes of clients, model and loss given in Python.
+    """
+    digest = hashlib.blake2b((outcome_values(config) + extra).encode(), digest_size=4)
+    name = config.algorithm_name.rpartition(":")[2]
+    return f"{name}-seed{config.seed}-{digest.hexdigest()}"
+
+
+def outcome_values(config: Config) -> str:
+    """Return as JSON the values of a configuration that distinguish trials; see `trial_name`."""
+    tree = config.tree()
+    for key in ("results", "experiment", "resume", "checkpoint", "faults", "state", "tracking"):
+        tree.pop(key)
+    if not depends_on_rounds(config):
+        tree.pop("rounds")
+    if tree["partition"].get("seed") is None:
+        tree["partition"]["seed"] = config.seed
+    place = tree["placement"]
+    kernels = {key: True for key in ("deterministic", "tf32") if place[key]}
+    tree["placement"] = {key: place[key] for key in ("vmap_clients", "threads", "gpus")} | kernels
+    return json.dumps(tree, sort_keys=True, default=str)
+
+
+def depends_on_rounds(config: Config) -> bool:
+    """Return whether the first rounds depend on the number of rounds."""
+    return bool(config.lr_schedule.build().depends_on_rounds or config.algorithm.depends_on_rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +113,9 @@ class Plan:
 
     Attributes:
         trial: The name of the trial: equal configurations have equal names, wherever they are placed.
-        partition_seed: The seed with which the partition draws; None if it has none. It is found here, since the server
-            may run on a machine that cannot import a user's own partition.
-        given_hash: What was given in Python, as far as the name of the trial depends on it.
+        partition_seed: The seed with which the partition draws; None if it has none. The plan holds it, because the
+            server may run on a machine that cannot import a user's own partition.
+        given_hash: A hash of what was given in Python, which is part of the name of the trial.
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
@@ -156,35 +187,10 @@ class Plan:
         }
 
     def holdings(self) -> list[Holding]:
-        """Return who holds how many examples of which class; nothing if there are too many clients to look at."""
+        """Return how many examples of which class each client holds; nothing if there are too many clients to plot."""
         clients = self.population.clients
-        are_looked_at = len(clients) <= MOST_CLIENTS_SHOWN and not isinstance(clients.source, MadeClients)
-        return class_counts(self.population) if are_looked_at else []
-
-    def model_name(self) -> str:
-        return self.model_label or str(self.config.model.name)
-
-    def loss_name(self) -> str:
-        return self.loss_label or str(self.config.loss.name)
-
-
-def partition_seed(config: Config) -> int | None:
-    """Return the seed with which the partition of `config` draws; None if a user's own partition has none."""
-    data, partition = config.data, config.partition
-    built = build_data(data.name or "", data.options, partition.name, partition.options, config.seed)[1]
-    seed = getattr(built, "seed", None)
-    return None if seed is None else int(seed)
-
-
-def data_key(config: Config) -> str:
-    """Return a string that two configurations share if their clients hold the same examples."""
-    return repr((config.data, config.partition, config.leave_out, partition_seed(config)))
-
-
-def load_data(config: Config) -> Population:
-    """Return the data of a configuration, before unseen clients are drawn."""
-    data, partition = config.data, config.partition
-    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed)
+        is_shown = len(clients) <= MOST_CLIENTS_SHOWN and not isinstance(clients.source, MadeClients)
+        return class_counts(self.population) if is_shown else []
 
 
 def make_plan(
@@ -222,7 +228,7 @@ def make_plan(
     elif population is None:
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
-    if len(empty := (population.clients.train_sizes() == 0).nonzero()[0]):  # the dry step looks at the first client
+    if len(empty := (population.clients.train_sizes() == 0).nonzero()[0]):
         raise UsageError(
             f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
             f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
@@ -264,14 +270,10 @@ def make_plan(
 
 
 def _check_results(config: Config) -> None:
-    """Raise UsageError if the folder of the results is a file, or cannot be one."""
+    """Raise UsageError if the folder of the results is a file."""
     results = open_storage(config.results)
     for path in () if results.local is None else (results.local, results.local / config.experiment):
-        try:
-            is_file = path.exists() and not path.is_dir()
-        except OSError as error:  # such as a name that is too long
-            raise UsageError(f"results={config.results[:200]}: {error.strerror}; give another folder") from error
-        if is_file:
+        if path.exists() and not path.is_dir():
             raise UsageError(f"results={config.results}: {path} is a file, not a folder")
 
 
@@ -297,7 +299,10 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
     selection = _selection(config, blueprint, population, points[0])
-    return replace(evaluation, selection=selection, stop_rule=_stop_rule(config, selection))
+    stopping, rule = config.early_stopping, None
+    if stopping.patience is not None:
+        rule = StopRule(patience=stopping.patience, min_delta=stopping.min_delta, selection=selection)
+    return replace(evaluation, selection=selection, stop_rule=rule)
 
 
 def _scored_clients(config: Config, participants: int) -> str | int:
@@ -311,7 +316,7 @@ def _scored_clients(config: Config, participants: int) -> str | int:
 
 
 def _selection(config: Config, blueprint: Blueprint, population: Population, point: str) -> Selection:
-    """Return what chooses rounds, after checking that it is going to be there where it was asked for."""
+    """Return what chooses rounds, after checking that the metric is measured and that there are validation scores."""
     metric, mode = config.select.metric, config.select.mode
     keys = ("select.metric", metric), ("early_stopping.patience", config.early_stopping.patience)
     for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
@@ -346,13 +351,6 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     return loss_on("cpu", given)
 
 
-def _stop_rule(config: Config, selection: Selection) -> StopRule | None:
-    options = config.early_stopping
-    if options.patience is None:
-        return None
-    return StopRule(patience=options.patience, min_delta=options.min_delta, selection=selection)
-
-
 def _check_no_other_data(config: Config) -> None:
     """Raise UsageError if `config` names data or a partition beside the user's own clients."""
     for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
@@ -361,12 +359,7 @@ def _check_no_other_data(config: Config) -> None:
             raise UsageError(f"{key}.{given[0]}: {NO_OTHER_DATA.format(key)}")
 
 
-def _blueprint(
-    config: Config,
-    population: Population,
-    model: ModelFactory | nn.Module | None,
-    loss: Loss,
-) -> Blueprint:
+def _blueprint(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> Blueprint:
     augment: Augment = config.augment.build()
     return Blueprint(
         algorithm=config.algorithm,
@@ -405,7 +398,7 @@ def _optimizer(config: Config) -> SGD | Adam:
 
 
 def _training_loss(config: Config, loss: Loss) -> Loss | None:
-    """Return the loss that trains models, where it is not the one that scores them."""
+    """Return the loss that trains models; None if it is the loss that scores them."""
     smoothing = config.local.label_smoothing
     if not smoothing:
         return None
@@ -427,7 +420,7 @@ def _cohort_size(config: Config, clients: int) -> int:
 
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:
-    """Return the points to score, the one at which the algorithm's paper scores first."""
+    """Return the points to score. The point at which the algorithm's paper scores comes first."""
     algorithm, requested = config.algorithm, config.evaluate.points
     default = algorithm.default_eval_point if has_global or algorithm.default_eval_point != "global" else "downloaded"
     if requested and "global" in requested and not has_global:

@@ -1,8 +1,14 @@
-"""A dry step of a plan: its augmentation, model and loss are tried on a few examples before anything starts."""
+"""The checks of a plan: its augmentation, model and loss are tried on a few examples before anything starts."""
 
+import contextlib
+import copy
+import functools
 import inspect
 import math
+import random
+import types
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,31 +21,30 @@ from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.network import vectorised
 from rayfed.core.outputs import meaning_of_outputs
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
-from rayfed.data.clients import SPLITS
+from rayfed.data.clients import SPLITS, Examples
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.serialization import tensor_bytes
+from rayfed.experiments.plan_data import extreme_examples, first_batch, input_type
 from rayfed.losses.base import Loss, NamedLoss
 from rayfed.losses.torch_losses import CrossEntropy
+from rayfed.models.split_model import SplitModel
 from rayfed.records.storage import one_line
 
 _TRIED = 8  # examples at most of the step that is tried
-
-
-def input_type(population: Population) -> torch.dtype:
-    """Return the type in which inputs reach the model: images arrive as normalised floats."""
-    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
-    return torch.float32 if dtype == torch.uint8 else dtype
+_IN_TURN = 4  # examples at most of each of the two steps that are taken in both orders
+_TORCHS = frozenset(vars(nn.Module())) - {"_buffers", "_modules"}
 
 
 def dry_step(
     blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool, own_augment: str | None
 ) -> Blueprint:
-    """Return `blueprint` with what its outputs stand for, after trying what it is made of on the data.
+    """Return `blueprint` with what its outputs stand for, after trying its parts on the data.
 
-    A model of rayfed's has already taken images of this shape when it was made.
+    A model of rayfed's took images of this shape when it was made.
 
     Args:
         blueprint: The simulation, whose model, loss and augmentation are tried.
@@ -69,14 +74,13 @@ def dry_step(
 
 def _try_training(blueprint: Blueprint, population: Population, where: str, *, together: bool) -> None:
     """Raise UsageError if the model cannot take a training step, or two clients cannot take it at once with vmap."""
-    part = population.clients[int(population.clients.train_sizes().argmax())].train
-    count = min(blueprint.batch_size, len(part), _TRIED)
-    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    batch = first_batch(_largest_part(population), min(blueprint.batch_size, _TRIED))
     with torch_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         ctx = blueprint.context(population, "cpu")
         task, weights = ctx.task.without_loss_terms(), ctx.task.initial_weights()
-        batch = Batch(x.float() if x.dtype == torch.uint8 else x, y)
+        if not task.trainable:  # which `Blueprint.check` refuses
+            return
         try:
             _check_outputs(task, weights, batch.x, where)
             grads, _, _ = task.gradients(weights, batch)
@@ -98,9 +102,8 @@ def _try_training(blueprint: Blueprint, population: Population, where: str, *, t
 
 
 def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
-    """Return whether an example's output depends on the others in its batch, as by batch norm without statistics."""
-    x, _ = _first_examples(population, 3)
-    x = x.float() if x.dtype == torch.uint8 else x
+    """Return whether an example's output depends on its batch, as by batch norm without statistics."""
+    x, _ = first_batch(population.clients[0].train, 3)
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         first, other = (task.predict(task.initial_weights(), x[[0, row]])[0] for row in (0, -1))
@@ -108,12 +111,12 @@ def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
 
 
 def _refuse_single_scored(blueprint: Blueprint, population: Population, where: str) -> None:
-    """Raise UsageError if a part has one example, on which the model cannot be scored, as batch norm may not."""
-    clients, tests = population.clients, [test for test in population.tests if len(test.examples) == 1]
-    singles = [
-        f"client {clients.id(int(k))} has one {SPLITS[c]} example" for k, c in np.argwhere(clients.sizes == 1)[:1]
+    """Raise UsageError if a part has a single example, on which the model cannot be scored."""
+    clients, first = population.clients, np.argwhere(population.clients.sizes == 1)[:1]
+    singles = [f"client {clients.id(int(k))} has one {SPLITS[column]} example" for k, column in first]
+    singles += [
+        f"the {test.split} set {test.domain} has one example" for test in population.tests if len(test.examples) == 1
     ]
-    singles += [f"the {test.split} set {test.domain} has one example" for test in tests]
     try:
         if singles:
             first_outputs(blueprint, population, 1)
@@ -142,10 +145,11 @@ def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
 
 
 def check_augment(augment: Augment, population: Population, where: str) -> None:
-    """Raise UsageError if an augmentation of the user's own returns something else than a batch like the one given."""
-    augment.check(population.shape, population.clients[0].train.x.dtype)
-    x, _ = _first_examples(population, 8)
-    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    """Raise UsageError if an augmentation of the user's own does not return a batch like the batch that it gets."""
+    part = population.clients[0].train
+    augment.check(population.shape, part.x.dtype)
+    x, _ = first_batch(part, _TRIED)
+    x = x / 255 if part.x.dtype == np.uint8 else x
     with torch_state_kept():
         augmented = augment(x.clone())
     if not isinstance(augmented, Tensor) or (augmented.shape, augmented.dtype) != (x.shape, x.dtype):
@@ -158,8 +162,8 @@ def check_augment(augment: Augment, population: Population, where: str) -> None:
 def _check_model(blueprint: Blueprint, population: Population, where: str, loss: Loss) -> None:
     """Raise UsageError if the model fails on the data, or has fewer outputs than cross-entropy needs.
 
-    Integers stand for words or categories, and which embedding gets which of them is known to the model alone, so it
-    runs on the examples with the smallest and the largest integer at each position.
+    Integers stand for words or categories, and only the model knows which embedding gets which of them. So it runs on
+    the examples with the smallest and the largest integer at each position.
     """
     kind, is_integer = population.clients[0].train.x.dtype, not input_type(population).is_floating_point
     inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
@@ -179,16 +183,6 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     classes = population.num_classes
     if isinstance(loss, CrossEntropy) and outputs.shape[1] < classes:
         raise UsageError(f"{where}: gives {outputs.shape[1]} logits, but there are {classes} classes")
-
-
-def extreme_examples(population: Population) -> np.ndarray:
-    """Return the examples with the smallest and the largest input at each position, those of test sets included."""
-    extremes = np.zeros((0, *population.shape), population.clients[0].train.x.dtype)
-    for block in _blocks(population):
-        candidates = np.concatenate([extremes, block])
-        flat = candidates.reshape(len(candidates), -1)
-        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])]
-    return extremes
 
 
 def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
@@ -224,7 +218,7 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     with torch_state_kept(), torch.no_grad():
         meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
         if meaning == "unknown" and isinstance(loss, nn.Module):
-            for parameter in loss.parameters():  # centres of classes, say, which are drawn, hide the meaning
+            for parameter in loss.parameters():  # drawn parameters, such as centres of classes, hide the meaning
                 parameter.zero_()
             meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
         return replace(blueprint, outputs=meaning)
@@ -257,21 +251,97 @@ def _mismatch(outputs: Tensor, labels: Tensor) -> UsageError:
 
 def first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
     """Return the logits of the initial model for the first `count` examples, and their labels."""
-    x, y = _first_examples(population, count)
+    x, y = first_batch(population.clients[0].train, count)
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
-        return task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x), y
+        return task.predict(task.initial_weights(), x), y
 
 
-def _first_examples(population: Population, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` inputs and labels of the first client that has training examples."""
-    part = population.clients[int((population.clients.train_sizes() > 0).argmax())].train
-    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
-    return x, y
+def _largest_part(population: Population) -> Examples:
+    """Return the training examples of the client with the most."""
+    return population.clients[int(population.clients.train_sizes().argmax())].train
 
 
-def _blocks(population: Population) -> Iterator[np.ndarray]:
-    """Yield all inputs in blocks, since they may lie in a file; those of the test sets are included."""
-    for part in population.examples():
-        for start in range(0, len(part.x), 4096):
-            yield part.x[start : start + 4096]
+def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
+    """Raise UsageError if attributes of the model or of the loss depend on the training steps taken before.
+
+    Such a state, a counter for example, would go from one client to the next on its host. Two copies take a step on two
+    batches, in both orders. What a step leaves behind may depend on its batch, but not on the steps before.
+    """
+    part = _largest_part(population)
+    size = min(_IN_TURN, len(part) // 2)
+    if size < 2:
+        return
+    x, y = first_batch(part, 2 * size)
+    batches = list(map(Batch, x.split(size), y.split(size)))
+    seen: dict[int, dict[str, object]] = {}
+    for order in ((0, 1), (1, 0)):
+        loss = blueprint.training_loss or blueprint.loss
+        with contextlib.suppress(Exception):  # of objects that cannot be copied; their state goes on
+            loss = copy.deepcopy(loss)
+        task = replace(blueprint, training_loss=loss).context(population, "cpu").task.without_loss_terms()
+        module: nn.Module = task.model.module
+        module = module.features if type(module) is SplitModel else module
+        for number in order:
+            with global_generators_seeded(0, "leaks"):
+                try:
+                    task.gradients(clone(task.initial_weights()), batches[number])
+                except Exception:  # other checks say why
+                    return
+            facts = dict(_facts("model", module, set())) | dict(_facts("loss", task._loss, set()))
+            before = seen.setdefault(number, facts)
+            for name in before | facts:
+                if before.get(name) != facts.get(name):
+                    kind, _, attribute = name.partition(".")
+                    raise UsageError(
+                        f"{kind}: training changes {attribute or 'its state'}, which is no buffer and would go from "
+                        "client to client; keep it by register_buffer in the model, or leave it out"
+                    )
+
+
+def _facts(name: str, value: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield what can change about `value`, by dotted names, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        yield name, (value.dtype, value.shape, tensor_bytes(value).tobytes())
+    elif isinstance(value, (str, bytes, int, float, complex, type(None))):
+        yield name, repr(value)
+    elif id(value) not in visited and not isinstance(value, (type, types.ModuleType, torch.dtype)):
+        visited.add(id(value))
+        parts = dict(_parts(value))
+        yield name, len(parts) or (type(value), _state(value))
+        for key, part in parts.items():
+            yield from _facts(name if key in ("_buffers", "_modules") else f"{name}.{key}", part, visited)
+
+
+def _parts(value: Any) -> Iterator[tuple[object, Any]]:
+    if isinstance(value, nn.Module):
+        yield from ((key, part) for key, part in vars(value).items() if key not in _TORCHS)
+    elif isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, (list, tuple, deque)):
+        yield from enumerate(value)
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from vars(value).items()
+        for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield key, cell.cell_contents
+    else:
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _state(value: Any) -> object:
+    """Return the state of an object without attributes: of arrays, sets, generators, and what its text shows."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    text = repr(value)
+    return None if " at 0x" in text else text

@@ -12,7 +12,7 @@ from rayfed.core.modules import copied, make_picklable
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan_checks import input_type
+from rayfed.experiments.plan_data import input_type
 from rayfed.losses.base import Loss, needed_outputs
 from rayfed.models.build import build_model
 from rayfed.models.split_model import ensure_split, initialise_lazy_layers
@@ -41,7 +41,7 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
 def fresh_module(
     model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """Return the user's module on the CPU, newly made or as a copy, because a model that is split is changed.
+    """Return the user's module on the CPU, newly made or copied, because splitting changes a model.
 
     Args:
         model: The module, or a function that makes it.
@@ -67,7 +67,7 @@ def fresh_module(
 
 
 def _refuse_gradient_hooks(module: nn.Module) -> None:
-    """Raise UsageError for hooks of parameters: every client trains weights of its own, on which there are none."""
+    """Raise UsageError for hooks of parameters, because every client trains weights of its own without these hooks."""
     for name, value in module.named_parameters():
         if value._backward_hooks or value._post_accumulate_grad_hooks:
             raise UsageError(
@@ -77,7 +77,7 @@ def _refuse_gradient_hooks(module: nn.Module) -> None:
 
 
 def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
-    """Raise UsageError for hooks of a model whose features and head are called by themselves."""
+    """Raise UsageError for hooks of a model whose features and head are called separately."""
     kinds = (given._forward_hooks, given._forward_pre_hooks, given._backward_hooks, given._backward_pre_hooks)
     if any(kinds) and getattr(split, "head", None) is not given:
         raise UsageError(
@@ -87,6 +87,7 @@ def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
 
 
 def _made(model: ModelFactory) -> nn.Module:
+    """Return the module that a function makes, or raise UsageError."""
     expected = "model: expected a torch.nn.Module, or a function without arguments that makes one"
     if not callable(model):
         named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""

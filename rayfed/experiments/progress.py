@@ -67,7 +67,7 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
 
 
 def bars_of_sweep(names: Sequence[str]) -> Callable[[list[Progress]], list[Bar]]:
-    """Return a function that gives `many_trials`, whose clock starts with the first trial: Ray starts before it."""
+    """Return a function that returns `many_trials`. Its clock starts with the first trial, after Ray has started."""
     began: list[float] = []
 
     def bars(trials: list[Progress]) -> list[Bar]:
@@ -81,8 +81,8 @@ def bars_of_sweep(names: Sequence[str]) -> Callable[[list[Progress]], list[Bar]]
 def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> float | None:
     """Return how long a sweep will still take, or None if nothing is known.
 
-    A trial that has not started takes as long as the median of those of its algorithm that have, or of all of them. As
-    many trials run at once as did so far, with what a trial takes beside its rounds; until one has ended, as run now.
+    A trial that has not started is expected to take the median time of the started trials of its algorithm, or of all
+    started trials. As many trials run at once as before, or, until a trial has ended, as many as run now.
     """
     whole: dict[str, list[float]] = {}
     working = pending = 0.0
@@ -148,12 +148,14 @@ Bars = Callable[[list[Progress]], Sequence[Bar]]
 
 @contextmanager
 def watched(progress: Callable[[], list[Progress]], bars: Bars, *, quiet: bool) -> Iterator[None]:
-    """Within, show `bars(progress())` from a thread of its own, unless `quiet`, for as long as `progress` answers."""
+    """Within, show `bars(progress())` twice a second from another thread, unless `quiet`, while `progress` answers."""
     ended = threading.Event()
 
     def show() -> None:
-        with suppress(Exception):  # what ends the recorder ends this command, too, and is said there
-            watch_trials(progress, ended.wait, bars)
+        with suppress(Exception), StatusLine() as status:  # an error of the recorder ends the command, which reports it
+            while not ended.wait(0.5):
+                if trials := progress():
+                    status.show(bars(trials))
 
     watcher = threading.Thread(target=show, daemon=True)
     if not quiet:
@@ -164,18 +166,3 @@ def watched(progress: Callable[[], list[Progress]], bars: Bars, *, quiet: bool) 
         ended.set()
         if not quiet:
             watcher.join()
-
-
-def watch_trials(
-    progress: Callable[[], list[Progress]],
-    wait: Callable[[float], bool],
-    bars: Bars,
-    *,
-    seconds: float = 0.5,
-) -> None:
-    """Show `bars(progress())` every `seconds` until `wait(seconds)` returns True: all trials have ended."""
-    with StatusLine() as status:
-        while not wait(seconds):
-            trials = progress()
-            if trials:
-                status.show(bars(trials))

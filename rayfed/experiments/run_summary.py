@@ -1,4 +1,4 @@
-"""The summary that is printed before a simulation starts, with the details that papers often leave out."""
+"""The summary that is printed before a simulation starts, with details that papers often leave out."""
 
 from collections.abc import Iterable, Sequence
 
@@ -39,13 +39,14 @@ def run_summary(plan: Plan) -> str:
     shape = " x ".join(map(str, population.shape)) or "scalar"
     augmented = f"; augmented by {config.augment.name}" if blueprint.augment is not None else ""
     options = "".join(f", {key} {value}" for key, value in config.loss.options.items())
-    loss = f", loss {plan.loss_name()}{options}" if plan.loss_name() != "cross_entropy" or options else ""
+    loss_name = plan.loss_label or config.loss.name
+    loss = f", loss {loss_name}{options}" if loss_name != "cross_entropy" or options else ""
     lines = {
         "data": f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
         f"{tested}; {_shortened(domains)}{unseen}{partition}; {counted(population.num_classes, 'class', 'classes')}, "
         f"input shape {shape}{augmented}",
-        "model": f"{plan.model_name()}, {plan.cost.parameters:,} parameters, {plan.cost.macs:,} multiply-accumulates "
-        f"per example, split at {task.feature_shape}",
+        "model": f"{plan.model_label or config.model.name}, {plan.cost.parameters:,} parameters, {plan.cost.macs:,} "
+        f"multiply-accumulates per example, split at {task.feature_shape}",
         "batch norm": f"{counted(len(batch_norms), 'layer')}, {policy}" if batch_norms else "none in this model",
         "algorithm": f"{config.algorithm_name}; download per client: {sent}; initial state per client: {state}; "
         f"scored: {', '.join(plan.evaluation.points)}",
@@ -60,7 +61,7 @@ def run_summary(plan: Plan) -> str:
 
 
 def notes(plan: Plan) -> Sequence[str]:
-    """Return what will not be scored, and the notes of the algorithm on this configuration, one line each."""
+    """Return the notes on what is not scored and on small clients, and the algorithm's own, one line each."""
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
     problem = plan.blueprint.problem(plan.population, ctx.task)
     return (
@@ -79,7 +80,7 @@ def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
 
 
 def _unscored(plan: Plan) -> Sequence[str]:
-    """Return a note on the server's test sets if there is no global model to score on them.
+    """Return a note on the server's test sets if no global model can be scored on them.
 
     On domains that no client holds (split "ood"), the clients' models are scored instead.
     """
@@ -96,7 +97,7 @@ def _unscored(plan: Plan) -> Sequence[str]:
 
 
 def _without_accuracy(plan: Plan) -> Sequence[str]:
-    """Return a note if labels look like classes and models have no accuracy all the same."""
+    """Return a note if labels look like classes but the loss does not define an accuracy."""
     labels = plan.population.clients[0].train.y
     if plan.blueprint.outputs != "unknown" or labels.dtype.kind not in "iu":
         return ()
@@ -104,7 +105,7 @@ def _without_accuracy(plan: Plan) -> Sequence[str]:
 
 
 def _short_batches(plan: Plan) -> Sequence[str]:
-    """Return a note if clients have less than one batch, as they also have if the size is a slip of the pen."""
+    """Return a note if clients have less than one batch, which may be a typing error in the batch size."""
     sizes, batch = plan.blueprint.training_examples(plan.population), plan.blueprint.batch_size
     short = int((sizes < batch).sum())
     if not short:

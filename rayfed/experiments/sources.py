@@ -12,14 +12,13 @@ from rayfed.core.options import key_path
 
 SPACE_KEYS = ("seeds", "search", "arms")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
-_INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others from values such as 2001-99-99
+_INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # ValueError: a date such as 2001-99-99
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Reads YAML without traps: a key given twice is an error, and only decimal numbers are numbers.
 
-    YAML 1.1 reads 010 as 8, 1_000 as 1000 and 12:30 as 750. They stay strings here: a folder may be called 010, and
-    where a number is expected, they are refused.
+    YAML 1.1 reads 010 as 8, 1_000 as 1000 and 12:30 as 750. Here they stay strings, because a folder may be called 010.
     """
 
     def compose_mapping_node(self, anchor: Any) -> Any:
@@ -74,7 +73,7 @@ def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of `source`, each after the names of the mappings around it, since a new name empties its own."""
+    """Yield the items of `source`, each after the names around it, since a new name clears its mapping."""
     items = {str(key): value for key, value in source.items()}
     for key in list(items):
         path = key.split(".")
@@ -133,8 +132,8 @@ def from_file(path: str | Path) -> dict[str, Any]:
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the dotted keys and values of `key=value` arguments.
 
-    Values are read as YAML: 0.1, true, null and [1, 2] have their types. Comments are not: a value that contains " #"
-    is a string.
+    Values are read as YAML: 0.1, true, null and [1, 2] have their types. A value that contains " #" is a string, and
+    has no comment.
 
     Raises:
         UsageError: An argument without "=", or a value that is not valid YAML.

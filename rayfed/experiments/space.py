@@ -84,8 +84,8 @@ class Space:
     Attributes:
         search: How they were drawn.
         seeds: The seeds with which each configuration runs.
-        arms: For each arm, its configurations as nested values; of an adaptive one, its corners.
-        adaptive: The arms of a search with `search.kind=optuna`, whose configurations are not known before.
+        arms: For each arm, its configurations as nested values; for an adaptive arm, its corners.
+        adaptive: The arms of a search with `search.kind=optuna`, whose configurations are not known in advance.
     """
 
     search: Search
@@ -94,7 +94,7 @@ class Space:
     adaptive: tuple[AdaptiveArm, ...] = ()
 
     def trials(self) -> Iterator[dict[str, Any]]:
-        """Yield every configuration with every seed, seed by seed, so that early results compare all arms."""
+        """Yield every configuration with every seed, seed by seed. So early results compare all arms."""
         for seed in self.seeds:
             for arm in self.arms:
                 for values in arm:
@@ -102,7 +102,7 @@ class Space:
 
     @property
     def samples(self) -> list[int]:
-        """The number of configurations that Optuna chooses of each adaptive arm."""
+        """The number of configurations that Optuna chooses for each adaptive arm."""
         return [(self.search.samples or 1) if arm.spaces else 1 for arm in self.adaptive]
 
     @property
@@ -187,7 +187,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
         drawn: set[str] = set()
         while len(drawn) < min(search.samples, _size(spaces)):
             values = {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()}
-            if repr(values) not in drawn:  # lists of values may give the same configuration again
+            if repr(values) not in drawn:  # lists of values may repeat a configuration
                 drawn.add(repr(values))
                 yield _filled(tree, values)
         return
@@ -203,7 +203,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
 
 
 def _size(spaces: Mapping[str, tuple[str, Sequence[Any]]]) -> float:
-    """Return how many configurations there are in `spaces`; infinity if one of them is continuous."""
+    """Return how many configurations there are in `spaces`; infinity if a space is continuous."""
     size = 1.0
     for kind, bounds in spaces.values():
         if kind in ("uniform", "loguniform"):
@@ -236,7 +236,7 @@ def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[s
 
 
 def _listed(values: Any) -> Any:
-    """Return what counts as a list in Python, such as a range or an array, as a list of Python's own values."""
+    """Return a range, tuple or array as a list of Python's own values, and anything else as it is."""
     if not isinstance(values, (list, tuple, range, np.ndarray)):
         return values
     return [item.item() if isinstance(item, np.generic) else item for item in values]

@@ -3,27 +3,99 @@
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.failures import Failures, failure
-from rayfed.experiments.jobs import Job
-from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan
+from rayfed.experiments.plan import Given, Plan, check_validated, make_plan, trial_name
+from rayfed.experiments.plan_data import data_key, load_data
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
-from rayfed.experiments.trial import check_rounds
+from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.user_code import named_objects
+from rayfed.records.recorder import Progress, traceback_file
 from rayfed.records.trackers import check_trackers
 
 MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
 """The file of an experiment with every configuration that Optuna chose."""
+
+_ALIKE = 3  # trials that fail with the same error before a sweep stops
+_PLACE = re.compile(r"\([^()]*, line \d+, in [^()]*\)")
+
+
+class Job(TypedDict):
+    """A trial to run, as it travels to another process: its name and its configuration, whose components are not built.
+
+    `arm` is the position of its arm. `identity` has the fields of its `Plan` that name what was given in Python. They
+    are computed once, because another process has no source of functions that were written in a notebook.
+    """
+
+    trial: str
+    config: Config
+    identity: Mapping[str, Any]
+    arm: int
+
+
+class Failures:
+    """The watch over failed trials while a sweep runs: it prints each error once, and ends a doomed sweep.
+
+    A sweep is doomed if the first finished trials of every arm, at least three in all, failed with the same error.
+    Errors are the same if they have the same type and place, or, without a known place, the same text except numbers.
+
+    Args:
+        results, experiment: Where the tables are.
+        arms: The positions of the arms that have trials to run.
+        stop_early: Whether the sweep stops if it is doomed.
+        say: Called with a line for the terminal.
+
+    Attributes:
+        doom: Why the sweep stops; empty if it goes on.
+    """
+
+    def __init__(
+        self, results: str, experiment: str, arms: Iterable[int], *, stop_early: bool, say: Callable[[str], None]
+    ):
+        self._results, self._experiment, self._say = results, experiment, say
+        self._arms, self._stop_early = set(arms), stop_early
+        self._arm_of: dict[str, int] = {}
+        self._said: set[str] = set()
+        self.doom = ""
+
+    def begin(self, job: Job) -> None:
+        """Note the arm of a trial."""
+        self._arm_of[job["trial"]] = job["arm"]
+
+    def update(self, trials: Iterable[Progress]) -> None:
+        """Print the new errors of `trials`, and set `doom`."""
+        ended = [trial for trial in trials if trial.status != "running" and trial.trial in self._arm_of]
+        failed = {trial.trial: _kind(trial.error or "") for trial in ended if trial.status == "failed"}
+        for trial in ended:
+            if trial.trial in failed and failed[trial.trial] not in self._said:
+                self._said.add(failed[trial.trial])
+                file = traceback_file(self._results, self._experiment, trial.trial)
+                where = f"; the full traceback is in {file}" if trial.has_traceback else ""
+                self._say(f"{trial.trial} failed: {trial.error}{where}")
+        arms = {self._arm_of[trial] for trial in failed}
+        if not self._stop_early or len(failed) < max(_ALIKE, len(ended)) or arms < self._arms:
+            return
+        if len(set(failed.values())) == 1 and not self.doom:
+            self.doom = (
+                f"stopped, since the first {len(failed)} trials, with all arms among them, failed with the same error; "
+                "the same command with resume=true runs those that are left, and faults.stop_early=false never stops"
+            )
+
+
+def _kind(error: str) -> str:
+    """Return a text that errors share if they count as the same."""
+    if place := _PLACE.search(error):
+        return f"{error.partition(':')[0]} {place[0]}"
+    return re.sub(r"\d+", "0", error)
 
 
 @dataclass(frozen=True)
@@ -32,7 +104,7 @@ class SweepPlan:
 
     Attributes:
         space: The space that was searched.
-        configs: The configuration of every trial, finished ones included.
+        configs: The configuration of every trial, finished trials included.
         jobs: The trials to run; none with search.kind=optuna, whose `configs` are the corners of the space.
         notes: The notes on the trials, as lines to print.
         given: What was given in Python, for all trials.
@@ -60,7 +132,7 @@ class SweepPlan:
         return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
 
     def failures(self, say: Callable[[str], None]) -> Failures:
-        """Return what notices how trials fail; `say` prints a line."""
+        """Return the watch over failed trials, which prints its lines by `say`."""
         arms = range(len(self.space.adaptive)) if self.space.adaptive else [job["arm"] for job in self.jobs]
         stop_early = all(config.faults.stop_early for config in self.configs)
         return Failures(self.results, self.experiment, arms, stop_early=stop_early, say=say)
@@ -68,22 +140,18 @@ class SweepPlan:
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
         if self.space.adaptive:
-            return "\n".join([self._search_summary(), *_shortened(self.notes)])
+            trials, seeds = counted(self.space.searched_trials, "trial"), counted(len(self.space.seeds), "seed")
+            chosen = counted(self.space.search.samples or 1, "configuration")
+            first = f"{trials}: Optuna chooses {chosen} of each of {counted(len(self.space.adaptive), 'arm')}"
+            return "\n".join([f"{first}; each with {seeds}", *_shortened(self.notes)])
         counts: dict[str, int] = {}
         for arm in self.space.arms:
             name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
             counts[name] = counts.get(name, 0) + len(arm)
         budget = ", ".join(f"{name} {count}" for name, count in counts.items())
-        finished = len(self.configs) - len(self.jobs)
-        skipped = f"; {finished} already done" if finished else ""
+        skipped = f"; {finished} already done" if (finished := len(self.configs) - len(self.jobs)) else ""
         trials, seeds = counted(len(self.configs), "trial"), counted(len(self.space.seeds), "seed")
         return "\n".join([f"{trials}: configurations {budget}; each with {seeds}{skipped}", *_shortened(self.notes)])
-
-    def _search_summary(self) -> str:
-        trials, seeds = counted(self.space.searched_trials, "trial"), counted(len(self.space.seeds), "seed")
-        arms, samples = counted(len(self.space.adaptive), "arm"), self.space.search.samples or 1
-        chosen = counted(samples, "configuration")
-        return f"{trials}: Optuna chooses {chosen} of each of {arms}; each with {seeds}"
 
 
 def plan_sweep(
@@ -110,9 +178,8 @@ def plan_sweep(
     if any(config.select != first.select for config in configs):
         raise UsageError("select: all arms of a sweep are chosen by one metric; give it outside the arms")
     if len(set(names)) < len(names):
-        raise UsageError(
-            f"arms: two trials have the same configuration ({_repeated(names)}); each must differ in more than rounds"
-        )
+        same = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"arms: two trials have the same configuration ({same}); each must differ in more than rounds")
     for tracking in dict.fromkeys(config.tracking for config in configs):  # once each, since a server may be asked
         check_trackers(vars(tracking), first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
@@ -141,7 +208,7 @@ def _check_packages(space: Space) -> None:
 
 
 def identity_of(config: Config, given: Given, populations: "Populations") -> Mapping[str, Any]:
-    """Return the `identity` of the job of a configuration that a search chose."""
+    """Return the `identity` of the job of a configuration that Optuna chose."""
     return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
 
 
@@ -187,7 +254,7 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
 
 
 def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str, Any]:
-    """Return the row in the table `trials` of a trial that could not begin; `where` is put behind the error."""
+    """Return the row in the table `trials` of a trial that could not begin; `where` is appended to the error."""
     values = failure(error)
     return job["config"].tree() | values | {"error": values["error"] + where}
 
@@ -195,8 +262,9 @@ def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str
 def _check_plans(
     space: Space, configs: Sequence[Config], given: Given
 ) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
-    """Plan each kind of configuration with the first seed, and with the others where these change the partition. Where
-    something is given in Python, plan every configuration.
+    """Plan one configuration of each kind with the first seed, and with other seeds if they change the partition.
+
+    If something is given in Python, plan every configuration.
 
     Returns:
         The notes for the first seed, and the `identity` of each job.
@@ -207,7 +275,7 @@ def _check_plans(
     known = {data_key(config) for config in configs[:number]}
     checked: set[str] = set()
     for first in range(0, len(configs), number):
-        populations = Populations(keep_all=True)  # those of one seed at a time, since each holds the data
+        populations = Populations(keep_all=True)  # the data of one seed at a time
         for config in configs[first : first + number]:
             if not given:
                 if (first and data_key(config) in known) or (kind := plan_kind(config)) in checked:
@@ -224,11 +292,11 @@ def _check_plans(
 
 
 def plan_kind(config: Config) -> str:
-    """Return a text that configurations share if what is planned, noted and expected of one holds for all of them.
+    """Return a text that configurations share if they have the same plan, notes and estimate.
 
-    They differ in rates above 0 alone: the learning rate, the weight decay, and such options of rayfed's algorithms as
-    are fractions without an upper bound, unless the algorithm looks at its options to check them or to note something.
-    An option with an upper bound may be a share, and shares decide about sizes.
+    They differ only in rates above 0: the learning rate, the weight decay, and fractional options of rayfed's
+    algorithms without an upper bound. An option with an upper bound may be a share, and shares decide about sizes. The
+    options of an algorithm that checks or notes them all count.
     """
     tree = config.tree()
     if not named_objects(config):  # the user's own code may look at anything
@@ -252,7 +320,7 @@ def _check_criterion(space: Space, plan: Plan) -> None:
 
 
 def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:
-    """Plan a configuration before the sweep starts; with `names_seed`, errors begin with its seed."""
+    """Plan a configuration before the sweep starts. With `names_seed`, errors begin with its seed."""
     try:
         return populations.plan(config, given)
     except UsageError as error:
@@ -264,10 +332,6 @@ def _planned_first(config: Config, given: Given, populations: Populations, *, na
 def _shortened(lines: Sequence[str]) -> list[str]:
     more = [f"{len(lines) - MAX_NOTES} more notes; `rayfed.run` prints those of one configuration"]
     return [*lines[:MAX_NOTES], *(more if len(lines) > MAX_NOTES else [])]
-
-
-def _repeated(names: Sequence[str]) -> str:
-    return next(name for name in names if names.count(name) > 1)
 
 
 def _done_trials(configs: Mapping[str, Config]) -> set[str]:

@@ -28,8 +28,8 @@ def trained_model(
     Args:
         plan: The simulation.
         state: Its state after some round.
-        given: The model that the user gave in Python. Its own names of layers and weights are those of the result.
-        client: The id of the client whose model to return, as it stands after a download; None: the server's model.
+        given: The model that the user gave in Python. The result has its names of layers and weights.
+        client: The id of the client whose model to return, as it is after a download; None: the server's model.
 
     Raises:
         UsageError: There is no such model or client, the state is gone, or the model is more than one network.
@@ -94,7 +94,7 @@ def _not_one_network(plan: Plan, parts: str) -> UsageError:
 
 
 def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the model of the plan with `weights`, under the names of the user's module if it is one."""
+    """Return the model of the plan with `weights`; a module that the user gave keeps its names."""
     if given is None:
         return _filled(copied(plan.blueprint.model), weights)
     module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
@@ -114,5 +114,5 @@ def _filled(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module by name; of tied ones, the first."""
+    """Return the parameters and buffers of a module by name. Tied tensors appear once, under their first name."""
     return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -1,8 +1,9 @@
-"""Runs one planned trial to its end, wherever it is placed, and reports to a recorder."""
+"""A planned trial, run to its end in any process, which reports to a recorder."""
 
 import contextlib
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -12,15 +13,16 @@ import torch
 import rayfed
 from rayfed.algorithm import State
 from rayfed.core import errors
-from rayfed.core.errors import HostLost, StorageError, UsageError
+from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, error_line
+from rayfed.core.machine import memory_bytes
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, newest_content, newest_round
-from rayfed.engine.device import breaks_device
-from rayfed.engine.fleet import Fleet
+from rayfed.engine.device import breaks_device, device_for
+from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.engine.server import Server
+from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.config import Config
-from rayfed.experiments.failures import failure
 from rayfed.experiments.plan import Plan
 from rayfed.records.checkpoints import Saved
 from rayfed.records.files import Holding
@@ -67,25 +69,22 @@ def nothing_left(config: Config, saved: Saved) -> bool:
 
 
 def usable(config: Config, saved: Saved) -> Saved:
-    """Return the checkpoints of `saved` through which the trial goes, though it may have had fewer rounds at the time.
-
-    What cannot be read is returned as well.
-    """
-    return [one for one in saved if "content" not in one or _is_passed(config, one["content"])]
+    """Return the checkpoints that a run with `config.rounds` rounds would also have reached, and unreadable ones."""
+    return [one for one in saved if "content" not in one or _is_reached(config, one["content"])]
 
 
-def _is_passed(config: Config, content: Mapping[str, Any]) -> bool:
-    """Return whether the trial goes through the state of a checkpoint."""
+def _is_reached(config: Config, content: Mapping[str, Any]) -> bool:
+    """Return whether a run with `config.rounds` rounds reaches the state of a checkpoint."""
     progress, round = content["progress"], content["round"]
     rounds = progress["rounds"]
     if rounds >= config.rounds:
         return True
     if round > rounds:
-        return False  # after the final stage
+        return False  # it is the state after the final stage
     if progress["finished"] and (config.unseen_clients or config.unseen_share) and config.algorithm.setup_exchanges:
-        return False  # unseen clients have a state
+        return False  # unseen clients have joined
     stops = config.early_stopping.patience is not None
-    return not (stops and round == rounds and round % config.evaluate.every)  # the rule has seen a score too many
+    return not (stops and round == rounds and round % config.evaluate.every)  # a longer run does not score this round
 
 
 def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
@@ -254,7 +253,7 @@ class TrialRun:
             self._interval = max(self._interval, (self._saved_at - began) / _SAVING_SHARE)
 
     def failed(self, error: BaseException) -> None:
-        """Record the end of a trial that `error` ended. What was never started keeps the row of an earlier attempt."""
+        """Record the end of a trial that `error` ended. A trial that never began keeps its earlier row."""
         plan = self.plan
         if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
             return
@@ -264,7 +263,7 @@ class TrialRun:
             if not self.done:
                 self._sink.end(plan.trial, {"status": "interrupted"})
             raise interrupted(self.round, newest_round(self._sink.saved(plan.trial))) from None
-        with contextlib.suppress(StorageError):  # on a full disk, what filled it is what is raised
+        with contextlib.suppress(StorageError):  # on a full disk, the first error is raised
             self._sink.end(plan.trial, {**plan.values(), **failure(error)})
         if type(error).__module__ != errors.__name__:
             file = traceback_file(plan.config.results, plan.config.experiment, plan.trial)
@@ -274,8 +273,8 @@ class TrialRun:
 def run_trial(
     plan: Plan,
     sink: Sink,
-    make_fleet: Callable[[], Fleet],
-    device: str | torch.device,
+    make_fleet: Callable[[], Fleet] | None = None,
+    device: str | torch.device | None = None,
     *,
     saved: Saved = (),
     replaceable: bool = False,
@@ -286,13 +285,18 @@ def run_trial(
     The state after the last round is kept if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
-        plan, sink, make_fleet, device, saved, replaceable: See `TrialRun`.
+        plan, sink, saved, replaceable: See `TrialRun`.
+        make_fleet: Makes the hosts; None: the clients train in this process.
+        device: The device of the server; None: the device that the configuration reserves.
         report: Called after each round.
 
     Raises:
         Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
     """
-    run = TrialRun(plan, sink, make_fleet, device, saved=saved, replaceable=replaceable)
+    gpus = servers_gpus(plan.config)
+    place = device_for(gpus, plan.blueprint.model) if device is None else torch.device(device)
+    make_fleet = make_fleet or (lambda: local_fleet(plan, place, gpus))
+    run = TrialRun(plan, sink, make_fleet, place, saved=saved, replaceable=replaceable)
     try:
         while not run.done:
             if (record := run.step()) is not None:
@@ -304,6 +308,13 @@ def run_trial(
     finally:
         run.close()
     return run.outcome
+
+
+def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:
+    """Return a fleet that trains the clients of `plan` in this process, which has reserved `gpus`."""
+    memory = plan.config.state.memory
+    state_memory = memory_bytes() / 4 if memory is None else memory * 2**30
+    return LocalFleet(plan.blueprint, plan.population, device, gpus=gpus, state_memory=state_memory)
 
 
 def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
@@ -321,3 +332,13 @@ def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:
     restarts = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
     how = restarts if saved is None else f"with resume=true {continues}"
     return KeyboardInterrupt(f"interrupted after round {round}; the same command {how}")
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return the columns `status`, `error` and `traceback` of a trial that `error` ended."""
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, Diverged):
+        return {"status": "diverged", "error": str(error).strip().splitlines()[0], "traceback": trace}
+    is_explained = type(error).__module__ == errors.__name__  # its message says what is wrong and where
+    text = f"{type(error).__name__}: {error}" if is_explained else error_line(error)
+    return {"status": "failed", "error": text, "traceback": trace}

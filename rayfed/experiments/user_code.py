@@ -4,14 +4,14 @@ A module is the user's own if its file belongs neither to rayfed, nor to Python'
 package; `__main__` always is. An installed package that the configuration names (`model.name=package:Net`) counts for
 hashing as well.
 
-- `code_hash` takes in the sources of the user's modules from which objects come, and of the user's modules that these
+- `code_hash` covers the sources of the user's modules from which objects come, and of the user's modules that these
   import, comments included. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a notebook,
-  it takes in the bytecode of the functions and classes that the objects use, so that the line with `rounds=5` in it may
-  change, but not the values of globals.
-- `object_hash` tells objects given in Python apart, and names them ("own:Net-1a2b3c"): by their names and modules, the
-  bytecode of their functions, and the values in closures, defaults, attributes and tensors.
+  it covers the bytecode of the functions and classes that the objects use. So the line with `rounds=5` may change. The
+  values of globals do not count.
+- `object_hash` tells objects given in Python apart ("own:Net-1a2b3c"): by their names and modules, the bytecode of
+  their functions, and the values in closures, defaults, attributes and tensors.
 
-Source is read once per import of a module, so a file edited after it was imported counts as it was.
+Source is read once per import of a module. A file that is edited after its import counts as it was imported.
 """
 
 import ast
@@ -41,11 +41,9 @@ from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
 from rayfed.records.trials import recorded_value
 
-# What the user's own code is
-
 
 def is_user_module(name: str | None) -> bool:
-    """Return whether the module `name` is the user's own; see the module's text."""
+    """Return whether the module `name` is the user's own; the text of this module defines it."""
     root = (name or "builtins").partition(".")[0]
     if root == "__main__":
         return True
@@ -71,26 +69,20 @@ def loaded_user_modules() -> list[types.ModuleType]:
     ]
 
 
-# The objects of the user's own in an experiment
-
-
 def named_objects(config: Config) -> dict[str, Any]:
-    """Return what `config` names as module:Name outside rayfed, by that name.
-
-    These are the algorithm and the algorithms inside it, data, partition, model, loss, augmentation, sampler
-    and metrics.
-    """
+    """Return the components that `config` names as module:Name outside rayfed, by that name."""
     names = [component.name or "" for component in config.components]
     return {name: resolve(name, {}, where="name") for name in names if ":" in name and not name.startswith("rayfed.")}
 
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | Clients | None) -> dict[str, Any]:
-    """Return what was given in Python, by keyword; of clients the classes, since their contents are the data."""
+    """Return what was given in Python, by keyword; of clients their classes, because their contents are the data."""
     if isinstance(clients, Clients):
-        return given_objects(model, loss, None) | {"clients=": clients.make}
-    types_of_clients = {type(value) for client in (() if clients is None else clients) for value in _parts(client)}
-    own = sorted((cls for cls in types_of_clients if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
-    given = {"model=": model, "loss=": loss, "clients=": own or None}
+        code: Any = clients.make
+    else:
+        classes = {type(value) for client in (clients if clients is not None else ()) for value in _parts(client)}
+        code = sorted((cls for cls in classes if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
+    given = {"model=": model, "loss=": loss, "clients=": code or None}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -102,31 +94,23 @@ def _parts(client: Any) -> Iterator[Any]:
         yield from part if isinstance(part, tuple) else getattr(part, "__dict__", {}).values()
 
 
-# Names, hashes, and the check before a resume
-
-
 def display_name(thing: Any, digest: str) -> str:
     """Return the name of a user's model or loss in the tables, such as "own:Net-1a2b3c"."""
     name = thing.__qualname__ if hasattr(thing, "__qualname__") else type(thing).__qualname__
     return f"own:{name.rpartition('<locals>.')[2].replace('<lambda>', 'lambda')}-{digest[:6]}"
 
 
-def object_hash(*things: Any) -> str:
-    """Return a hash of what `things` do, the values of weights included."""
-    walk = _Walk()
+def object_hash(*things: Any, weights: bool = True) -> str:
+    """Return a hash of what `things` do. The values of their weights count if `weights` is true."""
+    walk = _Walk(weights=weights)
     for thing in things:
         walk.feed(thing)
     return walk.digest.hexdigest()
 
 
 def model_hash(given: Any, built: nn.Module) -> str:
-    """Return a hash of the user's model; with a factory, the weights do not count, since they follow the seed."""
-    if isinstance(given, nn.Module):
-        return object_hash(built)
-    walk = _Walk(weights=False)
-    walk.feed(given)
-    walk.feed(built)
-    return walk.digest.hexdigest()
+    """Return a hash of the user's model. The weights that a factory draws do not count: they follow from the seed."""
+    return object_hash(built) if isinstance(given, nn.Module) else object_hash(given, built, weights=False)
 
 
 def code_hash(objects: Mapping[str, Any]) -> str | None:
@@ -158,7 +142,7 @@ def checked_code_hash(config: Config, trial: str, objects: Mapping[str, Any]) ->
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """The source of a module, as it was imported: enough to import it on a machine without its file."""
+    """The source of a module as it was imported, with which machines without its file import it."""
 
     name: str
     file: str
@@ -172,7 +156,7 @@ def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
 
 
 def _walked(objects: Mapping[str, Any]) -> "_Walk":
-    """Return a walk over `objects`; of those named module:Name, the package counts as the user's, though installed."""
+    """Return a walk over `objects`. The packages of those named module:Name count as the user's, even if installed."""
     named = {key.partition(":")[0].partition(".")[0] for key in objects if ":" in key}
     walk = _Walk(weights=False, named=named)
     for key, thing in objects.items():
@@ -182,11 +166,8 @@ def _walked(objects: Mapping[str, Any]) -> "_Walk":
     return walk
 
 
-# Source
-
-
 def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[str, ModuleSource]:
-    """Return the sources of `modules` and of the user's modules that they import, directly or not, sorted by name.
+    """Return the sources of `modules` and of all user's modules that they import, sorted by name.
 
     Modules of the packages `named` count as the user's. `__main__` and modules without Python source are left out.
     """
@@ -201,32 +182,28 @@ def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[st
         spec = _spec(name)
         if spec is None or spec.origin is None:
             continue
-        if name.partition(".")[0] in named or is_user_file(spec.origin):
-            source = _source(name, spec)
-            if source is not None:
-                sources[name] = source
-                pending += _imports(source)
+        is_users = name.partition(".")[0] in named or is_user_file(spec.origin)
+        if is_users and (source := _source(name, spec)) is not None:
+            sources[name] = source
+            pending += _imports(source)
     return dict(sorted(sources.items()))
 
 
 def _imports(source: ModuleSource) -> Iterator[str]:
-    """Yield the names that a module imports, which may be attributes of modules, too; also inside functions."""
+    """Yield the names that a module imports, also inside functions. Some of them are attributes of modules."""
     package = source.name if source.is_package else source.name.rpartition(".")[0]
     for node in ast.walk(ast.parse(source.text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            base = ".".join([*above, *filter(None, [node.module])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module; one that is not loaded is found without running any code.
-
-    `importlib.util.find_spec` would import its parents.
-    """
+    """Return the spec of a module without running its code; `importlib.util.find_spec` would import its parents."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     path: Sequence[str] | None = None
@@ -238,7 +215,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
             path = list(above.submodule_search_locations)
         finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
         return next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
-    except (ImportError, ValueError, KeyError):  # the last one from namespace packages that are not loaded
+    except (ImportError, ValueError, KeyError):  # KeyError: a namespace package that is not loaded
         return None
 
 
@@ -263,8 +240,6 @@ def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | N
     return source
 
 
-# Objects
-
 _BARE = frozenset(vars(nn.Module()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _WRAPPERS = (staticmethod, classmethod, property, types.MethodType, functools.partial, functools.cached_property)
@@ -274,16 +249,15 @@ _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args
 class _Walk:
     """A hash of objects: of their names and values, and of the bytecode of the user's functions.
 
-    Attributes:
-        digest: The hash so far.
-        modules: The user's modules that were met.
+    `modules` are the user's modules that were met. The values of parameters and buffers count if `weights` is true,
+    otherwise only their shapes do. Modules of the packages `named` count as the user's.
     """
 
     def __init__(self, *, weights: bool = True, named: Set[str] = frozenset()) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
         self.modules: set[str] = set()
         self.named = frozenset(named) - {"rayfed"}
-        self._weights = weights  # whether the values of parameters and buffers count, or only their shapes
+        self._weights = weights
         self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
 
     def put(self, *texts: Any) -> None:
@@ -302,7 +276,7 @@ class _Walk:
             for part in self._parts(thing):
                 self.feed(part)
             if isinstance(thing, (tuple, list, dict)):
-                del self._seen[id(thing)]  # equal constants may or may not be one object: only a cycle is seen
+                del self._seen[id(thing)]  # only cycles count as seen, because equal constants may be one object
 
     def _parts(self, thing: Any) -> Iterable[Any]:
         """Return what makes up a compound object."""
@@ -327,7 +301,7 @@ class _Walk:
         return type(thing).__module__, type(thing).__qualname__, _shown(thing)
 
     def _of_function(self, function: types.FunctionType) -> Iterable[Any]:
-        # A function that `exec` made in an empty namespace says that it is of builtins, which has none in Python.
+        # A function that `exec` made in an empty namespace claims to be of builtins.
         module = "__main__" if function.__module__ in (None, "builtins") else function.__module__
         code = function.__code__ if self._meets(module) else None
         mentioned = self._mentioned(function) if module == "__main__" else []
@@ -335,10 +309,7 @@ class _Walk:
         return module, function.__qualname__, code, mentioned, function.__defaults__, function.__kwdefaults__, cells
 
     def _mentioned(self, function: types.FunctionType) -> list[Any]:
-        """Return the functions and classes that a function of `__main__` uses, and note the modules that it uses.
-
-        The values of other globals do not count: a list may grow while the code stays the same.
-        """
+        """Return the functions and classes that a function of `__main__` uses, and note the modules that it uses."""
         codes = list(_codes(function.__code__))
         instructions = (instruction for code in codes for instruction in dis.get_instructions(code))
         for module in {str(one.argval) for one in instructions if one.opname == "IMPORT_NAME"}:

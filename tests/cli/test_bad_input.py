@@ -10,8 +10,9 @@ main = command("run")
 
 MINE = """
 from dataclasses import dataclass
-import torch
+import numpy as np
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.data.dataset import Dataset
 
 class NotAnAlgorithm:
     pass
@@ -22,13 +23,6 @@ class Mine(FedAvg):
 
 def no_model(shape, num_classes):
     return 3
-"""
-
-
-NAN_DATA = """
-from dataclasses import dataclass
-import numpy as np
-from rayfed.data.dataset import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class Holes:
@@ -145,39 +139,29 @@ def test_unknown_without_a_near_one_lists_what_there_is(refused):
     assert "module:Name" in line
 
 
-class TestNames:
-    """What could lead out of the folder of results, or is no file's name."""
-
-    @pytest.mark.parametrize("name", ["..", ".", "../x", "/somewhere/x", "a\\b", "a/b", ""])
-    def test_experiment(self, refused, name):
-        assert refused(f"experiment={name}", *QUICK).startswith("experiment=")
+@pytest.mark.parametrize("name", ["..", ".", "../x", "/somewhere/x", "a\\b", "a/b", ""])
+def test_names_that_lead_out_of_the_folder_of_results(refused, name):
+    assert refused(f"experiment={name}", *QUICK).startswith("experiment=")
 
 
 class TestFiles:
-    def test_broken_yaml(self, refused, tmp_path):
-        (tmp_path / "broken.yaml").write_text("rounds: [1,\nlocal: {lr: 3\n")
-        assert refused("broken.yaml").startswith("broken.yaml: not valid YAML: ")
-
-    def test_a_key_given_twice(self, refused, tmp_path):
-        (tmp_path / "twice.yaml").write_text("x: &x {lr: 1}\nlocal: {<<: *x, lr: 3}\nrounds: 2\nrounds: 3\n")
-        said = "twice.yaml: not valid YAML: found the key 'rounds' twice in \"twice.yaml\", line 4, column 1"
-        assert refused("twice.yaml").startswith(said)
-
-    def test_yaml_that_is_no_mapping(self, refused, tmp_path):
-        (tmp_path / "list.yaml").write_text("- rounds\n")
-        assert refused("list.yaml").startswith("list.yaml: expected a mapping, got list")
-
-    def test_empty_yaml(self, refused, tmp_path):
-        (tmp_path / "empty.yaml").write_text("")
-        assert refused("empty.yaml").startswith("empty.yaml: expected a mapping")
-
-    def test_a_file_that_is_no_text(self, refused, tmp_path):
-        (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
-        assert refused("binary.yaml").startswith("binary.yaml: ")
-
-    def test_a_group_left_empty(self, refused, tmp_path):
-        (tmp_path / "group.yaml").write_text("local:\nrounds: 1\n")
-        assert refused("group.yaml").startswith("local=None: expected a mapping")
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"rounds: [1,\nlocal: {lr: 3\n", "bad.yaml: not valid YAML: "),
+            (
+                b"x: &x {lr: 1}\nlocal: {<<: *x, lr: 3}\nrounds: 2\nrounds: 3\n",
+                "bad.yaml: not valid YAML: found the key 'rounds' twice in \"bad.yaml\", line 4, column 1",
+            ),
+            (b"- rounds\n", "bad.yaml: expected a mapping, got list"),
+            (b"", "bad.yaml: expected a mapping"),
+            (bytes(range(128, 256)), "bad.yaml: "),
+            (b"local:\nrounds: 1\n", "local=None: expected a mapping"),
+        ],
+    )
+    def test_yaml_that_is_no_configuration(self, refused, tmp_path, content, said):
+        (tmp_path / "bad.yaml").write_bytes(content)
+        assert refused("bad.yaml").startswith(said)
 
     def test_a_truncated_npz(self, refused, tmp_path):
         n = 64
@@ -189,63 +173,41 @@ class TestFiles:
         path.write_bytes(whole[: len(whole) // 2])
         assert refused("data={name: npz, file: cut.npz}", *QUICK).startswith("data.file=cut.npz: ")
 
-    @pytest.mark.parametrize("results", ["''", "'  '", '"a\\0b"'])
-    def test_results_that_are_no_folder(self, results, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
-        assert main([f"results={results}", *QUICK]) == 2
-        assert capsys.readouterr().err.endswith(": give a folder, such as results, or a URL\n")
-
-    def test_results_with_a_name_that_is_too_long(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
-        assert main([f"results={'x' * 5000}", *QUICK]) == 2
-        assert capsys.readouterr().err.splitlines()[-1].endswith(": File name too long; give another folder")
-
-    def test_results_that_are_a_file(self, tmp_path, monkeypatch, capsys):
+    @pytest.mark.parametrize(
+        ("results", "end"),
+        [
+            *((text, ": give a folder, such as results, or a URL") for text in ("''", "'  '", '"a\\0b"')),
+            ("taken", "taken is a file, not a folder"),
+        ],
+    )
+    def test_results_that_are_no_folder(self, results, end, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "taken").write_text("")
-        assert main(["results=taken", *QUICK]) == 2
-        err = capsys.readouterr().err.splitlines()
-        assert err[-1].startswith("rayfed: results=taken: ")
-        assert not any("Traceback" in line for line in err)
+        assert main([f"results={results}", *QUICK]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("rayfed: results=")
+        assert line.endswith(end)
 
 
-class TestOwnModules:
-    @pytest.fixture(autouse=True)
-    def module(self, tmp_path):
-        (tmp_path / "bad_mine.py").write_text(MINE)
-        (tmp_path / "bad_syntax.py").write_text("class Mine(:\n")
-        (tmp_path / "bad_import.py").write_text("import nowhere_to_be_found\n")
-
-    def test_no_such_class(self, refused):
-        assert refused("algorithm.name=bad_mine:Mime").startswith(
-            "algorithm.name=bad_mine:Mime: bad_mine has no 'Mime'; did you mean Mine?"
-        )
-
-    def test_a_dataset_with_nan(self, refused, tmp_path):
-        (tmp_path / "bad_data.py").write_text(NAN_DATA)
-        line = refused("data.name=bad_data:Holes", *QUICK)
-        assert line.startswith("data.name=bad_data:Holes: images: 2 of 40 ")
-        assert line.endswith("; remove or replace them")
-
-    def test_not_an_algorithm(self, refused):
-        assert "must be a dataclass that derives from" in refused("algorithm.name=bad_mine:NotAnAlgorithm")
-
-    def test_not_a_model(self, refused):
-        assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must create")
-
-    def test_not_a_dataset(self, refused):
-        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data.name=bad_mine:NotAnAlgorithm: ")
-
-    def test_a_syntax_error(self, refused):
-        line = refused("algorithm.name=bad_syntax:Mine")
-        assert line.startswith("algorithm.name=bad_syntax:Mine: ")
-        assert "bad_syntax.py" in line
-        assert "line 1" in line
-
-    def test_an_import_that_fails(self, refused):
-        line = refused("algorithm.name=bad_import:Mine")
-        assert line.startswith("algorithm.name=bad_import:Mine: ")
-        assert "nowhere_to_be_found" in line
+@pytest.mark.parametrize(
+    ("arguments", "beginning", "words"),
+    [
+        (["algorithm.name=bad_mine:Mime"], "{}: bad_mine has no 'Mime'; did you mean Mine?", ""),
+        (["data.name=bad_mine:Holes", *QUICK], "{}: images: 2 of 40 ", "; remove or replace them"),
+        (["algorithm.name=bad_mine:NotAnAlgorithm"], "{}: ", "must be a dataclass that derives from"),
+        (["model.name=bad_mine:no_model"], "{}: must create", ""),
+        (["data.name=bad_mine:NotAnAlgorithm", *QUICK], "{}: ", ""),
+        (["algorithm.name=bad_syntax:Mine"], "{}: ", "bad_syntax.py, line 1"),
+        (["algorithm.name=bad_import:Mine"], "{}: ", "nowhere_to_be_found"),
+    ],
+)
+def test_the_users_own_modules(refused, tmp_path, arguments, beginning, words):
+    (tmp_path / "bad_mine.py").write_text(MINE)
+    (tmp_path / "bad_syntax.py").write_text("class Mine(:\n")
+    (tmp_path / "bad_import.py").write_text("import nowhere_to_be_found\n")
+    line = refused(*arguments)
+    assert line.startswith(beginning.format(arguments[0]))
+    assert words in line
 
 
 class TestPlacement:

@@ -250,11 +250,6 @@ class TestPublicNames:
         assert set(re.findall(r"(\w+)(?:,|$)", imported)) == set(rayfed.__all__)
         assert (ROOT / "rayfed" / "py.typed").exists()
 
-    def test_results_are_read(self, tmp_path):
-        rayfed.run({"data.per_domain": 40, "model.name": "mlp", "results": tmp_path / "r", "experiment": "e"}, rounds=1)
-        tables = rayfed.read_results(tmp_path / "r", "e")
-        assert tables.trials["status"].tolist() == ["done"]
-
     def test_others_do_not_exist(self):
         with pytest.raises(AttributeError, match="module 'rayfed' has no attribute 'nosuch'"):
             _ = rayfed.nosuch

@@ -13,7 +13,8 @@ from rayfed.data.dataset import ClientRows
 from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import data_key, make_plan
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan_data import data_key
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 

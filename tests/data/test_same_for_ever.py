@@ -14,7 +14,7 @@ from rayfed.data.loading import load_partitioned
 from rayfed.data.partitions.base import ASSIGNMENT, VALIDATION
 from rayfed.data.partitions.base import TEST as TEST_PURPOSE
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.unseen_clients import with_unseen_clients
+from rayfed.experiments.plan_data import with_unseen_clients
 
 SIZES = {"art": 157, "photo": 1123, "art_again": 157}
 TRAIN, TEST = 300, 100

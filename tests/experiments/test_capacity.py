@@ -5,14 +5,7 @@ import re
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.capacity import (
-    bundles,
-    check_fits,
-    fits,
-    gpu_picture,
-    reserved,
-    spread,
-)
+from rayfed.experiments.capacity import bundles, check_fits, fits, gpu_picture, reserved, spread
 from rayfed.experiments.config import Config, Placement
 
 

@@ -111,11 +111,7 @@ def test_an_algorithm_of_a_user_that_keeps_it():
         ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
         ("Branches", {"at once"}, "data-dependent control flow"),
         ("Halves", {"scores"}, "predict returned 8 rows for 16 inputs"),
-        (
-            "Explodes",
-            {"hooks", "seeds", "resume", "at once"},
-            "AttributeError: 'Replies' object",
-        ),
+        ("Explodes", {"hooks", "seeds", "resume", "at once"}, "AttributeError: 'Replies' object"),
         ("Silent", {"texts"}, "the option beta has no help; declare it with rayfed.option"),
     ],
 )

@@ -1,5 +1,6 @@
 """The configuration tree: where values come from, which win, and what they become."""
 
+import copy
 import dataclasses
 import pickle
 
@@ -13,10 +14,9 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import Step
 from rayfed.core.optim import Adam
-from rayfed.core.registry import resolve
+from rayfed.experiments.components import description
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.experiments.sources import from_arguments, from_file, merged
 from rayfed.records.trials import flattened, recorded_configuration
 from rayfed.reports.page import configuration
@@ -53,6 +53,9 @@ def refusal(*pairs):
     return str(caught.value)
 
 
+FEDPROX = {"name": "fedprox", "mu": 0.3}
+
+
 class TestMerging:
     def test_nested_and_dotted_keys_are_the_same(self):
         nested = {"local": {"lr": 0.5, "epochs": 2}, "algorithm": {"name": "fedprox", "mu": 0.3}}
@@ -60,52 +63,48 @@ class TestMerging:
         assert merged(nested) == merged(dotted) == nested
         assert Config.read(nested) == Config.read(dotted)
 
-    def test_dotted_keys_may_stand_inside_a_group(self):
-        assert merged({"a": {"b.c": 1}}) == {"a": {"b": {"c": 1}}}
-
-    def test_later_sources_win_and_groups_are_merged_key_by_key(self):
-        tree = merged({"local": {"lr": 0.1, "epochs": 2}}, {"local.lr": 0.2}, {"local": {"batch_size": 4}})
-        assert tree == {"local": {"lr": 0.2, "epochs": 2, "batch_size": 4}}
-
-    def test_sources_are_not_changed(self):
-        first = {"local": {"lr": 0.1}}
-        merged(first, {"local.lr": 0.2})
-        assert first == {"local": {"lr": 0.1}}
-
-    def test_a_new_name_clears_the_options_of_the_old_one(self):
-        tree = merged({"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "scaffold"})
-        assert tree == {"algorithm": {"name": "scaffold"}}
-        assert isinstance(Config.read(tree).algorithm, Scaffold)
-
-    def test_the_same_name_again_keeps_them(self):
-        tree = merged({"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "fedprox"})
-        assert tree == {"algorithm": {"name": "fedprox", "mu": 0.3}}
-
-    def test_options_given_with_the_new_name_stay(self):
-        tree = merged({"model": {"name": "cnn", "width": 8}}, {"model": {"name": "mlp", "hidden": [16]}})
-        assert tree == {"model": {"name": "mlp", "hidden": [16]}}
-
     @pytest.mark.parametrize(
-        "source",
+        ("sources", "expected"),
         [
-            {"algorithm.mu": 0.3, "algorithm.name": "fedprox"},
-            {"algorithm": {"mu": 0.3, "name": "fedprox"}},
-            {"algorithm": {"name": "fedprox"}, "algorithm.mu": 0.3},
-            {"algorithm.mu": 0.3, "algorithm": {"name": "fedprox"}},
+            ([{"a": {"b.c": 1}}], {"a": {"b": {"c": 1}}}),
+            (  # later sources win, and groups are merged key by key
+                [{"local": {"lr": 0.1, "epochs": 2}}, {"local.lr": 0.2}, {"local": {"batch_size": 4}}],
+                {"local": {"lr": 0.2, "epochs": 2, "batch_size": 4}},
+            ),
+            (  # a new name clears the options of the old name
+                [{"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "scaffold"}],
+                {"algorithm": {"name": "scaffold"}},
+            ),
+            (
+                [{"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "fedprox"}],
+                {"algorithm": {"name": "fedprox", "mu": 0.3}},
+            ),
+            (
+                [{"model": {"name": "cnn", "width": 8}}, {"model": {"name": "mlp", "hidden": [16]}}],
+                {"model": {"name": "mlp", "hidden": [16]}},
+            ),
+            *(
+                ([{"algorithm": {"name": "scaffold", "lr": 1}}, source], {"algorithm": {"name": "fedprox", "mu": 0.3}})
+                for source in (
+                    {"algorithm.mu": 0.3, "algorithm.name": "fedprox"},
+                    {"algorithm": {"mu": 0.3, "name": "fedprox"}},
+                    {"algorithm": {"name": "fedprox"}, "algorithm.mu": 0.3},
+                    {"algorithm.mu": 0.3, "algorithm": {"name": "fedprox"}},
+                )
+            ),
+            *(
+                ([{"algorithm.name": "fedavg"}, source], {"algorithm": {"name": "dbe", "base": FEDPROX}})
+                for source in (
+                    {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"},
+                    {"algorithm.base.mu": 0.3, "algorithm": {"base": {"name": "fedprox"}, "name": "dbe"}},
+                )
+            ),
         ],
     )
-    def test_options_given_before_the_new_name_stay(self, source):
-        assert merged({"algorithm": {"name": "scaffold", "lr": 1}}, source) == {
-            "algorithm": {"name": "fedprox", "mu": 0.3}
-        }
-
-    def test_options_of_a_base_given_before_both_names_stay(self):
-        source = {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"}
-        nested = {"algorithm.base.mu": 0.3, "algorithm": {"base": {"name": "fedprox"}, "name": "dbe"}}
-        assert merged({"algorithm.name": "fedavg"}, nested) == merged({"algorithm.name": "fedavg"}, source)
-        assert merged({"algorithm.name": "fedavg"}, source) == {
-            "algorithm": {"name": "dbe", "base": {"name": "fedprox", "mu": 0.3}}
-        }
+    def test_names_clear_options_of_other_names(self, sources, expected):
+        before = copy.deepcopy(sources)
+        assert merged(*sources) == expected
+        assert sources == before
 
     def test_the_order_of_the_keys_is_that_of_the_source(self):
         source = {"local.lr": 1, "algorithm.mu": 2, "rounds": 3, "algorithm.name": "fedprox", "local.steps": 4}
@@ -184,9 +183,6 @@ class TestTypes:
         assert "local.epochs and local.steps" in refusal("local.epochs=1", "local.steps=3")
         assert written("local.steps=3").local.epochs is None
 
-    def test_adam_has_no_momentum_of_ours(self):
-        assert "local.momentum" in refusal("local.optimizer=adam", "local.momentum=0.9")
-
 
 class TestCohort:
     @pytest.mark.parametrize(
@@ -207,22 +203,13 @@ class TestCohort:
 
 
 class TestAlgorithm:
-    def test_default(self):
-        assert written().algorithm_name == "fedavg"
-
-    @pytest.mark.parametrize(
-        "pairs",
-        [
+    def test_a_base_is_an_algorithm_however_it_is_written(self):
+        for pairs in (
             ("algorithm.base=scaffold", "algorithm.base.server_lr=0.5"),
             ("algorithm.base={name: scaffold, server_lr: 0.5}",),
             ("algorithm.base.name=scaffold", "algorithm.base.server_lr=0.5"),
-        ],
-    )
-    def test_a_base_is_an_algorithm_however_it_is_written(self, pairs):
-        config = written("algorithm.name=dbe", *pairs)
-        assert config.algorithm.base == Scaffold(server_lr=0.5)
-
-    def test_a_base_given_as_a_text_alone(self):
+        ):
+            assert written("algorithm.name=dbe", *pairs).algorithm.base == Scaffold(server_lr=0.5)
         assert written("algorithm.name=dbe", "algorithm.base=scaffold").algorithm.base == Scaffold()
 
     def test_another_base_as_a_text_replaces_a_group(self):
@@ -334,6 +321,7 @@ class TestTree:
     @pytest.mark.parametrize("name", sorted(ALGORITHMS))
     def test_round_trip_of_every_algorithm(self, name):
         config = written(f"algorithm.name={name}")
+        assert config.algorithm.name == name
         assert Config.read(config.tree()).tree() == config.tree()
 
     def test_a_copy_for_another_process_holds_plain_values(self):
@@ -404,6 +392,7 @@ def test_nesterov_needs_momentum_as_in_torch():
         (["local.clip_norm=0"], "local.clip_norm=0.0: must be more than 0"),
         (["local.label_smoothing=1"], "local.label_smoothing=1.0: must be less than 1"),
         (["local.optimizer=adamw", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
+        (["local.optimizer=adam", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
     ],
 )
 def test_options_of_training_that_cannot_work_are_refused(pairs, message):
@@ -425,6 +414,28 @@ def test_what_the_options_of_training_build():
         make_plan(written("local.label_smoothing=0.1", "model.name=mlp"), loss=lambda logits, y: logits.sum())
 
 
-def test_every_algorithm_of_the_table_has_that_name():
-    for name in ALGORITHMS:
-        assert resolve(name, ALGORITHMS, where="algorithm.name").name == name
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm.base.muu": 1, "algorithm.name": "mixup", "algorithm.base.name": "fedprox"}, "algorithm.base.muu"),
+        ({"algorithm": {"name": "mixup", "base": "fedporx"}}, "algorithm.base.name=fedporx: did you mean fedprox"),
+        ({"algorithm": {"name": "dp_adcol", "setting": "x"}}, "algorithm.setting: no such key"),
+        ({"metrics.mdl.seedz": 1}, "metrics.mdl.seedz: no such key; did you mean metrics.mdl.seeds"),
+        ({"partition.alpha": 1}, "partition.alpha: no such key"),
+        ({"data.name": "npz", "partition.alpha": 1, "data.file": "x"}, "partition.alpha: no such key"),
+        ({"data.name": "npz"}, "data.file: required"),
+        ({"augment.name": "noise", "augment.sd": 1}, "augment.sd: no such key"),
+    ],
+)
+def test_mistakes_in_options_of_components_are_found(values, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        Config.read(values)
+
+
+def test_data_and_models_of_the_users_own_are_passed_over():
+    Config.read({"model": {"name": "nowhere:Net", "x": 1}, "data.name": "no:Data"})
+
+
+def test_a_description_has_no_signature_that_dataclasses_wrote():
+    assert "FedProx(" not in description("algorithm", "fedprox")
+    assert description("metrics", "frechet").startswith("`frechet`: the distance")

@@ -5,7 +5,8 @@ import torch
 
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.errors import Diverged, UsageError, error_line
-from rayfed.experiments.failures import Failures, failure
+from rayfed.experiments.sweep import Failures
+from rayfed.experiments.trial import failure
 from rayfed.records.recorder import Progress
 
 ERROR = "ValueError: expected 3, got 4 (mine.py, line 7, in measure)"
@@ -19,7 +20,7 @@ def looked(ended, arms, *, stop_early=True):
     for number, (arm, status, error) in enumerate(ended):
         failures.begin({"trial": f"t{number}", "config": None, "identity": {}, "arm": arm})
         trials.append(Progress(f"t{number}", 10, status=status, error=error, has_traceback=error == ERROR))
-        failures.look(trials)
+        failures.update(trials)
     return failures.doom, lines
 
 

@@ -124,9 +124,9 @@ class TestCommands:
         assert [path.name for path in self.folder.iterdir()] == ["space.yaml"]
 
     def test_a_run_on_gpus_shows_which_process_is_where(self, capsys, monkeypatch):
-        for module in ("capacity", "dry_run"):
+        for module in ("capacity", "forecast"):
             monkeypatch.setattr(f"rayfed.experiments.{module}.known_nodes", lambda: [{"CPU": 8.0, "GPU": 2.0}])
-        monkeypatch.setattr("rayfed.experiments.dry_run.device_for", lambda gpus, model: torch.device("cpu"))
+        monkeypatch.setattr("rayfed.experiments.forecast.device_for", lambda gpus, model: torch.device("cpu"))
         arguments = ["placement.hosts=2", "placement.gpus=1", "algorithm.name=adcol"]
         assert command("run")(["--dry-run", *SMALL_RUN, *arguments]) == 0
         assert "      GPUs  0: server, host 0; 1: host 1\n" in capsys.readouterr().out
@@ -146,10 +146,6 @@ class TestCommands:
         for limit, said in (("4", words), ("1", "1 at once: about ")):
             assert command("sweep")(["--dry-run", "space.yaml", f"search.max_concurrent={limit}"]) == 0
             assert f"\n6 trials to run, {said}" in capsys.readouterr().out
-
-    def test_one_trial_at_a_time(self, capsys):
-        command("sweep")(["--dry-run", "space.yaml", "search.max_concurrent=1", "arms=[{}]"])
-        assert "2 trials to run, 1 at once" in capsys.readouterr().out
 
     def said(self, capsys, *arguments):
         """What a dry run with resume=true says; it writes nothing."""
@@ -192,6 +188,6 @@ class TestCommands:
         def failing(*given):
             raise RuntimeError("two clients are not enough\nfor me")
 
-        monkeypatch.setattr("rayfed.experiments.dry_run.probe", failing)
+        monkeypatch.setattr("rayfed.experiments.forecast.probe", failing)
         assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp"]) == 0
         assert "estimate  unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import rayfed
+import rayfed.distributed
 from helpers.commands import command
 from helpers.federations import blobs
 from rayfed.core.errors import HostLost, RayNotStarted
@@ -112,14 +113,14 @@ class TestCommand:
     def test_an_interrupt_ends_it_with_how_to_continue(self, here, capsys, monkeypatch):
         calls = []
 
-        def interrupted(*given):
+        def interrupted(*given, **more):
             calls.append(given)
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return run_here(*given)
+            return run_trial(*given, **more)
 
-        run_here = local_sweep.run_here
-        monkeypatch.setattr(local_sweep, "run_here", interrupted)
+        run_trial = local_sweep.run_trial
+        monkeypatch.setattr(local_sweep, "run_trial", interrupted)
         assert main(["space.yaml", "arms=[{}]"]) == 130
         assert "interrupted after 1 of 2 trials; the same command with resume=true continues" in capsys.readouterr().err
 
@@ -149,6 +150,7 @@ class TestRayThatDoesNotStart:
         driver = types.ModuleType("rayfed.distributed.tune")
         driver.run_sweep = run_sweep
         monkeypatch.setitem(sys.modules, "rayfed.distributed.tune", driver)
+        monkeypatch.setattr(rayfed.distributed, "tune", driver, raising=False)
 
     def test_the_trials_run_here(self, here, no_ray, capsys):
         assert main(["space.yaml", "arms=[{}]", "search.max_concurrent=2"]) == 0
@@ -172,11 +174,7 @@ class TestPython:
     def result(self, here):
         parts = ("train", "val", "test")
         clients = [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs().clients]
-        space = {
-            "local": {"batch_size": 5, "lr": {"grid": [0.01, 0.1]}},
-            "rounds": 1,
-            "search.max_concurrent": 1,
-        }
+        space = {"local": {"batch_size": 5, "lr": {"grid": [0.01, 0.1]}}, "rounds": 1, "search.max_concurrent": 1}
         model = lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))  # noqa: E731
         result = rayfed.sweep(space, clients=clients, model=model, seeds=[0, 1], experiment="own", keep_state=True)
         return result, clients, model

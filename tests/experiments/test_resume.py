@@ -13,9 +13,6 @@ import pandas as pd
 import pytest
 
 from helpers.commands import command
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
-from rayfed.experiments.sources import from_arguments
 
 main = command("run")
 
@@ -213,34 +210,6 @@ class TestChangedCode:
         trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
         assert len(trials["resume_halving:Halving"]) == 32
         assert pd.isna(trials["fedavg"])
-
-    def test_metrics_models_and_the_algorithm_inside_another_count(self, here):
-        (here / "resume_pieces.py").write_text(PIECES)
-        for pairs in (["metrics.resume_pieces:Most=true"], ["model={name: 'resume_pieces:Net'}"]):
-            assert make_plan(Config.read(from_arguments(pairs))).code_hash is not None
-        inside = ["algorithm.name=dbe", "algorithm.base=resume_pieces:Plain", "model.name=mlp"]
-        assert make_plan(Config.read(from_arguments(inside))).code_hash is not None
-
-
-PIECES = """
-from dataclasses import dataclass
-from torch import nn
-from rayfed.algorithms.fedavg import FedAvg
-from rayfed.metrics.base import OfPredictions, Value
-
-@dataclass(frozen=True, kw_only=True)
-class Plain(FedAvg):
-    pass
-
-@dataclass(frozen=True, kw_only=True)
-class Most(OfPredictions):
-    def measure(self, logits, y):
-        yield Value("most", float(logits.max()), len(y))
-
-class Net(nn.Sequential):
-    def __init__(self, shape, num_classes):
-        super().__init__(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
-"""
 
 
 def test_it_says_what_resume_did(here, capsys):

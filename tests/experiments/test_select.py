@@ -10,8 +10,7 @@ from helpers.score_rows import row
 from rayfed.core.errors import UsageError
 from rayfed.core.records import BestRound, Record, Selection
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 from rayfed.reports.read import read
 from rayfed.reports.render import render
@@ -172,10 +171,7 @@ class TestPlan:
         ("values", "message"),
         [
             ({"select.metric": "ece", "partition.validation": 0.0}, "select.metric=ece: needs validation scores"),
-            (
-                {"select.metric": "loss", "evaluate.splits": ["test"]},
-                "select.metric=loss: needs validation scores",
-            ),
+            ({"select.metric": "loss", "evaluate.splits": ["test"]}, "select.metric=loss: needs validation scores"),
             ({"select.metric": "ec"}, "select.metric=ec: no such value is measured; "),
             ({"select.metric": "drift"}, "select.metric=drift: only accuracy, loss and metrics of predictions"),
             ({"select.metric": "mdl"}, "select.metric=mdl: only accuracy, loss and metrics of predictions"),

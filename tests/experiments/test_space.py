@@ -183,10 +183,7 @@ class TestSeeds:
         ({"a": {"uniform": ["x", "y"]}}, "a: uniform needs two numbers"),
         ({"a": {"loguniform": [0, 1]}}, "a: loguniform needs two numbers"),
         ({"a": {"loguniform": [-1, 1]}}, "a: loguniform needs two numbers"),
-        (
-            {"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}},
-            "a: randint needs two integers",
-        ),
+        ({"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}}, "a: randint needs two integers"),
         ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, optuna, random"),
         ({"search": {"sampels": 3}}, "search.sampels: no such key; did you mean search.samples?"),
         ({"search": {"samples": 0}}, "search.samples=0: must be at least 1"),

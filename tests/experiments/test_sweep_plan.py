@@ -7,8 +7,7 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.experiments import sweep as module
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.experiments.run_summary import run_summary, unused_gpu
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep

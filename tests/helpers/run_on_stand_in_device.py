@@ -189,10 +189,10 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     """Whole simulations by `rayfed.run`: all metrics, a resumed run, streamed data, every augmentation and model."""
     import rayfed
     from rayfed.augment import AUGMENTS
-    from rayfed.experiments import in_process
+    from rayfed.experiments import trial
 
     def run(device: Any, *, rounds: int = 1, given: Mapping[str, Any] | None = None, **changes: Any) -> Any:
-        with no_step_waits(), mock.patch.object(in_process, "device_for", return_value=torch.device(device)) as chosen:
+        with no_step_waits(), mock.patch.object(trial, "device_for", return_value=torch.device(device)) as chosen:
             result = rayfed.run(
                 {
                     "data.name": "mini_digits",

@@ -12,7 +12,7 @@ from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Event, Record
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import trial_name
 from rayfed.experiments.sources import from_arguments
 from rayfed.records.recorder import Recorder
 from rayfed.records.trials import claimed

@@ -212,7 +212,7 @@ def test_a_folder_for_mlflow(tmp_path):
 
 def test_trackers_change_no_name_of_a_trial(tmp_path):
     from rayfed.experiments.config import Config
-    from rayfed.experiments.naming import trial_name
+    from rayfed.experiments.plan import trial_name
 
     assert trial_name(Config.read({})) == trial_name(Config.read({"tracking": {"wandb": "x", "tensorboard": True}}))
 

@@ -17,7 +17,7 @@ from helpers.commands import command
 from helpers.score_rows import row, write
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import trial_name
 from rayfed.records.files import write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial

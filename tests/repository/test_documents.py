@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from algorithms_page import after_a_round, algorithms_page
 
 import rayfed
 from helpers.commands import command
 from rayfed.augment import AUGMENTS
-from rayfed.cli.algorithm_pages import after_a_round, algorithms_page
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import build_algorithm

@@ -1,4 +1,4 @@
-"""The page docs/algorithms.md, which `rayfed docs --generate algorithms` makes from the code."""
+"""The page docs/algorithms.md, which `make docs` makes from the code by running this file."""
 
 import dataclasses
 import inspect
@@ -157,3 +157,7 @@ def _numbers(state: State) -> dict[str, int]:
 
 def _fields(numbers: dict[str, int]) -> str:
     return ", ".join(f"{key} ({count})" for key, count in numbers.items()) or "nothing"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
