@@ -1,4 +1,4 @@
-"""What the functions of the Python API return: the outcome of a run or a sweep, and a report."""
+"""The results of the Python API: the outcome of a run or a sweep, and a report."""
 
 import html
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Report(str):
         plot: str | Path | None = None,
         html: str | Path | None = None,
     ) -> "Report":
-        """Return the report, after writing the curves and the HTML page where asked."""
+        """Return the report; write the curves to `plot` and the HTML page to `html` if they are given."""
         tables = read(folder, experiment, select=view.select)
         text = cls(render(folder, experiment, view, format=format, width=width, tables=tables))
         if plot is not None:
@@ -83,18 +83,12 @@ class Result:
     def of(cls, plan: Plan, given: Given, weights_hash: str) -> "Result":
         """Read the outcome of `plan`, which has ended, from the folder of its results."""
         results, experiment = plan.config.results, plan.config.experiment
-        metrics, rounds, trials = (_rows_of(table, plan.trial) for table in read(results, experiment))
+        tables = read(results, experiment)
+        metrics, rounds, trials = (table[table["trial"] == plan.trial].reset_index(drop=True) for table in tables)
+        final = _saved_state(plan) if plan.keep_state or plan.config.checkpoint.every else None
+        best = _saved_state(plan, selected=True) if plan.keep_best else None
         return cls(
-            trial=plan.trial,
-            folder=_folder(results, experiment),
-            weights_hash=weights_hash,
-            metrics=metrics,
-            rounds=rounds,
-            trials=trials,
-            _state=_final_state(plan),
-            _best=saved_state(plan, selected=True) if plan.keep_best else None,
-            _plan=plan,
-            _given=given,
+            plan.trial, _folder(results, experiment), weights_hash, metrics, rounds, trials, final, best, plan, given
         )
 
     @cached_property
@@ -108,9 +102,9 @@ class Result:
 
     @property
     def clients(self) -> Mapping[int, dict[str, Any]]:
-        """The final state of each client that took part, by its id, as a mapping of nested dicts of CPU tensors.
+        """The final state of each client that took part, by its id: a nested dict of CPU tensors.
 
-        The mapping holds nothing: each access reads one client's state from the last checkpoint.
+        Each access to the mapping reads the state of one client from the last checkpoint.
 
         Raises:
             UsageError: The state was not kept. An access raises it if the checkpoint is gone.
@@ -120,13 +114,13 @@ class Result:
     def model(self, client: int | None = None, *, round: str = "final") -> nn.Module:
         """Return a trained model, in evaluation mode and on the CPU.
 
-        A model that was given in Python as `model=` keeps its own class and names of layers; otherwise the module is
-        that of `model.name`. Where the algorithm adds layers of its own to the network (as DBE does), the module has
-        them, too, and is a wrapper with `features` and `head`.
+        A model that was given in Python as `model=` keeps its class and its names of layers; otherwise the module is
+        that of `model.name`. If the algorithm adds layers to the network (as DBE does), the module is a wrapper with
+        `features` and `head`, which has these layers, too.
 
         Args:
-            client: The id of the client whose model to return, as the client uses it after its last download and before
-                further local training; None: the server's model.
+            client: The id of a client, whose model is returned as it is after its last download and before further
+                local training; None: the server's model.
             round: "final", or "selected" for the round with the best validation score, which reports show.
 
         Raises:
@@ -158,7 +152,7 @@ class Result:
         return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._score()}; {shapes})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the last scores of each client, and where the tables are."""
+        """Return what a notebook shows: the last scores of each client, and the folder of the tables."""
         scores = self._last_scores()
         title = f"<b>{html.escape(self.trial)}</b>{html.escape(self._score().replace(';', ':', 1))}"
         where = f"<small>{html.escape(str(self.folder))}, weights {html.escape(self.weights_hash)}</small>"
@@ -177,11 +171,11 @@ class Result:
         return rows[rows["round"] == rows["round"].max()]
 
     def _metric(self) -> str:
-        """Return the metric that chooses rounds."""
+        """Return the metric that selects rounds."""
         return next(iter(selection_metrics(self.trials, self.metrics).values()))
 
     def _score(self) -> str:
-        """Return the mean over clients of the metric that chooses in the last round that was scored, in words."""
+        """Return the mean over clients of the metric that selects rounds, in the last round that was scored."""
         metric, rows = self._metric(), self._last_scores()
         rows = rows[(rows["metric"] == metric) & (rows["split"] == "test")]
         return "" if rows.empty else f"; test {metric} {rows['value'].mean():.4f} after round {rows['round'].max()}"
@@ -225,18 +219,14 @@ class SweepResult:
         return self.report(width=120)._repr_html_()
 
 
-def saved_state(plan: Plan, *, selected: bool = False) -> SavedState | None:
-    """Return the state in the newest checkpoint of a plan, or in that of the selected round, or None."""
+def _saved_state(plan: Plan, *, selected: bool = False) -> SavedState | None:
+    """Return the state in the newest checkpoint of a plan, or in that of the selected round; None if there is none."""
     recorder = Recorder(plan.config.results, plan.config.experiment)
     if selected:
         content = recorder.saved_best(plan.trial)
     else:
         content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
     return None if content is None else SavedState(recorder, plan.trial, content, plan.population.clients.ids)
-
-
-def _final_state(plan: Plan) -> SavedState | None:
-    return saved_state(plan) if plan.keep_state or plan.config.checkpoint.every else None
 
 
 def _folder(results: str, experiment: str) -> Path | str:
@@ -246,10 +236,6 @@ def _folder(results: str, experiment: str) -> Path | str:
 
 def _with_view(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `rayfed.report` as those of `Report.of`."""
-    of_view = {field.name for field in fields(View)}
+    of_view = {field.name for field in fields(View)} & options.keys()
     rest = {name: value for name, value in options.items() if name not in of_view}
-    return {"view": View(**{name: value for name, value in options.items() if name in of_view}), **rest}
-
-
-def _rows_of(table: pd.DataFrame, trial: str) -> pd.DataFrame:
-    return table[table["trial"] == trial].reset_index(drop=True)
+    return {"view": View(**{name: options[name] for name in of_view}), **rest}

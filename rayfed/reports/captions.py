@@ -1,4 +1,4 @@
-"""Words beside every table and plot of results: rules, units, what means are over, and notes on what was scored."""
+"""Words beside every table and plot of results: rules, units, what means are over, and notes on the scores."""
 
 import pandas as pd
 
@@ -65,15 +65,16 @@ def _counted(numbers: list[int], noun: str) -> str:
     return f"{numbers[0]} to {numbers[-1]} {noun}s"
 
 
-def missing_values_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Return a note on each experiment, split and metric with NaN values, which no mean contains.
+def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str]:
+    """Return notes on NaN values, and on rounds that `rule` cannot compare fairly.
 
     Args:
         counts: what `count_scores` returns.
         rows: what is shown: columns experiment, algorithm, point, split, metric.
+        rule: the rule that picks the round.
     """
-    notes = []
-    for (experiment, split, metric), group in _shown(counts, rows).groupby(["experiment", "split", "metric"]):
+    scores, notes = _shown(counts, rows), []
+    for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
         values, missing = group["values"].sum(), group["missing"].sum()
         if missing:
             algorithms = ", ".join(sorted(group.loc[group["missing"] > 0, "algorithm"].unique()))
@@ -81,27 +82,19 @@ def missing_values_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
                 f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {algorithms}). Means "
                 "leave them out, and rounds in which there is no other value do not count as evaluated."
             )
+    if rule != "final":
+        notes += scored_clients_notes(counts, rows)
+    if rule == "best5":
+        rounds = scores[scores["values"] > scores["missing"]].groupby(TRIAL)["round"].nunique()
+        notes += [
+            f"{experiment}: trials have as few as {fewest} scored round{'s' * (fewest > 1)}; best5 is then their mean."
+            for experiment, fewest in rounds[rounds < BEST].groupby("experiment").min().items()
+        ]
     return notes
 
 
-def few_rounds_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Return a note on each experiment with trials of fewer scored rounds than the five that `best5` averages.
-
-    The arguments are those of `missing_values_notes`.
-    """
-    scores = _shown(counts, rows)
-    rounds = scores[scores["values"] > scores["missing"]].groupby(TRIAL)["round"].nunique()
-    return [
-        f"{experiment}: trials have as few as {fewest} scored round{'s' * (fewest > 1)}; best5 is then their mean."
-        for experiment, fewest in rounds[rounds < BEST].groupby("experiment").min().items()
-    ]
-
-
 def scored_clients_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Return a note on each experiment in which the scored clients differ between rounds.
-
-    The arguments are those of `missing_values_notes`.
-    """
+    """Return a note on each experiment in which the scored clients differ between rounds; see `score_notes`."""
     scores = _shown(counts, rows)
     cohorts = scores[scores["cohort"] != 0].groupby([*TRIAL, "point", "split", "metric"])["cohort"].nunique()
     different = cohorts[cohorts > 1].index.get_level_values("experiment")

@@ -107,10 +107,8 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
 def sides_of(values: pd.DataFrame, trials: pd.DataFrame, names: Mapping[int, str]) -> dict[int, Side]:
     """Return the methods in `names` by their `order`, as sides of comparisons.
 
-    Args:
-        values: columns order, seed, quantity ("mean", or "client:I" for each client) and value.
-        trials: columns order, seed, and the configuration.
-        names: the names of the methods by `order`.
+    `values` has the columns order, seed, quantity ("mean", or "client:I" for each client) and value. `trials` has the
+    columns order and seed, and the configuration.
     """
     sides = {order: Side(name, {}, {}) for order, name in names.items()}
     of_sides = values[values["order"].isin(list(names)) & values["value"].notna()]
@@ -134,9 +132,8 @@ def compare(first: Side, second: Side) -> Comparison:
     _check_same_data(first, second)
     common = sorted(first.values.keys() & second.values.keys())
     if not common:
-        words = " and ".join(
-            f"{side.name} has seeds {', '.join(map(str, sorted(side.values)))}" for side in (first, second)
-        )
+        seeds = [f"{side.name} has seeds {', '.join(map(str, sorted(side.values)))}" for side in (first, second)]
+        words = " and ".join(seeds)
         raise UsageError(f"compare: {words}; a paired comparison needs seeds that both have")
     over = "seeds" if len(common) > 1 else "clients"
     before, after = (_by_pair(side, common) for side in (first, second))
@@ -148,10 +145,12 @@ def compare(first: Side, second: Side) -> Comparison:
         raise UsageError(f"compare: {over[:-1]} {infinite[0]} has an infinite value, so there is no mean difference")
     if len(before) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
+    from scipy import stats
+
     pairs = sorted(before)
     differences = [after[pair] - before[pair] for pair in pairs]
-    mean = float(np.mean(differences))
-    margin = _margin(differences)
+    mean, error = float(np.mean(differences)), float(np.std(differences, ddof=1)) / len(pairs) ** 0.5
+    margin = float(stats.t.ppf((1 + _CONFIDENCE) / 2, len(pairs) - 1)) * error
     return Comparison(
         first=first.name,
         second=second.name,
@@ -185,14 +184,6 @@ def _check_same_data(first: Side, second: Side) -> None:
                     f"compare: {column} is {text} for {first.name} and {other} for {second.name} at seed {seed}; "
                     "pairs need the same clients and examples"
                 )
-
-
-def _margin(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of the mean, by Student's t."""
-    from scipy import stats
-
-    error: float = np.std(values, ddof=1) / len(values) ** 0.5
-    return float(stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * error
 
 
 def paired_t(differences: Sequence[float]) -> float:

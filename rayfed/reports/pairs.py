@@ -134,10 +134,11 @@ def all_pairs(scores: PairedScores) -> Pairs:
     means = scores.values[scores.values["quantity"] == "mean"].groupby("order")["value"].mean()
     ascending = bool(scores.values["higher_is_better"].iloc[0])
     ranked = groups.assign(mean=groups["order"].map(means)).sort_values("mean", ascending=ascending, kind="stable")
-    several = groups.groupby("algorithm")["order"].transform("size") > 1
+    methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
+    names = [algorithm for algorithm, _ in methods.values()]
     labels = {
-        int(row.order): f"{row.algorithm} {row.hyperparameters}" if many and row.hyperparameters else str(row.algorithm)
-        for row, many in zip(groups.itertuples(), several, strict=True)
+        order: " ".join(filter(None, method)) if names.count(method[0]) > 1 else method[0]
+        for order, method in methods.items()
     }
     sides = sides_of(scores.values, scores.trials, labels)
     comparisons, orders, notes = [], [], []
@@ -154,7 +155,6 @@ def all_pairs(scores: PairedScores) -> Pairs:
     notes += _left_out(comparisons)
     holm_t, holm_wilcoxon = (holm([getattr(pair, name) for pair in comparisons]) for name in ("p_t", "p_wilcoxon"))
     best = int(ranked["order"].iloc[-1])
-    methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
     return Pairs(scores, comparisons, orders, holm_t, holm_wilcoxon, notes, (best, labels[best]), methods)
 
 

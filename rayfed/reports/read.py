@@ -37,7 +37,6 @@ class TrialScores:
         self._files = files
 
     def rows(self) -> pa.Table:
-        """Return the rows."""
         return pa.concat_tables([_NO_ROWS, *(decompressed(file) for file in self._files)])
 
     def frame(self) -> pd.DataFrame:
@@ -171,11 +170,8 @@ class Tables:
         for (experiment, order), group in present.groupby(["experiment", "order"]):
             points[str(experiment), int(order)] = min(group["point"], key=POINTS.index)
         declared = groups.merge(self.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
-        for experiment, order, point in zip(
-            declared["experiment"], declared["order"], declared["default_eval_point"], strict=True
-        ):
-            points[experiment, order] = point
-        return points
+        columns = (declared[name] for name in ("experiment", "order", "default_eval_point"))
+        return points | {(experiment, order): point for experiment, order, point in zip(*columns, strict=True)}
 
 
 def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
@@ -229,9 +225,7 @@ def of_experiment(tables: Tables, name: str) -> Tables:
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
-    """Return what happened to the processes of the trials of `experiment`, or of every experiment in `folder`.
-
-    There is a row for each `Event`, with the columns that name the trial, in the order in which they happened.
+    """Return a row for each `Event` of the trials of `experiment`, or of every experiment in `folder`, sorted by time.
 
     Raises:
         UsageError: the folder has no results, or none of `experiment`.
@@ -246,8 +240,9 @@ def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
     names = list_experiments(folder)
     if experiment is not None:
         if experiment not in names:
-            near = suggestion(experiment, names)
-            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
+            raise UsageError(
+                f"experiment={experiment}: no such experiment in {folder}; {suggestion(experiment, names)}"
+            )
         names = [experiment]
     return [open_storage(folder).child(name) for name in names]
 

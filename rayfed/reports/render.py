@@ -1,4 +1,4 @@
-"""The report: tables of the results with their captions, and notes on what does not count, in several formats."""
+"""The report in several formats: tables of the results with captions, and notes on what does not count."""
 
 import shutil
 import textwrap
@@ -12,15 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute, lasting
 from rayfed.core.records import POINTS
 from rayfed.records.storage import is_url, join
-from rayfed.reports.captions import (
-    RULE_CAPTIONS,
-    few_rounds_notes,
-    is_of_server,
-    mean_caption,
-    missing_values_notes,
-    scored_clients_notes,
-    unit,
-)
+from rayfed.reports.captions import RULE_CAPTIONS, is_of_server, mean_caption, score_notes, unit
 from rayfed.reports.read import Tables, read
 from rayfed.reports.selection import TRIAL
 from rayfed.reports.summary import Summary, at_default_points, out_of_domain_points, summarise
@@ -55,8 +47,8 @@ class Section:
         title: what the numbers are, in one sentence.
         table: the table.
         legend: what columns and marks mean.
-        notes: what the reader should know besides.
-        label: what tells it from the other tables of the report, for LaTeX's references; empty: the title to its comma.
+        label: a text for LaTeX's references that no other table of the report has.
+        notes: further sentences for the reader.
     """
 
     experiment: str
@@ -64,8 +56,8 @@ class Section:
     title: str
     table: ResultTable
     legend: str
+    label: str
     notes: tuple[str, ...] = ()
-    label: str = ""
 
 
 def render(
@@ -84,10 +76,10 @@ def render(
         folder: the folder of the results.
         experiment: the experiment; None: all of them.
         view: what to show; without a split, the tables on the split ood follow.
-        width: the width of the text in characters; None is the terminal's.
+        width: the width of the text in characters; None: that of the terminal.
         format: one of `FORMATS`; csv has the values under every rule.
         stars: by experiment, stars of significance.
-        tables: what `read(folder, experiment, select=view.select)` returned, if the caller has read them already.
+        tables: what `read(folder, experiment, select=view.select)` returned, if the caller has it.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
@@ -116,11 +108,7 @@ def render(
 
 
 def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, Stars] | None = None) -> list[Section]:
-    """Return the tables of the report; the arguments are those of `render`.
-
-    Raises:
-        UsageError: no values of that metric, point, split or rule.
-    """
+    """Return the tables of the report; arguments and errors are those of `render`."""
     rows = filter_rows(summary.rows, tables, view)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
@@ -135,11 +123,7 @@ def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, S
 
 
 def reported_rows(summary: Summary, tables: Tables, view: View) -> pd.DataFrame:
-    """Return the rows of the summary that the tables of `sections` show, under all rules, and all quantities of them.
-
-    Raises:
-        UsageError: no values of that metric, point or split.
-    """
+    """Return the rows of the summary that the tables of `sections` show, with all rules and quantities."""
     rows = filter_rows(summary.rows, tables, view)
     shown = rows[["experiment", "split", "metric"]].drop_duplicates()
     of_metric = summary.rows.merge(shown[["experiment", "metric"]].drop_duplicates())
@@ -152,7 +136,7 @@ def reported_rows(summary: Summary, tables: Tables, view: View) -> pd.DataFrame:
 
 
 class _Experiment:
-    """Makes the sections of one experiment."""
+    """Maker of the sections of one experiment."""
 
     def __init__(self, name: str, tables: Tables, summary: Summary, metric: str):
         self.name, self.metric, self._tables = name, metric, tables
@@ -172,17 +156,14 @@ class _Experiment:
         what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
         notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
-        notes += missing_values_notes(self._tables.counts, shown)
-        if rule != "final":
-            notes += scored_clients_notes(self._tables.counts, shown)
-        if rule == "best5":
-            notes += few_rounds_notes(self._tables.counts, shown)
+        notes += score_notes(self._tables.counts, shown, rule)
         return Section(
             experiment=self.name,
             split=split,
-            title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._repetitions(table)}",
+            title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._mean_caption(table)}",
             table=table,
             legend=" ".join(filter(None, [*self._legend(table, shown, split), _stars_legend(stars), *table.remarks])),
+            label=f"{self.name}: {what}",
             notes=tuple(notes),
         )
 
@@ -194,10 +175,10 @@ class _Experiment:
             if not (at_point := rows[rows["point"] == point]).empty:
                 table = make_table(at_point, self.metric)
                 what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
-                title = f"{self.name}: {what}; {self._repetitions(table)}"
+                title = f"{self.name}: {what}; {self._mean_caption(table)}"
                 words = [_mark_legend(at_point, self._criterion), *table.remarks]
                 label = f"{self.name}: unseen clients {point} {split} {self.metric}"
-                yield Section(self.name, split, title, table, " ".join(filter(None, words)), label=label)
+                yield Section(self.name, split, title, table, " ".join(filter(None, words)), label)
 
     def out_of_domain(self, rule: str | None) -> Iterator[Section]:
         """Yield the section of domains that no client holds, if there are any."""
@@ -206,22 +187,22 @@ class _Experiment:
             with_rule = rows["rule"].eq(rule).any()
             yield self.section(rows, rule if with_rule else None)
 
-    def _repetitions(self, table: ResultTable) -> str:
+    def _mean_caption(self, table: ResultTable) -> str:
         return mean_caption(self._done[self._done["order"].isin(table.orders)])
 
     def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
         headers = {column.header for column in table.columns}
         counts = self._tables.counts
         of_server = is_of_server(counts[counts["experiment"] == self.name], split, self.metric)
-        mean = "the server's values, one for each domain if it has several" if of_server else "clients"
-        worst = "the worst of them" if of_server else "the worst client"
-        tenth = "the best (worst) tenth of them" if of_server else "the best (worst) tenth of the clients"
         if "AVG" in headers:
-            yield f"AVG: mean over {mean}."
+            of_domains = "the server's values, one for each domain if it has several"
+            yield f"AVG: mean over {of_domains if of_server else 'clients'}."
         else:
             yield "Values are the server's." if of_server else "Means are over clients."
-        yield f"best (worst) 10 %: mean over {tenth}." if "worst 10 %" in headers else ""
-        yield f"worst: {worst}." if "worst" in headers else ""
+        if "worst 10 %" in headers:
+            yield f"best (worst) 10 %: mean over the best (worst) tenth of {'them' if of_server else 'the clients'}."
+        if "worst" in headers:
+            yield "worst: the worst of them." if of_server else "worst: the worst client."
         yield _mark_legend(shown, self._criterion)
         yield _points(shown)
 
@@ -240,7 +221,7 @@ def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def failure_notes(trials: pd.DataFrame) -> list[str]:
-    """Return a note on the trials that failed or diverged, if there are any, with their errors."""
+    """Return a note on the trials that failed or diverged, with their errors."""
     failed = trials[trials["status"].isin(["failed", "diverged"])]
     if failed.empty:
         return []
@@ -266,8 +247,7 @@ def _as_markdown(section: Section) -> str:
 
 
 def _as_latex(section: Section) -> str:
-    label = section.label or section.title.partition(",")[0]
-    code = latex_table(section.table, f"{section.title}.", label)
+    code = latex_table(section.table, f"{section.title}.", section.label)
     return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
 
 
@@ -288,11 +268,8 @@ def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) 
 def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
     """Return notes on the methods that have finished trials and are not in the table.
 
-    Args:
-        rows: those of all methods.
-        scored: those of the split and the model scored, under any rule.
-        shown: those of the table.
-        what: the split and the metric.
+    `rows` are those of all methods, `scored` those of the split and the model scored under any rule, and `shown` those
+    of the table; `what` names the split and the metric.
     """
     notes = []
     for why, have, lack in (("at the model scored", rows, scored), ("in the round that the rule picks", scored, shown)):
@@ -307,7 +284,7 @@ def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, wh
 
 
 def _points(rows: pd.DataFrame) -> str:
-    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # then the hyperparameters tell which
+    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # then the hyperparameters tell them apart
     labels = rows["algorithm"].where(~several, rows["algorithm"] + " (" + rows["hyperparameters"] + ")")
     methods = labels.groupby(rows["point"]).unique()
     if len(methods) == 1:
@@ -336,6 +313,5 @@ def _stars_legend(stars: Stars | None) -> str:
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
     names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
     folder = str(folder) if is_url(folder) else absolute(lasting(folder)).as_posix()
-    home = join(folder, names[0] if names else "EXPERIMENT")
-    path = f"{home}/metrics"
+    path = f"{join(folder, names[0] if names else 'EXPERIMENT')}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

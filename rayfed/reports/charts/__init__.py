@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayfed.core.errors import UsageError
 from rayfed.records.storage import open_storage
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import Summary
+from rayfed.reports.summary import summarise
 from rayfed.reports.view import DEFAULT_VIEW, View
 
 if TYPE_CHECKING:
@@ -33,14 +34,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def chart_data(
-    folder: str | Path,
-    tables: Tables,
-    view: View = DEFAULT_VIEW,
-    *,
-    key: str | None = None,
-    summary: Summary | None = None,
-) -> "ChartData":
+def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW, *, key: str | None = None) -> "ChartData":
     """Return what charts are drawn from. The arguments are the attributes of `ChartData`.
 
     Raises:
@@ -48,8 +42,11 @@ def chart_data(
     """
     from rayfed.reports.charts.chart import ChartData
 
-    names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
-    return ChartData(tables, open_storage(folder).child(names[0]), view, key, summary)
+    names = sorted(set(tables.trials["experiment"]))
+    if len(names) > 1:
+        raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
+    name = (names or sorted(set(tables.counts["experiment"])))[0]
+    return ChartData(tables, summarise(tables), open_storage(folder).child(name), view, key)
 
 
 def draw(kind: str, data: "ChartData") -> "Chart":

@@ -17,8 +17,8 @@ from rayfed.records.metric_names import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.captions import average_words
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import Summary, summarise
-from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows, rows_of_rule
+from rayfed.reports.summary import Summary
+from rayfed.reports.view import View, filter_rows, rows_of_rule
 
 SUFFIXES = (".png", ".pdf", ".svg")
 MOST_LINES = 8
@@ -55,23 +55,18 @@ class ChartData:
     """The results of one experiment, and what to show of them.
 
     Attributes:
-        tables: the tables of one experiment.
-        home: its folder.
+        tables: the tables of the experiment.
+        summary: their summary.
+        home: the folder of the experiment.
         view: what to show.
         key: the configuration key on the x axis of a sensitivity chart; None: a panel for each key that varies.
-        given_summary: the summary of `tables`, if the caller has it.
     """
 
     tables: Tables
+    summary: Summary
     home: Storage
-    view: View = DEFAULT_VIEW
+    view: View
     key: str | None = None
-    given_summary: Summary | None = None
-
-    def __post_init__(self) -> None:
-        names = sorted(set(self.tables.trials["experiment"]))
-        if len(names) > 1:
-            raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
 
     @property
     def experiment(self) -> str:
@@ -100,10 +95,6 @@ class ChartData:
     def average(self) -> str:
         """What means of the scores are over, in words."""
         return average_words(self.tables.counts, self.tables.trials, self.split, self.metric)
-
-    @cached_property
-    def summary(self) -> Summary:
-        return self.given_summary or summarise(self.tables)
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -168,28 +159,25 @@ def drawn_methods(rows: pd.DataFrame, most: int) -> tuple[list[str], str]:
 
     If there are more than `most`, each algorithm is drawn only with the hyperparameters that validation chose, or with
     its first ones if validation chose none.
-
-    Args:
-        rows: columns order, algorithm, method and, where validation may have chosen, chosen.
     """
     if rows["order"].nunique() <= most:
         return list(rows["method"].unique()), ""
-    chosen = rows["chosen"] if "chosen" in rows else pd.Series(False, index=rows.index)
-    ranked = rows.assign(chosen=chosen).sort_values(["chosen", "order"], ascending=[False, True])
+    ranked = rows.sort_values(["chosen", "order"], ascending=[False, True])
     kept = ranked.drop_duplicates("algorithm").sort_values("order")
     what = "hyperparameters chosen by validation" if kept["chosen"].all() else "first hyperparameters of each algorithm"
     return list(kept["method"]), f"; {what} only"
 
 
-def of_methods(chart: Any, rows: pd.DataFrame, shown: Sequence[str]) -> Any:
-    """Return `chart` with the methods `shown`; a page may show other methods of `rows`."""
-    parameter = alt.param(name=SHOWN, value=list(shown))
+def of_methods(chart: Any, rows: pd.DataFrame, caption: str, most: int = MOST_ROWS) -> Chart:
+    """Return `chart` with the methods that `drawn_methods` returns; a page may show other methods of `rows`."""
+    shown, remark = drawn_methods(rows, most)
+    parameter = alt.param(name=SHOWN, value=shown)
     chart = chart.transform_filter(f"indexof({SHOWN}, datum.method) >= 0").add_params(parameter)
-    return chart.properties(usermeta={"methods": list(rows["method"].unique())})
+    return Chart(chart.properties(usermeta={"methods": list(rows["method"].unique())}), caption, remark)
 
 
 def row_axis(rows: pd.DataFrame) -> tuple[alt.Y, alt.Step]:
-    """Return the y axis of a chart with a row per method, and the height of a row; `rows` is from `with_methods`."""
+    """Return the y axis of a chart with a row per method, and the height of a row."""
     order = list(rows["row"].unique())
     most = max(label.count("\n") + 1 for label in order)
     return alt.Y("row:N", sort=order, title=None, axis=alt.Axis(labelLimit=0)), alt.Step(max(24, 15 * most + 4))

@@ -8,17 +8,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.reports.captions import RULE_CAPTIONS
-from rayfed.reports.charts.chart import (
-    MOST_ROWS,
-    WIDTH,
-    Chart,
-    ChartData,
-    drawn_methods,
-    inline,
-    of_methods,
-    row_axis,
-    with_methods,
-)
+from rayfed.reports.charts.chart import WIDTH, Chart, ChartData, inline, of_methods, row_axis, with_methods
 from rayfed.reports.read import Tables, picked_values
 from rayfed.reports.selection import CLIENT, TRIAL
 from rayfed.reports.summary import SCORE, seed_values
@@ -28,11 +18,7 @@ _MOST_NUMBERS = 25  # of clients whose values are printed in the cells
 
 
 def each_client(data: ChartData) -> Chart:
-    """Return the heat map of means over seeds. Clients are sorted by domain, then by number.
-
-    Raises:
-        UsageError: the values belong to the server and not to clients.
-    """
+    """Return the heat map of means over seeds. Clients are sorted by domain, then by number."""
     rows, rule = data.scores()
     values = _client_scores(data.tables, data.metric, data.split)
     if not values.empty:
@@ -45,7 +31,6 @@ def each_client(data: ChartData) -> Chart:
         values.drop(columns=["hyperparameters", "chosen"], errors="ignore").merge(methods, on="order")
     )
     values = values.assign(value=values["value"] * data.scale)
-    shown, remark = drawn_methods(values, MOST_ROWS)
     chart = _heat_map(values, data, better=bool(rows["higher_is_better"].iloc[0]))
     seeds = sorted(set(values["seeds"]))  # a client that was set aside at some seeds has fewer
     counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
@@ -53,7 +38,7 @@ def each_client(data: ChartData) -> Chart:
     if _has_several_partitions(data.tables):
         over += " with other partitions, so a client holds other data in each"
     caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=data.criterion)
-    return Chart(of_methods(chart, values, shown), f"{data.experiment}: each client, {caption}; {over}", remark)
+    return of_methods(chart, values, f"{data.experiment}: each client, {caption}; {over}")
 
 
 def _client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
@@ -97,19 +82,13 @@ def _heat_map(values: pd.DataFrame, data: ChartData, *, better: bool) -> Any:
     base = alt.Chart().encode(x=alt.X("holder:N", sort=names, title=title, axis=axis), y=y)
     scale = alt.Scale(scheme="viridis", reverse=not better)
     legend = alt.Legend(title=data.score_title, orient="bottom", gradientLength=200)
-    tooltip = [
-        "method:N",
-        "client:N",
-        "domain:N",
-        alt.Tooltip("value:Q", title=data.score_title, format=".4~g"),
-        "seeds:Q",
-    ]
+    value = alt.Tooltip("value:Q", title=data.score_title, format=".4~g")
+    tooltip = ["method:N", "client:N", "domain:N", value, "seeds:Q"]
     cells = base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=legend), tooltip=tooltip)
     middle = (values["value"].min() + values["value"].max()) / 2
     bright = f"datum.value > {middle:.6g}" if better else f"datum.value < {middle:.6g}"
-    numbers = base.mark_text().encode(
-        text="text:N", color=alt.condition(bright, alt.value("black"), alt.value("white"))
-    )
+    colour = alt.condition(bright, alt.value("black"), alt.value("white"))
+    numbers = base.mark_text().encode(text="text:N", color=colour)
     texts = [f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}" for value in values["value"]]
     frame = values.assign(holder=[label_of[holder] for holder in of_rows], text=texts)[
         ["method", "row", "holder", "client", "domain", "value", "seeds", "text"]

@@ -46,11 +46,7 @@ def over_bytes(data: ChartData) -> Chart:
 
 
 def over_epsilon(data: ChartData) -> Chart:
-    """Return the curves over the differential privacy spent until the end of a round.
-
-    Raises:
-        UsageError: no trial is private.
-    """
+    """Return the curves over the differential privacy spent until the end of a round."""
     rounds = data.tables.rounds
     rounds = rounds.assign(x=rounds["epsilon"].astype(float)).dropna(subset=["x"])
     rows = _at_rounds(data, rounds[rounds["x"] < float("inf")])
@@ -82,7 +78,7 @@ def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     rows["silent"] = rows["silent"].eq(True) if "silent" in rows else False
     y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
     frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds", "silent"]]
-    shown, remark = drawn_methods(rows, MOST_LINES)
+    shown, _ = drawn_methods(rows, MOST_LINES)
     colour, dash = lines_of(rows, "method", first=shown)
     title = data.score_title
     tooltip = ["method:N", "round:Q", alt.Tooltip("y:Q", title=title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
@@ -95,4 +91,4 @@ def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     chart = alt.layer(*layers, data=inline(frame)).properties(width=WIDTH, height=300)
     words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
     spread = words if words.startswith("a single") else f"band: {words}"
-    return Chart(of_methods(chart, rows, shown), f"{data.experiment}: {data.average}, {spread}", remark)
+    return of_methods(chart, rows, f"{data.experiment}: {data.average}, {spread}", MOST_LINES)

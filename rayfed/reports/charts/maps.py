@@ -18,11 +18,7 @@ _FILE = re.compile(
 
 
 def last_of_each_method(data: ChartData) -> Chart:
-    """Return two panels for each method, coloured by domain and by class: the last map of its first seed.
-
-    Raises:
-        UsageError: no map was written.
-    """
+    """Return two panels for each method, coloured by domain and by class: the last map of its first seed."""
     home, trials = data.home.child("maps"), data.trials
     found = [{**match.groupdict(), "file": match[0]} for file in home.files() if (match := _FILE.fullmatch(file))]
     files = pd.DataFrame(found, columns=[*_FILE.groupindex, "file"])

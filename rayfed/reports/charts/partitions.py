@@ -33,11 +33,7 @@ class _Partition(NamedTuple):
 
 
 def all_partitions(data: ChartData) -> Chart:
-    """Return a panel for each of the first six partitions of the trials.
-
-    Raises:
-        UsageError: no partition was recorded.
-    """
+    """Return a panel for each of the first six partitions of the trials."""
     partitions = _recorded_partitions(data.home, data.tables.trials)
     if not partitions:
         raise UsageError("plot: no partition was recorded with these results; rayfed partition --plot draws one")

@@ -18,11 +18,7 @@ _KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_c
 
 
 def of_each_key(data: ChartData) -> Chart:
-    """Return a panel for each key that varies, or for `data.key`; a line is an algorithm with its other values.
-
-    Raises:
-        UsageError: nothing varies, or not that key.
-    """
+    """Return a panel for each key that varies, or for `data.key`. A line is an algorithm with its other values."""
     rows, rule = data.scores()
     rows = rows[rows["quantity"] == "mean"]
     keys = list(_varying_keys(rows))

@@ -5,18 +5,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SECONDS
-from rayfed.reports.charts.chart import (
-    COLOURS,
-    MOST_ROWS,
-    WIDTH,
-    Chart,
-    ChartData,
-    drawn_methods,
-    inline,
-    of_methods,
-    row_axis,
-    with_methods,
-)
+from rayfed.reports.charts.chart import COLOURS, WIDTH, Chart, ChartData, inline, of_methods, row_axis, with_methods
 from rayfed.reports.selection import TRIAL
 
 _PARTS = (*(part for part in SECONDS if part != "total"), "other")
@@ -24,11 +13,7 @@ _PARTS = (*(part for part in SECONDS if part != "total"), "other")
 
 
 def seconds(data: ChartData) -> Chart:
-    """Return a bar per method: the mean seconds of a round, by part; setup and final stage are shared among rounds.
-
-    Raises:
-        UsageError: no round was recorded.
-    """
+    """Return a bar per method: the mean seconds of a round by part. Setup and final stage are shared among rounds."""
     means = _round_seconds(data.tables.rounds, data.trials)
     if means.empty:
         raise UsageError("plot: no round was recorded")
@@ -37,7 +22,6 @@ def seconds(data: ChartData) -> Chart:
     methods = methods.merge(chosen.rename(columns={"chosen_by_default": "chosen"}), on="order")
     parts = means.reset_index().melt("order", list(_PARTS), var_name="part", value_name="seconds")
     rows = with_methods(parts.merge(methods, on="order"))
-    shown, remark = drawn_methods(rows, MOST_ROWS)
     y, height = row_axis(rows)
     base = alt.Chart().encode(y=y)
     scale = alt.Scale(domain=list(_PARTS), range=list(COLOURS[: len(_PARTS)]))
@@ -50,8 +34,7 @@ def seconds(data: ChartData) -> Chart:
     )
     frame = rows.assign(place=rows["part"].map(_PARTS.index))[["method", "row", "part", "place", "seconds"]]
     chart = alt.layer(bars, totals, data=inline(frame)).properties(width=WIDTH, height=height)
-    caption = f"{data.experiment}: where the time went, mean over rounds and seeds"
-    return Chart(of_methods(chart, rows, shown), caption, remark)
+    return of_methods(chart, rows, f"{data.experiment}: where the time went, mean over rounds and seeds")
 
 
 def _round_seconds(rounds: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:

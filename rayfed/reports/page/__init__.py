@@ -1,8 +1,8 @@
 """The page of results as one HTML file, which needs no network: tables, charts, trials, and how to repeat them."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -68,15 +68,6 @@ class PageView(NamedTuple):
     pictures: list[Picture]
 
 
-class Failures(NamedTuple):
-    """The number of trials of a method that did not end, and of all its trials."""
-
-    algorithm: str
-    hyperparameters: str
-    failed: int
-    trials: int
-
-
 class Experiment(NamedTuple):
     """Everything that the page shows of one experiment.
 
@@ -85,7 +76,7 @@ class Experiment(NamedTuple):
         views: what is shown for each metric and split.
         notes, pictures: sentences and charts that hold for all views.
         partitions: the chart of the partitions, if they were recorded.
-        failures: by `order`, the methods with trials that did not end.
+        failures: by `order`, the methods with trials that did not end: algorithm, hyperparameters, failed, trials.
         few: whether the page opens with only the hyperparameters that validation chose.
         trials: a row for each trial.
         versions: the distinct combinations of installed versions.
@@ -97,7 +88,7 @@ class Experiment(NamedTuple):
     notes: list[str]
     pictures: list[Picture]
     partitions: list[Picture]
-    failures: Mapping[int, Failures]
+    failures: Mapping[int, Mapping[str, Any]]
     few: bool
     trials: list[Mapping[str, Any]]
     versions: list[str]
@@ -175,8 +166,7 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
 
 def configurations(tables: Tables) -> Iterator[dict[str, str]]:
     """Yield for each method its label and its configuration as YAML, with the seeds that were run."""
-    done = tables.done
-    for _, group in done.groupby("order"):
+    for _, group in tables.done.groupby("order"):
         group = group.sort_values("seed")
         trial = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]].iloc[0]
         seeds = ", ".join(map(str, sorted(set(group["seed"]))))
@@ -190,14 +180,10 @@ def configurations(tables: Tables) -> Iterator[dict[str, str]]:
 
 def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
     tables, rows = data.tables, data.summary.rows
-    first = True
-    views = []
+    views: list[PageView] = []
     for metric, split in _choices(data):
-        try:
-            views.append(_view(page, data, name, metric, split, with_ood=first))
-        except UsageError:  # the metric has no values at the point or under the rule
-            continue
-        first = False
+        with suppress(UsageError):  # the metric has no values at the point or under the rule
+            views.append(_view(page, data, name, metric, split, with_ood=not views))
     methods = rows.drop_duplicates("order")
     return Experiment(
         name=name,
@@ -232,7 +218,7 @@ def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, wi
     pairs, stars = _pairs(data, view)
     of_all = replace(view, split=None) if with_ood and data.view.split is None else view
     tables = sections(data.tables, data.summary, of_all, {name: stars})
-    pictures = list(_pictures(page, replace(data, view=view, given_summary=data.summary), name, _OF_A_VIEW))
+    pictures = list(_pictures(page, replace(data, view=view), name, _OF_A_VIEW))
     return PageView(metric, split, tables, stars, pairs, pictures)
 
 
@@ -263,17 +249,11 @@ def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) 
         yield Picture(heading, chart.caption.partition(": ")[2], len(page.charts) - 1, command)
 
 
-def _failures(tables: Tables) -> dict[int, Failures]:
-    return {
-        int(order): Failures(
-            str(group["algorithm"].iloc[0]),
-            str(group["hyperparameters"].iloc[0]),
-            int(group["status"].isin(_FAILED).sum()),
-            len(group),
-        )
-        for order, group in tables.groups.groupby("order")
-        if group["status"].isin(_FAILED).any()
-    }
+def _failures(tables: Tables) -> dict[int, dict[str, Any]]:
+    failed = tables.groups.assign(failed=tables.groups["status"].isin(_FAILED))
+    counts = failed.groupby(["order", "algorithm", "hyperparameters"])["failed"].agg(failed="sum", trials="count")
+    rows = counts[counts["failed"] > 0].reset_index().to_dict("records")
+    return {int(row["order"]): row for row in rows}
 
 
 def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
@@ -299,5 +279,4 @@ def _versions(trials: pd.DataFrame) -> list[str]:
 
 
 def _text(value: Any) -> str | None:
-    is_null = value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value is pd.NaT
-    return None if is_null else str(value)
+    return None if pd.isna(value) else str(value)
