@@ -66,7 +66,7 @@ def _chart(dataset: "Dataset", parts: "list[ClientRows]") -> "Chart":
     from rayfed.data.partitions.file import client_domain, partition_hash
     from rayfed.data.partitions.summary import class_counts
     from rayfed.reports.charts.chart import Chart
-    from rayfed.reports.charts.partitions import counts_panel
+    from rayfed.reports.charts.recorded import counts_panel
 
     counts = class_counts(dataset, parts)
     domains = [client_domain(dataset, part) for part in parts]

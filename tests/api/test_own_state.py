@@ -35,19 +35,25 @@ def run(model, rounds=2, epochs=3, **changes):
 
 def by_hand(model, rounds=2, epochs=3):
     """FedAvg of whole batches in plain PyTorch."""
+    model.train()
     for _ in range(rounds):
-        states = []
+        start, states = copy.deepcopy(model.state_dict()), []
         for client in clients():
-            local = copy.deepcopy(model).train()
-            sgd = torch.optim.SGD(local.parameters(), 0.1)
+            model.load_state_dict(start)
+            sgd = torch.optim.SGD(model.parameters(), 0.1)
             x, y = map(torch.from_numpy, client["train"])
             for _ in range(epochs):
                 sgd.zero_grad()
-                F.cross_entropy(local(x), y).backward()
+                F.cross_entropy(model(x), y).backward()
                 sgd.step()
-            states.append(local.state_dict())
+            states.append(copy.deepcopy(model.state_dict()))
         model.load_state_dict({name: sum(state[name] for state in states) / CLIENTS for name in states[0]})
     return model
+
+
+def assert_same_states(trained, expected):
+    for name, value in trained.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-6)
 
 
 class Centred(nn.Module):
@@ -70,10 +76,9 @@ def test_a_buffer_that_forward_assigns_is_that_of_a_plain_loop(vmap_clients):
     torch.manual_seed(0)
     model = Centred()
     trained = run(model, **{"placement.vmap_clients": vmap_clients}).model()
-    expected = by_hand(copy.deepcopy(model)).state_dict()
-    assert expected["centre"].norm() > 0.1
-    for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+    expected = by_hand(copy.deepcopy(model))
+    assert expected.centre.norm() > 0.1
+    assert_same_states(trained, expected)
 
 
 def test_a_buffer_that_evaluation_changes_stays_as_it_was():
@@ -168,13 +173,10 @@ def test_spectral_vectors_are_those_of_the_averaged_weight(normalised, algorithm
         for position, weight in zip((0, 2), originals, strict=True):
             exact = weight / torch.linalg.matrix_norm(weight, 2)
             torch.testing.assert_close(trained[position].weight, exact, rtol=0, atol=1e-5)
-        losses = [F.cross_entropy(trained(torch.from_numpy(x)), torch.from_numpy(y)) for x, y in held_out()]
+        held_out = [map(torch.from_numpy, client["test"]) for client in clients()]
+        losses = [F.cross_entropy(trained(x), y) for x, y in held_out]
     assert loss == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
     assert all(vector.norm() == pytest.approx(1) for name, vector in trained.named_buffers())
-
-
-def held_out():
-    return [client["test"] for client in clients()]
 
 
 def test_a_head_keeps_the_vectors_of_its_own_weight():
@@ -205,25 +207,8 @@ def test_layers_with_computed_weights_train_as_in_a_plain_loop(change, given):
     if change is spectral_norm:
         assert torch.linalg.matrix_norm(trained[0].weight, 2) == pytest.approx(1, abs=1e-5)
         return
-    expected = hand_of_one_round(twin)
-    for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+    assert_same_states(trained, by_hand(twin, rounds=1))
     assert not torch.equal(trained[0].weight, model[0].weight)
-
-
-def hand_of_one_round(twin):
-    states = []
-    for client in clients():
-        start = copy.deepcopy(twin.state_dict())
-        sgd = torch.optim.SGD(twin.parameters(), 0.1)
-        x, y = map(torch.from_numpy, client["train"])
-        for _ in range(3):
-            sgd.zero_grad()
-            F.cross_entropy(twin(x), y).backward()
-            sgd.step()
-        states.append(copy.deepcopy(twin.state_dict()))
-        twin.load_state_dict(start)
-    return {name: sum(state[name] for state in states) / CLIENTS for name in states[0]}
 
 
 def test_parametrised_layers_go_to_other_processes():
@@ -266,9 +251,7 @@ def test_hooks_of_layers_are_kept():
 
     torch.manual_seed(0)
     model = Halved()
-    trained, expected = run(model).model(), by_hand(copy.deepcopy(model)).state_dict()
-    for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+    assert_same_states(run(model).model(), by_hand(copy.deepcopy(model)))
 
 
 class Keeping(nn.Module):

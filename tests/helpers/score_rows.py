@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from rayfed.core.records import Record, Score
 from rayfed.records.metric_names import lower_is_better_by_name
+from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
 
@@ -36,6 +38,16 @@ def write(writer: TrialWriter, rows: Iterable[Row], **of_round: Any) -> None:
         by_round.setdefault(number, []).append(score)
     for number, scores in by_round.items():
         writer.add(Record(**{"stage": "round", "round": number, "cohort": 2, "scores": scores, **of_round}))
+
+
+def add_rows(
+    folder: Path, name: str, rows: Iterable[Row], *, algorithm: str = "fedavg", seed: int = 0, **values: Any
+) -> None:
+    """Add a trial with the scores `rows` to the experiment e; in keys of `values`, `__` stands for a dot."""
+    of_trial = {key.replace("__", "."): value for key, value in values.items()}
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **of_trial})
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        write(writer, rows)
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:

@@ -10,16 +10,14 @@ import pytest
 from small_results import add
 
 from helpers.commands import command
-from helpers.score_rows import row, write
+from helpers.score_rows import add_rows, row
 from rayfed.core.errors import UsageError
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.records.files import read_holdings, write_holdings, write_map
 from rayfed.records.storage import open_storage
-from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 from rayfed.reports.charts import KINDS, chart_data, draw
 from rayfed.reports.charts.chart import Chart, image_bytes, styled
-from rayfed.reports.charts.partitions import counts_panel
+from rayfed.reports.charts.recorded import counts_panel
 from rayfed.reports.read import read
 
 main = command("report")
@@ -38,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     holdings = [(0, "a", "train", 0, 5), (0, "a", "test", 1, 9), (1, "b", "train", 1, 7), (1, "b", "val", 1, 1)]
     write_holdings(storage, "h0", holdings)
     points = [MapPoint(0, "a", 0, 0.0, 1.0), MapPoint(1, "b", 1, 2.0, 3.0)]
-    write_map(storage.child("maps"), "a0", 2, RepresentationMap("tsne", "global", "test", "features", points))
+    for number, of_round in ((1, points[:1]), (2, points)):
+        of_points = RepresentationMap("tsne", "global", "test", "features", of_round)
+        write_map(storage.child("maps"), "a0", number, of_points)
     return home
 
 
@@ -70,10 +70,6 @@ class TestKinds:
         assert rows.loc[("dp_fedbn", 1), ["low", "high"]].tolist() == pytest.approx([31.0, 31.0])  # of a single seed
         assert "± 1 sd over 1 to 2 seeds" in draw("curves", chart_data(folder, read(folder))).caption
 
-    def test_a_single_seed_is_named(self, tmp_path: Path) -> None:
-        add(tmp_path, "t", "fedavg", 0, 0.5)
-        assert draw("curves", chart_data(tmp_path, read(tmp_path))).caption == "e: mean over clients, a single seed"
-
     def test_bytes_add_up(self, folder: Path) -> None:
         rows = data_of(spec_of("bytes", folder))
         assert rows.loc[rows["method"] == "fedavg", "x"].astype(float).tolist() == pytest.approx([0.01, 0.02])
@@ -85,6 +81,7 @@ class TestKinds:
         add(tmp_path, "t", "fedavg", 0, 0.5)
         with pytest.raises(UsageError, match="no trial spent a privacy budget"):
             spec_of("epsilon", tmp_path)
+        assert draw("curves", chart_data(tmp_path, read(tmp_path))).caption == "e: mean over clients, a single seed"
 
     def test_sensitivity(self, folder: Path) -> None:
         (panel,) = sensitivities(folder).values()
@@ -117,9 +114,8 @@ class TestKinds:
     def test_switches_are_true_and_false(self, tmp_path: Path) -> None:
         for number, prbm in enumerate((True, False)):
             add(tmp_path, f"t{number}", "dbe", 0, 0.5, **{"algorithm.prbm": prbm})
-        panels = sensitivities(tmp_path)
-        order = {key: panel["layer"][0]["encoding"]["x"]["sort"] for key, panel in panels.items()}
-        assert order == {"algorithm.prbm": ["false", "true"]}
+        (panel,) = sensitivities(tmp_path).values()
+        assert panel["layer"][0]["encoding"]["x"]["sort"] == ["false", "true"]
 
     def test_clients(self, folder: Path) -> None:
         rows = data_of(spec_of("clients", folder)).set_index(["method", "client"])
@@ -129,19 +125,16 @@ class TestKinds:
 
     def test_clients_that_were_set_aside_at_some_seeds_have_fewer(self, tmp_path: Path) -> None:
         for seed in (0, 1):
-            record_trial(tmp_path, "e", f"t{seed}", {"algorithm": "fedavg", "seed": seed, "status": "done"})
-            with TrialWriter(tmp_path, "e", f"t{seed}", "fedavg", seed) as writer:
-                write(writer, [row(1, c, "a", "test", "global", "accuracy", 0.5, 10) for c in (0, 1)[: 2 - seed]])
+            rows = [row(1, client, "a", "test", "global", "accuracy", 0.5, 10) for client in range(2 - seed)]
+            add_rows(tmp_path, f"t{seed}", rows, seed=seed)
         assert "mean over 1 to 2 seeds" in draw("clients", chart_data(tmp_path, read(tmp_path))).caption
 
     def test_a_client_of_another_domain_in_each_trial_is_not_mixed(self, tmp_path: Path) -> None:
         """As where trials leave out one domain each, so that the number of a client says nothing about its domain."""
         for name, domains, left_out in (("t0", "ab", "c"), ("t1", "bc", "a")):
-            values = {"algorithm": "fedavg", "seed": 0, "status": "done", "leave_out": left_out}
-            record_trial(tmp_path, "e", name, values)
-            with TrialWriter(tmp_path, "e", name, "fedavg", 0) as writer:
-                scores = ((0, domains[0], 0.2), (1, domains[1], 0.4))
-                write(writer, [row(1, *who, "test", "global", "accuracy", value, 10) for *who, value in scores])
+            scores = ((0, domains[0], 0.2), (1, domains[1], 0.4))
+            rows = [row(1, *who, "test", "global", "accuracy", value, 10) for *who, value in scores]
+            add_rows(tmp_path, name, rows, leave_out=left_out)
         rows = data_of(spec_of("clients", tmp_path))
         values = {(domain, client): value for domain, client, value in rows[["domain", "client", "value"]].to_numpy()}
         assert values == {("a", 0): 20, ("b", 0): 20, ("b", 1): 40, ("c", 1): 40}
@@ -158,11 +151,8 @@ class TestKinds:
         chart = Chart(counts_panel(range(clients), ["a", "b"] * (clients // 2), counts), "who holds what")
         spec = styled(chart.chart)
         assert spec["mark"]["type"] == mark
-        assert data_of(spec).query("client == 3")[["class", "examples"]].to_numpy().tolist() == [
-            [0, 9],
-            [1, 10],
-            [2, 11],
-        ]
+        of_client = data_of(spec).query("client == 3")
+        assert of_client[["class", "examples"]].to_numpy().tolist() == [[0, 9], [1, 10], [2, 11]]
         assert image_bytes(chart, "png").startswith(b"\x89PNG")
 
     def test_maps(self, folder: Path) -> None:
@@ -177,11 +167,8 @@ class TestKinds:
         assert parts == {"broadcast": 0, "train": 3, "upload": 0, "aggregate": 1, "evaluate": 2, "other": 0.5}
 
     def test_infinite_means_are_not_drawn(self, tmp_path: Path) -> None:
-        for seed, loss in ((0, float("inf")), (1, 1.5)):
-            values = {"algorithm": "fedavg", "seed": 0, "status": "done", "algorithm.mu": seed}
-            record_trial(tmp_path, "e", f"t{seed}", values)
-            with TrialWriter(tmp_path, "e", f"t{seed}", "fedavg", seed) as writer:
-                write(writer, [row(1, 0, "a", "test", "global", "loss", loss, 10)])
+        for mu, loss in ((0, float("inf")), (1, 1.5)):
+            add_rows(tmp_path, f"t{mu}", [row(1, 0, "a", "test", "global", "loss", loss, 10)], algorithm__mu=mu)
         for kind in ("curves", "clients"):
             assert data_of(spec_of(kind, tmp_path))["method"].tolist() == ["fedavg mu=1"]
 

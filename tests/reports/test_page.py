@@ -14,14 +14,13 @@ from small_results import add
 
 import rayfed
 from helpers.commands import command
-from helpers.score_rows import row, write
+from helpers.score_rows import add_rows, row
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
 from rayfed.records.files import write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 from rayfed.reports.page import configurations, page_html, write_page
 from rayfed.reports.read import read
 from rayfed.reports.view import View
@@ -40,27 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if mu == 0.1 and seed == 0:
                 values |= {"partition_hash": "p0", "partition_seed": 0}
             add(home, f"{algorithm}{mu}{seed}", algorithm, seed, mean + seed / 50 + (mu or 0) * seed / 100, **values)
-    failed = {
-        "algorithm": "dbe",
-        "seed": 0,
-        "status": "failed",
-        "error": f"ValueError: {HOSTILE}",
-        "rounds": 2,
-        "traceback": "at x",
-    }
-    record_trial(home, "e", "dbe0", failed)
+    failed = {"status": "failed", "error": f"ValueError: {HOSTILE}", "rounds": 2, "traceback": "at x"}
+    record_trial(home, "e", "dbe0", {"algorithm": "dbe", "seed": 0, **failed})
     storage = open_storage(home).child("e")
-    write_holdings(
-        storage, "p0", [(0, "a", "train", 0, 5), (0, "a", "test", 1, 9), (1, "b", "train", 1, 7), (0, "a", "val", 1, 1)]
-    )
+    write_holdings(storage, "p0", [(0, "a", "train", 0, 5), (1, "b", "train", 1, 7), (0, "a", "val", 1, 1)])
     points = [MapPoint(0, "a", 7, -2.0, 4.0), MapPoint(1, "b", 3, 6.0, 1.0)]
-    for number in (1, 2):
-        write_map(
-            storage.child("maps"),
-            "fedprox0.10",
-            number,
-            RepresentationMap("tsne", "global", "test", "features", points),
-        )
+    of_points = RepresentationMap("tsne", "global", "test", "features", points)
+    write_map(storage.child("maps"), "fedprox0.10", 2, of_points)
     return home
 
 
@@ -110,13 +95,7 @@ class TestContent:
     @pytest.mark.slow
     def test_every_metric_and_split_has_a_view(self, folder: Path, page: str) -> None:
         views = re.findall('<section class="view" data-metric="(.*?)" data-split="(.*?)"', page)
-        assert views == [
-            ("accuracy", "test"),
-            ("accuracy", "ood"),
-            ("accuracy", "val"),
-            ("loss", "test"),
-            ("loss", "val"),
-        ]
+        assert views == [*(("accuracy", split) for split in ("test", "ood", "val")), ("loss", "test"), ("loss", "val")]
         write_page(folder, None, folder / "loss.html", View(metric="loss", split="val", rule="final"))
         text = (folder / "loss.html").read_text(encoding="utf-8")
         assert re.findall('<section class="view" data-metric="(.*?)" data-split="(.*?)"', text)[0] == ("loss", "val")
@@ -125,20 +104,13 @@ class TestContent:
     def test_infinite_means(self, tmp_path: Path) -> None:
         for algorithm, loss in (("dbe", float("inf")), ("fedavg", 1.5)):
             for seed in (0, 1):
-                name = f"{algorithm}{seed}"
-                record_trial(tmp_path, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done"})
-                with TrialWriter(tmp_path, "e", name, algorithm, seed) as writer:
-                    values = ((0, 1.5), (1, loss))
-                    write(writer, [row(1, c, "ab"[c], "test", "global", "loss", value, 10) for c, value in values])
+                rows = [row(1, c, "ab"[c], "test", "global", "loss", value, 10) for c, value in enumerate((1.5, loss))]
+                add_rows(tmp_path, f"{algorithm}{seed}", rows, algorithm=algorithm, seed=seed)
         assert Tables(page_html(tmp_path)).tables[0] == [
             ["method", "AVG", "a", "b"],
             ["dbe", "inf", "1.500 ± 0.000", "inf"],
             ["fedavg", *["1.500 ± 0.000"] * 3],
         ]
-
-    def test_failures_are_text(self, page: str) -> None:
-        assert f"ValueError: {html.escape(HOSTILE)}" in page
-        assert "<pre>at x</pre>" in page
 
     @pytest.mark.slow
     def test_what_is_too_large_is_left_to_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +120,8 @@ class TestContent:
         assert not re.search(r"<figure [^>]*data-chart", text)
 
     def test_nothing_is_loaded_and_no_result_becomes_markup(self, page: str) -> None:
+        assert f"ValueError: {html.escape(HOSTILE)}" in page
+        assert "<pre>at x</pre>" in page
         written = re.sub(r"<script.*?</script>", "", page, flags=re.S)
         assert not re.search(r"(?:src|href)=[\"'](?!data:)|@import|url\(", written)
         assert HOSTILE not in page

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helpers.commands import command
-from helpers.score_rows import Row, frame, row, write
+from helpers.score_rows import Row, add_rows, frame, row, write
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER
 from rayfed.core.registry import resolve
@@ -36,20 +36,14 @@ def add_trial(
     folder: Path, name: str, curve: Curve, *, algorithm: str = "fedavg", seed: int = 0, status: str = "done", **config
 ) -> None:
     """Two clients, 0.1 above and below the mean, with 10 and 30 examples, of domains a and b."""
-    values = {key.replace("__", "."): value for key, value in config.items()}
-    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": status, **values})
-    point = values.get("default_eval_point", "global")
-    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        write(
-            writer,
-            [
-                row(number, client, domain, split, point, "accuracy", mean + more, n)
-                for number, pair in enumerate(curve, start=1)
-                for split, mean in zip(("val", "test"), pair, strict=True)
-                if mean == mean
-                for client, domain, more, n in ((0, "a", -0.1, 10), (1, "b", 0.1, 30))
-            ],
-        )
+    rows = [
+        row(number, client, domain, split, config.get("default_eval_point", "global"), "accuracy", mean + more, n)
+        for number, pair in enumerate(curve, start=1)
+        for split, mean in zip(("val", "test"), pair, strict=True)
+        if mean == mean
+        for client, domain, more, n in ((0, "a", -0.1, 10), (1, "b", 0.1, 30))
+    ]
+    add_rows(folder, name, rows, algorithm=algorithm, seed=seed, status=status, **config)
 
 
 def value(rows: pd.DataFrame, rule: str, quantity: str = "mean", column: str = "mean", **where: object) -> float:
@@ -96,35 +90,23 @@ def of_metric(metric: str, val: list[float], test: list[float], point: str = "gl
     ]
 
 
-def add_rows(folder: Path, name: str, rows: list[Row], *, seed: int = 0, algorithm: str = "fedavg", **config):
-    values = {key.replace("__", "."): value for key, value in config.items()}
-    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
-    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        write(writer, rows)
-
-
 class TestOneModel:
     """All metrics are of the round, and of the hyperparameters, that validation accuracy picks."""
 
-    def test_round(self, tmp_path: Path) -> None:
-        rows = of_metric("accuracy", [0.5, 0.9, 0.6], [0.5, 0.8, 0.6]) + of_metric(
-            "ece", [0.3, 0.2, 0.1], [0.3, 0.2, 0.1]
-        )
-        add_rows(tmp_path, "t", rows + of_metric("loss", [3, 2, 1], [3, 2, 1]))
-        found = pick_rounds(aggregate_clients(read(tmp_path).metrics), {"e": "accuracy"}).query("rule == 'selected'")
-        assert set(found["round"]) == {2}
-        assert "test ece, %, at the round with the best mean validation accuracy;" in render(
-            tmp_path, view=View(metric="ece")
-        )
-
-    def test_round_by_the_loss_where_there_is_no_accuracy(self, tmp_path: Path) -> None:
-        add_rows(tmp_path, "t", of_metric("loss", [3, 1, 2], [3, 1, 2]) + of_metric("mae", [1, 2, 3], [1, 2, 3]))
+    @pytest.mark.parametrize(
+        ("values", "shown", "criterion"),
+        [
+            ({"accuracy": [0.5, 0.9, 0.6], "ece": [0.3, 0.2, 0.1], "loss": [3, 2, 1]}, "ece", "accuracy"),
+            ({"loss": [3, 1, 2], "mae": [1, 2, 3]}, "mae", "loss"),  # where there is no accuracy
+        ],
+    )
+    def test_round(self, tmp_path: Path, values: dict[str, list[float]], shown: str, criterion: str) -> None:
+        add_rows(tmp_path, "t", [one for name, of in values.items() for one in of_metric(name, of, of)])
         tables = read(tmp_path)
         found = pick_rounds(aggregate_clients(tables.metrics), tables.criteria).query("rule == 'selected'")
         assert set(found["round"]) == {2}
-        assert "at the round with the best mean validation loss;" in render(
-            tmp_path, view=View(metric="mae"), width=200
-        )
+        words = render(tmp_path, view=View(metric=shown), width=200)
+        assert re.search(rf"test {shown}.*, at the round with the best mean validation {criterion};", words)
 
     def test_hyperparameters(self, tmp_path: Path) -> None:
         accuracy, loss = {1.0: 0.9, 2.0: 0.6}, {1.0: 3.0, 2.0: 1.0}
@@ -183,15 +165,12 @@ class TestSplitThatIsThere:
 
 class TestRoundsThatAreNotAlike:
     def test_evaluated_more_and_less_often(self, tmp_path: Path) -> None:
-        for number, every in enumerate((1, 5)):
-            add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], seed=number, evaluate__every=every)
+        for seed in (0, 1):
+            add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, evaluate__every=5)
+        assert "evaluate.every" not in render(tmp_path)
+        add_trial(tmp_path, "t2", [(0.5, 0.5)], seed=2, evaluate__every=1)
         words = render(tmp_path, width=300)
         assert "e: trials differ in evaluate.every (1 and 5). Trials that are scored more often" in words
-
-    def test_equally_often_is_not_mentioned(self, tmp_path: Path) -> None:
-        add_trial(tmp_path, "t", [(0.5, 0.5)], evaluate__every=5)
-        add_trial(tmp_path, "u", [(0.5, 0.5)], evaluate__every=5, seed=1)
-        assert "evaluate.every" not in render(tmp_path)
 
     @pytest.mark.parametrize("rule", ["final", "selected", "oracle", "best5"])
     @pytest.mark.parametrize("cohorts", [((0, 1), (0, 1)), ((0, 1), (1, 2))])
@@ -209,16 +188,12 @@ class TestRoundsThatAreNotAlike:
         assert said == (rule != "final" and cohorts[0] != cohorts[1])
 
 
-def test_without_validation_there_is_no_selected_row(tmp_path: Path) -> None:
-    add_trial(tmp_path, "t", [(NAN, 0.3)])
-    assert set(summarise(read(tmp_path)).rows["rule"]) == {"final", "oracle", "best5"}
-
-
 def test_means_over_clients(tmp_path: Path) -> None:
     add_trial(tmp_path, "t", [(NAN, 0.5)])
     rows = summarise(read(tmp_path)).rows
     wanted = {"mean": 0.5, "weighted": (0.4 * 10 + 0.6 * 30) / 40, "worst": 0.4, "domain:a": 0.4, "domain:b": 0.6}
     assert {name: value(rows, "final", name) for name in wanted} == pytest.approx(wanted)
+    assert set(rows["rule"]) == {"final", "oracle", "best5"}  # without validation, nothing is selected
 
 
 def test_the_worst_loss_is_the_greatest_and_server_rows_count_only_alone() -> None:
@@ -232,26 +207,17 @@ def test_the_worst_loss_is_the_greatest_and_server_rows_count_only_alone() -> No
 
 
 @pytest.mark.parametrize(
-    ("metric", "lower", "share"),
+    ("lower", "share", "metrics"),
     [
-        ("accuracy", False, True),
-        ("accuracy_class_3", False, True),
-        ("balanced_accuracy", False, True),
-        ("auroc", False, True),
-        ("f1", False, True),
-        ("test_loss", True, False),
-        ("ece", True, True),
-        ("mdl", True, False),
-        ("mdl@logits", True, False),
-        ("frechet_mean@features.accuracy", True, False),
-        ("client_probe@logits", True, True),
-        ("drift_relative", True, False),
-        ("gradient_norm_mean_square", True, False),
-        ("discriminator_accuracy", False, True),
+        (False, True, "accuracy accuracy_class_3 balanced_accuracy auroc f1 discriminator_accuracy"),
+        (True, True, "ece client_probe@logits"),
+        (True, False, "test_loss mdl mdl@logits frechet_mean@features.accuracy drift_relative"),
+        (True, False, "gradient_norm_mean_square"),
     ],
 )
-def test_what_names_of_metrics_tell(metric: str, lower: bool, share: bool) -> None:
-    assert (lower_is_better_by_name(metric), is_fraction(metric)) == (lower, share)
+def test_what_names_of_metrics_tell(lower: bool, share: bool, metrics: str) -> None:
+    for metric in metrics.split():
+        assert (lower_is_better_by_name(metric), is_fraction(metric)) == (lower, share), metric
 
 
 class TestDeclaredDirection:
@@ -305,27 +271,19 @@ def test_the_chosen_hyperparameters_have_the_best_validation_and_not_the_best_te
     assert not value(rows, "selected", column="chosen", hyperparameters="mu=2")
 
 
-def test_where_the_data_are_stored_is_no_hyperparameter(tmp_path: Path) -> None:
-    for seed, root in enumerate(("/here", "/there")):
-        more = {"data__root": root, "data__download": bool(seed)}
-        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, **more)
-    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {""}
-    for seed, file in enumerate(("a.npz", "b.npz")):  # these say which data
-        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed, algorithm="dbe", data__file=file)
-    assert group_trials(read(tmp_path).trials)["hyperparameters"].str.contains("data.file=a.npz").any()
-
-
-def test_what_is_measured_is_no_hyperparameter(tmp_path: Path) -> None:
-    add_trial(tmp_path, "t0", [(0.5, 0.5)], metrics={})
-    more = {"metrics.ece.every": 2, "evaluate.initial": True, "evaluate.splits": ["test"]}
-    add_trial(tmp_path, "t1", [(0.5, 0.5)], seed=1, **more)
-    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {""}
-
-
-def test_no_domain_left_out_is_called_none(tmp_path: Path) -> None:
-    add_trial(tmp_path, "t0", [(0.5, 0.5)])
-    add_trial(tmp_path, "t1", [(0.5, 0.5)], leave_out="street")
-    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {"leave_out=none", "leave_out=each in turn"}
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ({"data.root": "/here", "data.download": False}, {"data.root": "/there", "data.download": True}, {""}),
+        ({"data.file": "a.npz"}, {"data.file": "b.npz"}, {"data.file=a.npz", "data.file=b.npz"}),  # which data
+        ({"metrics": {}}, {"metrics.ece.every": 2, "evaluate.initial": True, "evaluate.splits": ["test"]}, {""}),
+        ({}, {"leave_out": "street"}, {"leave_out=none", "leave_out=each in turn"}),
+    ],
+)
+def test_places_and_measurements_are_no_hyperparameters(tmp_path: Path, first, second, shown: set[str]) -> None:
+    for seed, values in enumerate((first, second)):
+        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, **values)
+    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == shown
 
 
 def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
@@ -431,11 +389,7 @@ def test_the_report_starts_without_torch_ray_or_altair() -> None:
 def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> None:
     rows = [row(1, SERVER, domain, "test", "global", "frechet", x, 5) for domain, x in (("a", 1.0), ("b", 3.0))]
     rows += [row(1, 0, "a", "test", "global", "accuracy", 0.5, 5)]
-    record_trial(
-        tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
-    )
-    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
-        write(writer, rows)
+    add_rows(tmp_path, "t", rows, default_eval_point="global")
     words = render(tmp_path, view=View(metric="frechet"))
     assert re.search(r"fedavg +1\.000 +3\.000 +2\.000$", words, re.M)  # a, b, AVG
     assert "worst: the same as b in every row." in words  # the greatest
@@ -456,15 +410,12 @@ class TestManyClients:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        config = {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
-        record_trial(tmp_path, "e", "t", config)
         rows = [
             row(1, client, f"client-{client}", "test", "global", metric, unit * (client + 1), 5)
             for client in range(25)
             for metric, unit in (("accuracy", 0.01), ("loss", 1.0))
         ]
-        with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
-            write(writer, rows)
+        add_rows(tmp_path, "t", rows, default_eval_point="global")
         return tmp_path
 
     def test_the_means_of_the_best_and_worst_three(self, folder: Path) -> None:

@@ -21,23 +21,13 @@ main = command("report")
 
 def rows(values: dict[str, dict[str, tuple[float, float]]], *, higher: bool = True, seeds: int = 3) -> pd.DataFrame:
     """Rows of a summary from mean and sd by method and quantity."""
-    return pd.DataFrame(
-        [
-            {
-                "order": order,
-                "algorithm": name.split()[0],
-                "hyperparameters": " ".join(name.split()[1:]),
-                "chosen": False,
-                "quantity": quantity,
-                "mean": mean,
-                "sd": sd,
-                "seeds": seeds,
-                "higher_is_better": higher,
-            }
-            for order, (name, of_method) in enumerate(values.items())
-            for quantity, (mean, sd) in of_method.items()
-        ]
-    )
+    table = [
+        (order, *name.partition(" ")[::2], quantity, mean, sd)
+        for order, (name, of_method) in enumerate(values.items())
+        for quantity, (mean, sd) in of_method.items()
+    ]
+    columns = ["order", "algorithm", "hyperparameters", "quantity", "mean", "sd"]
+    return pd.DataFrame(table, columns=columns).assign(chosen=False, seeds=seeds, higher_is_better=higher)
 
 
 TWO = {
@@ -50,12 +40,11 @@ NAN = float("nan")
 
 class TestColumns:
     def test_domains_mean_and_worst(self) -> None:
+        """Domains that are named like other columns hide none."""
         table = make_table(rows(TWO), "accuracy")
         assert list(table.cells()) == ["a", "b", "AVG", "worst"]
         assert table.cells()["AVG"] == ["60.00 ± 5.00", "70.00 ± 2.00", "55.00 ± 1.00"]
         assert table.remarks == []
-
-    def test_domains_named_like_other_columns_hide_none(self) -> None:
         named = {name: {**of, "domain:AVG": of["domain:a"], "domain:worst": of["mean"]} for name, of in TWO.items()}
         headers = list(make_table(rows(named), "accuracy").cells())
         assert headers == ["domain AVG", "a", "b", "domain worst", "AVG", "worst"]
@@ -66,16 +55,12 @@ class TestColumns:
         without = {name: {"mean": of["mean"], "worst": of["mean"]} for name, of in TWO.items()}
         assert list(make_table(rows(without), "accuracy").cells()) == ["AVG"]
 
-    def test_a_column_that_repeats_another_is_named_in_a_remark(self) -> None:
-        table = make_table(rows({"fedavg": TWO["fedavg"], "solo": TWO["solo"]}), "accuracy")
-        assert list(table.cells()) == ["a", "b", "AVG"]
-        assert table.remarks == ["worst: the same as a in every row."]
-
-    def test_the_average_of_several_domains_stays_where_it_happens_to_equal_one_of_them(self) -> None:
-        of = {"domain:a": (0.6, NAN), "domain:b": (0.6, NAN), "mean": (0.6, NAN), "worst": (0.6, NAN)}
-        table = make_table(rows({"fedavg": of}, seeds=1), "accuracy")
-        assert list(table.cells()) == ["a", "b", "AVG"]
-        assert table.remarks == ["worst: the same as a in every row."]
+    def test_a_worst_client_that_repeats_a_domain_is_named_in_a_remark_and_an_average_stays(self) -> None:
+        equal = {"domain:a": (0.6, NAN), "domain:b": (0.6, NAN), "mean": (0.6, NAN), "worst": (0.6, NAN)}
+        for values in ({"fedavg": TWO["fedavg"], "solo": TWO["solo"]}, {"fedavg": equal}):
+            table = make_table(rows(values), "accuracy")
+            assert list(table.cells()) == ["a", "b", "AVG"]
+            assert table.remarks == ["worst: the same as a in every row."]
 
     def test_a_single_seed_has_no_spread(self) -> None:
         one = {name: {key: (mean, NAN) for key, (mean, _) in of.items()} for name, of in TWO.items()}
@@ -97,11 +82,9 @@ class TestMarks:
         assert r"\caption{100 \% of a\_b}" in code
         assert r"\label{tab:e-x}" in code
 
-    def test_of_a_loss_the_lowest_is_best(self) -> None:
+    def test_of_a_loss_the_lowest_is_best_and_one_method_is_not_marked(self) -> None:
         text = markdown_table(make_table(rows(TWO, higher=False), "loss"))
         assert "| solo | **0.4000 ± 0.1000** |" in text
-
-    def test_one_method_is_not_marked(self) -> None:
         assert "**" not in markdown_table(make_table(rows({"dbe": TWO["dbe"]}), "accuracy"))
 
     def test_stars_stand_in_the_column_of_means(self) -> None:
@@ -145,12 +128,8 @@ class TestWhatVaried:
         assert mean_caption(self.trials(["x", "x", "x"])) == "mean ± sd over 3 seeds, 1 partition"
         assert mean_caption(self.trials(["x"])) == "1 seed, 1 partition"
         assert mean_caption(self.trials([None, None])) == "mean ± sd over 2 seeds"
-
-    def test_left_out_domains_do_not_count_as_partitions(self) -> None:
-        trials = pd.DataFrame(
-            {"order": 0, "seed": [0, 0, 1, 1], "leave_out": ["a", "b"] * 2, "partition_hash": list("xyxy")}
-        )
-        assert mean_caption(trials) == "mean ± sd over 2 seeds, 1 partition"
+        trials = self.trials(list("xyxy")).assign(seed=[0, 0, 1, 1], leave_out=["a", "b"] * 2)
+        assert mean_caption(trials) == "mean ± sd over 2 seeds, 1 partition"  # left-out domains are no partitions
 
 
 @pytest.fixture(scope="module")

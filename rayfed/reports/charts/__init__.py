@@ -23,14 +23,14 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[str, Kind] = {
-    "curves": Kind("curves:over_rounds", "the score over rounds"),
-    "bytes": Kind("curves:over_bytes", "the score against the bytes sent"),
-    "epsilon": Kind("curves:over_epsilon", "the score against the privacy budget spent"),
-    "sensitivity": Kind("sensitivity:of_each_key", "the score against each hyperparameter that varies"),
-    "clients": Kind("clients:each_client", "a heat map of methods and clients"),
-    "partition": Kind("partitions:all_partitions", "who holds how many examples of which class"),
-    "tsne": Kind("maps:last_of_each_method", "maps of representations, where metrics.tsne was measured"),
-    "time": Kind("time:seconds", "where the time of a round went"),
+    "curves": Kind("scores:over_rounds", "the score over rounds"),
+    "bytes": Kind("scores:over_bytes", "the score against the bytes sent"),
+    "epsilon": Kind("scores:over_epsilon", "the score against the privacy budget spent"),
+    "sensitivity": Kind("scores:of_each_key", "the score against each hyperparameter that varies"),
+    "clients": Kind("scores:each_client", "a heat map of methods and clients"),
+    "partition": Kind("recorded:all_partitions", "who holds how many examples of which class"),
+    "tsne": Kind("recorded:last_of_each_method", "maps of representations, where metrics.tsne was measured"),
+    "time": Kind("recorded:seconds", "where the time of a round went"),
 }
 
 

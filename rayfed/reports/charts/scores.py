@@ -1,0 +1,270 @@
+"""Charts of scores: curves over rounds, bytes or privacy, sensitivity to hyperparameters, and values of clients."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.reports.captions import RULE_CAPTIONS
+from rayfed.reports.charts.chart import (
+    MOST_LINES,
+    WIDTH,
+    Chart,
+    ChartData,
+    drawn_methods,
+    inline,
+    lines_of,
+    of_methods,
+    row_axis,
+    seeds_words,
+    with_methods,
+)
+from rayfed.reports.read import Tables, picked_values
+from rayfed.reports.selection import CLIENT, TRIAL
+from rayfed.reports.summary import SCORE, seed_values
+from rayfed.reports.target import gigabytes_sent
+from rayfed.reports.trial_groups import format_value
+from rayfed.reports.view import filter_rows
+
+_LOG_RATIO = 20  # the ratio of the bytes that two methods send in all, beyond which their axis is logarithmic
+_MOST_PANELS = 6  # in a chart of sensitivity
+_KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
+_MOST_NUMBERS = 25  # the most clients whose values are printed in the cells
+
+
+def over_rounds(data: ChartData) -> Chart:
+    """Return the curves over rounds. Each line is an algorithm with its hyperparameters."""
+    rows = data.curves().assign(x=lambda rows: rows["round"])
+    return _curves(rows, data, alt.X("x:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False)))
+
+
+def over_bytes(data: ChartData) -> Chart:
+    """Return the curves over the gigabytes (10⁹ bytes) that were sent until the end of a round, with the setup.
+
+    A method that sends nothing is a dotted line at the height of its last round.
+    """
+    rounds = data.tables.rounds.sort_values("round")
+    rows = _at_rounds(data, rounds.assign(x=gigabytes_sent(rounds)))
+    totals = rows.groupby("order")["x"].max()
+    silent = rows["order"].map(totals).eq(0)
+    is_log = bool(totals.max() > _LOG_RATIO * totals[totals > 0].min())
+    rows = pd.concat([rows[~silent & (rows["x"].gt(0) | (not is_log))], _across(rows[silent], rows[~silent], is_log)])
+    scale = alt.Scale(type="log" if is_log else "linear", zero=False, nice=False)
+    axis = alt.Axis(tickCount=6)
+    title = "GB sent so far" + (" (dotted: sends nothing)" if silent.any() else "")
+    return _curves(rows, data, alt.X("x:Q", title=title, scale=scale, axis=axis))
+
+
+def over_epsilon(data: ChartData) -> Chart:
+    """Return the curves over the differential privacy spent until the end of a round."""
+    rounds = data.tables.rounds
+    rounds = rounds.assign(x=rounds["epsilon"].astype(float)).dropna(subset=["x"])
+    rows = _at_rounds(data, rounds[rounds["x"] < float("inf")])
+    if rows.empty:
+        raise UsageError("plot: no trial spent a privacy budget; ε is recorded for private methods such as dp_fedbn")
+    return _curves(rows, data, alt.X("x:Q", title="ε spent so far", scale=alt.Scale(zero=False)))
+
+
+def _at_rounds(data: ChartData, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves with the mean over trials of `x` at each round."""
+    by_trial = rounds[[*TRIAL, "round", "x"]].merge(data.trials[[*TRIAL, "order"]], on=TRIAL)
+    x = by_trial.groupby(["order", "round"])["x"].mean().reset_index()
+    return data.curves().merge(x, on=["order", "round"])
+
+
+def _across(silent: pd.DataFrame, others: pd.DataFrame, is_log: bool) -> pd.DataFrame:
+    """Return the last round of methods that send nothing at both ends of the axis."""
+    last = silent.sort_values("round").drop_duplicates("order", keep="last").assign(sd=0.0, silent=True)
+    if others.empty:
+        return last
+    left = others.loc[others["x"] > 0, "x"].min() if is_log else 0.0
+    return pd.concat([last.assign(x=x) for x in (left, others["x"].max())])
+
+
+def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
+    if rows.empty:
+        raise UsageError("plot: no evaluated round has a place on this axis")
+    rows = with_methods(rows)
+    rows["silent"] = rows["silent"].eq(True) if "silent" in rows else False
+    y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
+    frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds", "silent"]]
+    shown, _ = drawn_methods(rows, MOST_LINES)
+    colour, dash = lines_of(rows, "method", first=shown)
+    title = data.score_title
+    tooltip = ["method:N", "round:Q", alt.Tooltip("y:Q", title=title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
+    base = alt.Chart().encode(x=x, color=colour)
+    band = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False), title=title), y2="high:Q")
+    line = base.transform_filter("!datum.silent").mark_line().encode(y="y:Q", strokeDash=dash, order="round:Q")
+    flat = base.transform_filter("datum.silent").mark_line(strokeDash=[2, 4]).encode(y="y:Q")
+    points = base.mark_point(filled=True, size=20, opacity=1).encode(y="y:Q", tooltip=tooltip)
+    layers = [band, line, *([flat] if rows["silent"].any() else []), points]
+    chart = alt.layer(*layers, data=inline(frame)).properties(width=WIDTH, height=300)
+    words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
+    spread = words if words.startswith("a single") else f"band: {words}"
+    return of_methods(chart, rows, f"{data.experiment}: {data.average}, {spread}", MOST_LINES)
+
+
+def of_each_key(data: ChartData) -> Chart:
+    """Return a panel for each key that varies, or for `data.key`. A line is an algorithm with its other values."""
+    rows, rule = data.scores()
+    rows = rows[rows["quantity"] == "mean"]
+    keys = list(_varying_keys(rows))
+    if data.key is not None:
+        names = [name for name in keys if data.key in (name, name.removeprefix("algorithm."))]
+        if not names:
+            near = suggestion(data.key, keys) if keys else "no hyperparameter does"
+            raise UsageError(f"key={data.key}: does not vary; {near}")
+        keys = names
+    if not keys:
+        raise UsageError("plot: no hyperparameter varies in these results, so there is no sensitivity to show")
+    left_out, keys = keys[_MOST_PANELS:], keys[:_MOST_PANELS]
+    columns = min(2, len(keys))
+    width = 300 if columns > 1 else WIDTH
+    panels = [_key_panel(rows, key, data).properties(width=width, height=240) for key in keys]
+    chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
+    more = f"; not shown: {', '.join(left_out)}" if left_out else ""
+    words = f"{data.average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
+    ring = "; ring: chosen by validation" if rows["chosen"].any() else ""
+    return Chart(chart, f"{data.experiment}: {words}{ring}{more}")
+
+
+def _key_panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
+    rows = rows[rows["algorithm"].isin(_varying_keys(rows)[key])]
+    numbers = {text: _number(text) for text in _texts(rows, key)}
+    values = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
+    span = numbers[values[0]], numbers[values[-1]]  # NaN where a value is no number
+    is_log = span[0] > 0 and span[1] / span[0] >= 20 and len(set(numbers.values())) == len(numbers)
+    others = {other: algorithms for other, algorithms in _varying_keys(rows).items() if other != key}
+    rows = with_methods(rows)
+    y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
+    lines = [_line_label(row, others) for row in rows.to_dict("records")]
+    frame = rows.assign(x=_texts(rows, key), y=y, low=y - sd, high=y + sd, line=lines)
+    frame = frame[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
+    if is_log:
+        x = alt.X("x:Q", title=key, scale=alt.Scale(type="log"), axis=alt.Axis(values=[numbers[v] for v in values]))
+    else:
+        x = alt.X("x:O", title=key, sort=values, axis=alt.Axis(labelAngle=0))
+    colour, dash = lines_of(frame, "line")
+    tooltip = ["method:N", alt.Tooltip("y:Q", title=data.score_title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
+    base = alt.Chart().encode(x=x, color=colour, y=alt.Y("y:Q", scale=alt.Scale(zero=False), title=data.score_title))
+    bars = base.mark_rule().encode(y=alt.Y("low:Q", title=data.score_title), y2="high:Q")
+    rings = base.transform_filter("datum.chosen").mark_point(size=140, opacity=1)
+    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=tooltip)
+    return alt.layer(bars, base.mark_line().encode(strokeDash=dash), points, rings, data=inline(frame))
+
+
+def _varying_keys(rows: pd.DataFrame) -> dict[str, set[str]]:
+    """Return the configuration keys with several values for an algorithm, and these algorithms; null is a value."""
+    varying = {}
+    for key in (name for name in rows.columns if "." in name or name in _KEYS_WITHOUT_DOT):
+        counts = _texts(rows, key).groupby(rows["algorithm"]).nunique()
+        if algorithms := set(counts.index[counts > 1]):
+            varying[key] = algorithms
+    return varying
+
+
+def _texts(rows: pd.DataFrame, key: str) -> pd.Series:
+    """Return the values of a configuration key as text, as tables show them."""
+    return rows[key].map(lambda value: format_value(value)).astype(str)
+
+
+def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> str:
+    """Return the algorithm of a row and its values of the keys in `others` that vary for the algorithm."""
+    pairs = [
+        f"{key.removeprefix('algorithm.')}={format_value(row[key])}"
+        for key, algorithms in others.items()
+        if row["algorithm"] in algorithms
+    ]
+    return " ".join(filter(None, [str(row["algorithm"]), ", ".join(pairs)]))
+
+
+def _number(text: str) -> float:
+    """Return `text` as a number, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def each_client(data: ChartData) -> Chart:
+    """Return the heat map of means over seeds. Clients are sorted by domain, then by number."""
+    rows, rule = data.scores()
+    values = _client_scores(data.tables, data.metric, data.split)
+    if not values.empty:
+        values = filter_rows(values, data.tables, data.view)
+        values = values[(values["rule"] == rule) & np.isfinite(values["value"])]
+    if values.empty:
+        raise UsageError(f"plot: no client has {data.split} {data.metric}; these values are the server's")
+    methods = rows.drop_duplicates("order")[["order", "hyperparameters", "chosen"]]
+    values = with_methods(
+        values.drop(columns=["hyperparameters", "chosen"], errors="ignore").merge(methods, on="order")
+    )
+    values = values.assign(value=values["value"] * data.scale)
+    chart = _heat_map(values, data, better=bool(rows["higher_is_better"].iloc[0]))
+    seeds = sorted(set(values["seeds"]))  # a client that was set aside at some seeds has fewer
+    counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
+    over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
+    if _has_several_partitions(data.tables):
+        over += " with other partitions, so a client holds other data in each"
+    caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=data.criterion)
+    return of_methods(chart, values, f"{data.experiment}: each client, {caption}; {over}")
+
+
+def _client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
+    """Return the mean over seeds of each participant's values on a split, a row per method, point, rule and client.
+
+    The columns are experiment, algorithm, order, `SCORE` without quantity, client, domain ("" where it has none), value
+    and the number of seeds. Where trials leave out one domain each, a client of one number holds different domains, and
+    there is a row for each of them. A rule picks the round of a trial as in the tables of results, except that `best5`
+    takes each client's own best rounds.
+    """
+    done = tables.done
+    rows = picked_values(tables.scores, done, metric, split, tables.criteria)
+    rows = rows[rows["quantity"].str.startswith(CLIENT) & (rows["metric"] == metric) & (rows["split"] == split)]
+    rows = rows.assign(client=rows["quantity"].str.removeprefix(CLIENT).astype(int))
+    score = [*SCORE, "client", "domain"]
+    seeds = seed_values(rows, done, score)
+    means = seeds.groupby(["experiment", "order", *score])["value"].agg(value="mean", seeds="count").reset_index()
+    algorithms = done[["order", "algorithm"]].drop_duplicates("order")
+    return means.merge(algorithms, on="order").drop(columns="quantity")
+
+
+def _has_several_partitions(tables: Tables) -> bool:
+    """Return whether the values of a method are means over several partitions."""
+    if "partition_hash" not in tables.trials:
+        return False
+    hashes = tables.done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL)
+    return bool(hashes.groupby("order")["partition_hash"].nunique().gt(1).any())
+
+
+def _heat_map(values: pd.DataFrame, data: ChartData, *, better: bool) -> Any:
+    of_rows = [(str(row.domain), int(row.client)) for row in values.itertuples()]
+    holders = sorted(set(of_rows))
+    few = len(holders) <= _MOST_NUMBERS
+    several = len({domain for domain, _ in holders}) > 1
+    most = max(3, (WIDTH - 140) // len(holders) // 7)  # characters below a column
+    names = [f"{client}\n{domain[:most]}" if several and domain else str(client) for domain, client in holders]
+    label_of = dict(zip(holders, names, strict=True))
+    y, height = row_axis(values)
+    axis = alt.Axis(labelAngle=0, labels=few, ticks=False, labelOverlap="greedy")
+    title = None if few else f"{len(holders)} clients, sorted by domain and number"
+    base = alt.Chart().encode(x=alt.X("holder:N", sort=names, title=title, axis=axis), y=y)
+    scale = alt.Scale(scheme="viridis", reverse=not better)
+    legend = alt.Legend(title=data.score_title, orient="bottom", gradientLength=200)
+    value = alt.Tooltip("value:Q", title=data.score_title, format=".4~g")
+    tooltip = ["method:N", "client:N", "domain:N", value, "seeds:Q"]
+    cells = base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=legend), tooltip=tooltip)
+    middle = (values["value"].min() + values["value"].max()) / 2
+    bright = f"datum.value > {middle:.6g}" if better else f"datum.value < {middle:.6g}"
+    colour = alt.condition(bright, alt.value("black"), alt.value("white"))
+    numbers = base.mark_text().encode(text="text:N", color=colour)
+    texts = [f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}" for value in values["value"]]
+    frame = values.assign(holder=[label_of[holder] for holder in of_rows], text=texts)[
+        ["method", "row", "holder", "client", "domain", "value", "seeds", "text"]
+    ]
+    return alt.layer(cells, *([numbers] if few else []), data=inline(frame)).properties(width=WIDTH, height=height)
