@@ -502,7 +502,7 @@ class TestErrors:
             ({}, {"model": lambda: 3}, "model: expected a torch.nn.Module, .*; got a function that returns int"),
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"model": lambda: nn.Linear(6, 2)}, "model: .* 2 .*3 classes"),
-            ({}, {"num_classes": 2}, "num_classes=2"),
+            ({}, {"num_classes": 2}, r"^clients: label 2, but there are 2 classes \(0..1\); see num_classes"),
             ({}, {"clients": from_one()}, r"^clients: the labels are 1 to 3; .*subtract 1, or give num_classes=4"),
             ({"partition.name": "dirichlet"}, {}, r"^partition\.name: clients= are given in place of data"),
             ({"partition.clients": 3}, {}, r"^partition\.clients: clients= are given in place of data and partition"),
