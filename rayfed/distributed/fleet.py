@@ -30,9 +30,9 @@ from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import room_for
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
+from rayfed.engine.scoring import Gradients
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Placement
 
@@ -183,12 +183,12 @@ class RayFleet:
         """The states of the clients that have one."""
         return self._states
 
-    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+    def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))
         call = self._clients_call("fastest_width", request, down, unicast)
         (self.vmap_clients,) = self._results([Unit(request.clients)], "measure", call)
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
+    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         self._number += 1
@@ -246,7 +246,7 @@ class RayFleet:
             total.merge(part)
         return total
 
-    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
         call = self._clients_call("score_downloads", request, down, unicast)
         return self._scored(request, call, ("score", request.points))
@@ -293,9 +293,7 @@ class RayFleet:
         self._bytes_from_hosts += message.nbytes
         return unpack(message, self.device, shared=shared)
 
-    def _for_some(
-        self, request: Request, clients: Sequence[ClientIndex], unicast: Mapping[ClientIndex, State]
-    ) -> Message:
+    def _for_some(self, request: Request, clients: Sequence[ClientIndex], unicast: States) -> Message:
         """Return the part of a request that is for `clients`, and what single ones of them receive."""
         return self._pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
 
@@ -344,7 +342,7 @@ class RayFleet:
         ]
 
     def _clients_call(
-        self, name: str, request: Request, down: State, unicast: Mapping[ClientIndex, State]
+        self, name: str, request: Request, down: State, unicast: States
     ) -> Callable[[Any, Chunk], list[Any]]:
         self._number += 1
         number, sent = self._number, ray.put(self._pack(down))

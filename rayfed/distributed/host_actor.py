@@ -3,6 +3,7 @@
 A message is a pickle, and the tensors of the value as flat byte arrays, which Ray does not copy.
 """
 
+import dataclasses
 import io
 import pickle
 import warnings
@@ -174,8 +175,8 @@ class RayHost:
         done = self._of_clients(self.host.exchange, message, number, down, sent_states, states)
         for client, state in done.states.items():
             self._states.put(client, number, state)
-        total, done.result.total = pack(done.result.total), ExactSum()
-        result, after = pack(done.result), {client: pack(state) for client, state in done.states.items()}
+        total, after = pack(done.total), {client: pack(state) for client, state in done.states.items()}
+        result = pack(dataclasses.replace(done, total=ExactSum(), states={}, unweighted={}))
         if not separate:
             return result, total, after
         small = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}

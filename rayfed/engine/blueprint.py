@@ -22,11 +22,7 @@ from rayfed.data.clients import SizesById
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.device_data import client_data, held_out_count
-from rayfed.models.single_example_batchnorm import (
-    batch_size_advice,
-    leaves_single_example,
-    trains_on_single_examples,
-)
+from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example, trains_on_single_examples
 from rayfed.sampling.base import UNIFORM, Sampler, Uniform
 
 
@@ -261,11 +257,7 @@ class Blueprint:
         ]
 
     def _refuse_single_examples(
-        self,
-        ctx: Context,
-        population: Population,
-        phases: Callable[[Context], Sequence[Phase]],
-        where: str = "",
+        self, ctx: Context, population: Population, phases: Callable[[Context], Sequence[Phase]], where: str = ""
     ) -> None:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it.
 

@@ -138,11 +138,7 @@ class Checkpointer:
 
 
 def verified(
-    saved: Saved,
-    files: CheckpointFiles,
-    trial: str,
-    configuration: str,
-    blueprint: Blueprint,
+    saved: Saved, files: CheckpointFiles, trial: str, configuration: str, blueprint: Blueprint
 ) -> tuple[Saved, list[str]]:
     """Return the newest checkpoint that is whole, and a line on each newer one that cannot be used.
 
@@ -218,10 +214,7 @@ class _SavedClients(Mapping[int, State]):
     """The states of clients by their id; each access reads one from the checkpoint."""
 
     def __init__(
-        self,
-        read: Callable[[str, Sequence[Any]], State],
-        parts: Mapping[str, Sequence[Any]],
-        ids: np.ndarray,
+        self, read: Callable[[str, Sequence[Any]], State], parts: Mapping[str, Sequence[Any]], ids: np.ndarray
     ):
         self._read, self._parts = read, parts
         self._indices = dict(sorted((int(ids[int(index)]), int(index)) for index in parts))
@@ -280,12 +273,7 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
         yield name, tree_map(lambda tensor: tensor.to(device), state)
 
 
-def _checked(
-    checkpoint: Mapping[str, Any],
-    trial: str,
-    configuration: str,
-    blueprint: Blueprint,
-) -> Mapping[str, Any]:
+def _checked(checkpoint: Mapping[str, Any], trial: str, configuration: str, blueprint: Blueprint) -> Mapping[str, Any]:
     """Return the content of a manifest after all checks that need no state."""
     if "fault" in checkpoint:
         raise _Unusable(checkpoint["fault"])

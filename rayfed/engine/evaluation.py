@@ -20,8 +20,8 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
+from rayfed.engine.scoring import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations
 from rayfed.metrics.representations import check_layer
@@ -197,14 +197,15 @@ class Evaluator:
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         scored, model = Scored(), None
         seed_torch(self.seed, "evaluate", round=round)
-        if "global" in points or self.population.tests or metrics.gradients:
+        of_gradients = metrics.of(OfGradients)
+        if "global" in points or self.population.tests or of_gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
                 scored.add(self.fleet.score_global(request.part(clients if "global" in points else ()), model))
-                if metrics.gradients:
-                    on = {split for metric in metrics.gradients for split in metric.splits}
+                if of_gradients:
+                    on = {split for metric in of_gradients for split in metric.splits}
                     gradients = self.fleet.gradients(replace(request, splits=tuple(sorted(on))), model)
-                    scored.scores += gradient_scores(metrics.gradients, gradients)
+                    scored.scores += gradient_scores(of_gradients, gradients)
             elif "global" in points:
                 raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()

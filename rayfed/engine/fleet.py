@@ -15,8 +15,8 @@ from rayfed.engine.client_store import ClientStates, ClientStore
 from rayfed.engine.device import room_for_states
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
-from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
+from rayfed.engine.scoring import Gradients
 from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64
@@ -43,17 +43,15 @@ class Fleet(Protocol):
         """The states of the clients that have one."""
         ...
 
-    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+    def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         """Have a host measure `vmap_clients`, so that there is a block for each host; see `Host.fastest_width`."""
         ...
 
-    def exchange(
-        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
-    ) -> ExchangeResult: ...
+    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult: ...
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
 
-    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored: ...
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored: ...
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored: ...
 
@@ -98,24 +96,24 @@ class LocalFleet:
         self._unweighted: dict[ClientIndex, State] = {}
         self.vmap_clients = blueprint.vmap_clients
 
-    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+    def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
+    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         result, self._unweighted = ExchangeResult(), {}
         for part in self._parts(request):
             done = self.host.exchange(part, down, unicast, self._states_of(part.clients))
             for client, state in done.states.items():
                 self.states[client] = state
             self._unweighted |= done.unweighted
-            result.add(done.result)
+            result.add(done)
         return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
         return self.host.weigh((averaged, weights[client]) for client, averaged in unweighted.items())
 
-    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         scored = Scored()
         for part in self._parts(request):
             scored.add(self.host.score_downloads(part, down, unicast, self._states_of(part.clients)))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,30 +21,16 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import keep_freed_memory, peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.metric_collection import DueMetrics, Gradients, domain_gradients
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, add_to
-from rayfed.engine.scoring import as_score, score
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States, add_to
+from rayfed.engine.scoring import DueMetrics, Gradients, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.training import Job, Rows, Trained, draw_rows, fastest_width, train
-from rayfed.metrics.base import OfPredictions, Value
+from rayfed.metrics.base import OfPredictions, OfTraining, Value
 
 _DRAWN_AHEAD = 64  # clients
 _MEASURED_STEPS = 10  # the steps of a phase on which the number of clients that train at once is measured
 _COPIES = 4  # copies of a client's `work` in a block: before training, in training, its gradients, after training
-
-
-class Exchanged(NamedTuple):
-    """What a host leaves of an exchange: its result for the server, and what the fleet keeps of every client.
-
-    Attributes:
-        states: The next state of every client.
-        unweighted: Each client's averaged fields, where the server weighs the replies first; empty otherwise.
-    """
-
-    result: ExchangeResult
-    states: dict[ClientIndex, State]
-    unweighted: dict[ClientIndex, State]
 
 
 class Host:
@@ -84,13 +70,7 @@ class Host:
         self.data = HostData(population, self.ctx.task, held_out_share=held_out, seed=self.seed, room=room)
         peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
-    def exchange(
-        self,
-        request: ExchangeRequest,
-        down: State,
-        unicast: Mapping[ClientIndex, State],
-        states: Mapping[ClientIndex, State],
-    ) -> Exchanged:
+    def exchange(self, request: ExchangeRequest, down: State, unicast: States, states: States) -> ExchangeResult:
         """Train the clients of `request`.
 
         Args:
@@ -102,47 +82,47 @@ class Host:
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
         result.total = ExactSum(untrained=self.ctx.task.untrained)
-        done = Exchanged(result, {}, {})
         for job, trained in self._trained(exchange, request, down, unicast, states):
-            self._finish(exchange, request, job, trained, done)
+            self._finish(exchange, request, job, trained, result)
             del trained  # its weights would stay in memory while the next client trains
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
-        return done
+        return result
 
     def _finish(
-        self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, done: Exchanged
+        self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, result: ExchangeResult
     ) -> None:
-        """Add what a trained client keeps and sends to `done`."""
+        """Add what a trained client keeps and sends to `result`."""
         ctx, client = job.ctx, job.client
         seed_torch(self.seed, "finish", request.moment, client=client)
         with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
             next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
-        done.states[client] = self.ctx.task.to_memory_format(next_state)
-        self._measure(request, job, trained, done.states[client], done.result)
-        add_to(done.result.bytes_up, bytes_by_field(up))
+        result.states[client] = self.ctx.task.to_memory_format(next_state)
+        self._measure(request, job, trained, result.states[client], result)
+        add_to(result.bytes_up, bytes_by_field(up))
         averaged = {name: up[name] for name in exchange.averaged if name in up}
         if exchange.server_side_weighting:
-            done.unweighted[client] = averaged
+            result.unweighted[client] = averaged
         else:
-            done.result.total.add(averaged, request.weights[client])
+            result.total.add(averaged, request.weights[client])
         others = {name: up[name] for name in up if name not in averaged}
-        done.result.replies.append(Reply(client, ctx.examples, others))
+        result.replies.append(Reply(client, ctx.examples, others))
 
     def _measure(
         self, request: ExchangeRequest, job: Job, trained: Trained, next_state: State, result: ExchangeResult
     ) -> None:
         """Add to `result` the scores of a client's trained model and of its training."""
         ctx, client, due, values = job.ctx, job.client, request.metrics, []
-        if due.training and ctx.exchange == 0:
+        measures_training = bool(due.of(OfTraining))
+        if measures_training and ctx.exchange == 0:
             result.models_before[client] = self.algorithm.downloaded_model(ctx, job.state, job.down)
-        if request.score_splits or (due.training and due.last):
+        if request.score_splits or (measures_training and due.last):
             self._synchronise()
             began = time.perf_counter()
             model = self.algorithm.trained_model(ctx, trained.work, next_state, job.down)
             result.scored.add(self._score_client(ctx, client, model, "trained", request.score_splits, due))
-            if due.training:
+            if measures_training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
         values += [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
@@ -155,13 +135,7 @@ class Host:
             total.add(averaged, weight)
         return total
 
-    def score_downloads(
-        self,
-        request: ScoreRequest,
-        down: State,
-        unicast: Mapping[ClientIndex, State],
-        states: Mapping[ClientIndex, State],
-    ) -> Scored:
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: States, states: States) -> Scored:
         """Score the clients' models on their own data, as downloaded or after adaptation, and on test sets.
 
         Clients without a state join for the score alone: nothing of them is kept.
@@ -227,25 +201,13 @@ class Host:
         return self._score(ctx, model, point, parts, due, fitted)
 
     def _score(
-        self,
-        ctx: Context,
-        model: Any,
-        point: str,
-        parts: Sequence[Part],
-        due: DueMetrics,
-        fitted: Sequence[Part] = (),
+        self, ctx: Context, model: Any, point: str, parts: Sequence[Part], due: DueMetrics, fitted: Sequence[Part] = ()
     ) -> Scored:
-        scores = score(self.algorithm, ctx, model, point, parts, due.predictions, due.selection)
+        scores = score(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
         collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
         return Scored(scores, list(itertools.chain.from_iterable(collected)))
 
-    def fastest_width(
-        self,
-        request: Request,
-        down: State,
-        unicast: Mapping[ClientIndex, State],
-        states: Mapping[ClientIndex, State],
-    ) -> int:
+    def fastest_width(self, request: Request, down: State, unicast: States, states: States) -> int:
         """Return how many clients to train at once, at most `request.vmap_clients`.
 
         This is measured on a few steps of copies of the single client of `request`, which are dropped. As random
@@ -275,13 +237,7 @@ class Host:
             return fastest_width(min(request.vmap_clients, most), block, clock)
 
     def _trained(
-        self,
-        exchange: Exchange,
-        request: Request,
-        down: State,
-        unicast: Mapping[ClientIndex, State],
-        states: Mapping[ClientIndex, State],
-        **changes: Any,
+        self, exchange: Exchange, request: Request, down: State, unicast: States, states: States, **changes: Any
     ) -> Iterator[tuple[Job, Trained]]:
         """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
@@ -353,7 +309,7 @@ class Host:
             augmented = Augmented(parts["train"], self.augment, seed_batch)
         return ctx.at(data=ClientData(parts["train"], parts["val"], augmented, parts.get("held_out")))
 
-    def _state(self, ctx: Context, states: Mapping[ClientIndex, State]) -> State:
+    def _state(self, ctx: Context, states: States) -> State:
         """Return the client's state, which is a function of the seed alone until it takes part in an exchange."""
         client = ClientIndex(ctx.client)
         if client in states:

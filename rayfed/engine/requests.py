@@ -4,15 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from rayfed.algorithm import Reply
+from rayfed.algorithm import Reply, State
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Score
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
+from rayfed.engine.scoring import NO_METRICS, DueMetrics
 from rayfed.metrics.base import Representations
 
-Key = TypeVar("Key")
-Number = TypeVar("Number", int, float)
+States = Mapping[ClientIndex, State]
+"""The states of clients, or further fields for single clients."""
+_Key = TypeVar("_Key")
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,7 @@ class Request:
         cohort: All clients that take part, on any host, in ascending order.
         clients: The clients to run. The server asks for all of them, and a fleet deals them to its hosts.
         metrics: The metrics to take besides accuracy and loss.
-        vmap_clients: The number of clients that a host trains at once; fleets fill it in. At most so many where
-            it is measured.
+        vmap_clients: The number of clients that a host trains at once, or the largest number to measure. Fleets set it.
     """
 
     moment: Moment
@@ -56,12 +57,9 @@ class ExchangeRequest(Request):
 
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""
-        some = super().part(clients)
-        return replace(
-            some,
-            weights={i: self.weights[i] for i in some.clients},
-            models_before={i: self.models_before[i] for i in some.clients if i in self.models_before},
-        )
+        part = super().part(clients)
+        before = {i: self.models_before[i] for i in part.clients if i in self.models_before}
+        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class ScoreRequest(Request):
         points: The points to score: "downloaded" and "adapted" of what clients download.
         adapt_epochs: The epochs of local training before scoring at "adapted".
         tests: The server's test sets to score the global model on, by their position.
-        client_tests: Those to score each client's downloaded model on.
+        client_tests: The server's test sets to score each client's downloaded model on.
     """
 
     splits: tuple[str, ...]
@@ -85,7 +83,7 @@ class ScoreRequest(Request):
 
 @dataclass
 class Scored:
-    """The scores of some models, and the representations collected for the metrics that the server computes."""
+    """The scores of models, and the representations collected for the metrics that the server computes."""
 
     scores: list[Score] = field(default_factory=list)
     collected: list[Representations] = field(default_factory=list)
@@ -98,19 +96,22 @@ class Scored:
 
 @dataclass(kw_only=True)
 class ExchangeResult:
-    """What an exchange with some of the clients, or with all of them, leaves for the server.
+    """What an exchange with a host's clients, or with all clients, leaves for the server and its fleet.
 
     Attributes:
         total: The weighted sum of the averaged fields; empty where the server weighs the replies first.
         replies: The other fields of every client.
         models_before: The models before training that a later exchange of the round needs, see `ExchangeRequest`.
-        training: Scores of the training itself: the metrics of it, and the means of `step`'s metrics over its steps.
-        scored: What was measured of the locally trained models.
+        training: Scores of the training itself: its metrics, and the means of `step`'s metrics over its steps.
+        scored: The scores of the locally trained models.
         bytes_up: Bytes sent by all clients together, by field.
         busy: The seconds that each host worked, by its position.
-        scoring: The part of them spent on scores and metrics.
+        scoring: The seconds of `busy` spent on scores and metrics.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
-        gpu_bytes: The most GPU memory that tensors of one host took since its last exchange; 0 on CPUs.
+        gpu_bytes: The most GPU memory that tensors of a host took since its last exchange; 0 on CPUs.
+        states: The next state of every client, which the fleet keeps.
+        unweighted: Each client's averaged fields, where the server weighs the replies first. The fleet keeps them until
+            then.
     """
 
     total: ExactSum = field(default_factory=ExactSum)
@@ -123,9 +124,11 @@ class ExchangeResult:
     scoring: dict[int, float] = field(default_factory=dict)
     predicted: Mapping[int, float] | None = None
     gpu_bytes: int = 0
+    states: dict[ClientIndex, State] = field(default_factory=dict)
+    unweighted: dict[ClientIndex, State] = field(default_factory=dict)
 
     def add(self, other: "ExchangeResult") -> None:
-        """Add what other clients left; `other` must not be used afterwards."""
+        """Add what other clients left for the server; `other` must not be used afterwards."""
         self.total.merge(other.total)
         self.replies += other.replies
         self.models_before |= other.models_before
@@ -137,7 +140,7 @@ class ExchangeResult:
         self.gpu_bytes = max(self.gpu_bytes, other.gpu_bytes)
 
 
-def add_to(sums: dict[Key, Number], terms: Mapping[Key, Number]) -> None:
+def add_to(sums: dict[_Key, _Number], terms: Mapping[_Key, _Number]) -> None:
     """Add each of `terms` to the sum of the same key."""
     for key, term in terms.items():
         sums[key] = sums[key] + term if key in sums else term

@@ -1,7 +1,13 @@
-"""Scores of a model on examples: accuracy, mean loss, and the metrics of predictions."""
+"""Scores of models: accuracy, loss, and the metrics that are due in a round.
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+Metrics of predictions and of training are computed on the hosts. For metrics of representations and of gradients, hosts
+collect what is needed and the server computes the scores.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,15 +15,36 @@ from torch import Tensor
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
 from rayfed.core.outputs import class_logits
-from rayfed.core.records import Score, Selection
+from rayfed.core.records import RepresentationMap, Score, Selection
+from rayfed.core.rng import generator
+from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
-from rayfed.metrics.base import OfPredictions, Value
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.metrics.base import (
+    Metric,
+    OfGradients,
+    OfPredictions,
+    OfRepresentations,
+    OfTraining,
+    Representations,
+    Value,
+)
+from rayfed.metrics.heterogeneity import full_gradient
+from rayfed.metrics.representations import collect_representations
+from rayfed.metrics.tsne import Tsne
 from rayfed.records.metric_names import lower_is_better_by_name
 
-# Numbers in the inputs of one batch. On a CPU the outputs of a layer should fit its cache: the four-layer CNN on images
-# of 28 x 28 takes 80 µs per example in batches of 83, and 90 in batches of 200. A GPU needs larger batches.
 _VALUES = {"cpu": 2**16, "cuda": 2**22}
+"""The numbers in the inputs of a batch.
+
+On a CPU the outputs of a layer should fit its cache: the four-layer CNN on images of 28 x 28 takes 80 µs per example in
+batches of 83, and 90 in batches of 200. A GPU needs larger batches.
+"""
 _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
+_UNIT = 2.0**-10
+"""The unit in which gradients of summed losses are added up: a power of two that keeps them where sums are exact."""
+
+_Metric = TypeVar("_Metric", bound=Metric)
 
 
 @torch.no_grad()
@@ -33,8 +60,8 @@ def score(
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
-    per example, and those of `metrics`. The parts share batches, which is several times as fast where they are small;
-    where an example's output depends on its batch, each part has its own.
+    per example, and those of `metrics`. The parts share batches, which is several times as fast for small parts. Where
+    an example's output depends on its batch, each part has its own batches.
     """
     results, others = [], []
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
@@ -56,9 +83,9 @@ def score(
 
 
 def as_score(value: Value, selection: Selection | None = None, **place: Any) -> Score:
-    """Return `value` as a score at `place`: `point`, `split`, and the other columns that say of what it is.
+    """Return `value` as a score; `place` holds its `point`, `split` and the other columns that say what was scored.
 
-    `selection` says whether higher is better of the metric that chooses, which may not declare it.
+    Where a metric does not declare whether higher is better, `selection` says it of the metric that chooses.
     """
     higher_is_better = value.higher_is_better
     if higher_is_better is None:
@@ -71,7 +98,7 @@ def as_score(value: Value, selection: Selection | None = None, **place: Any) -> 
 def _measured(
     metrics: Sequence[OfPredictions], logits: Tensor, part: Part, classified: tuple[Tensor, Tensor] | None
 ) -> list[Value]:
-    """Return the values of `metrics`; `classified` are the logits and labels as classes, if they stand for any."""
+    """Return the values of `metrics`; `classified` are the logits and labels as classes, if they stand for classes."""
     values = []
     for metric in metrics:
         arguments = classified if metric.requires_classes and classified is not None else (logits, part.y)
@@ -127,3 +154,150 @@ def batch_size(part: Part) -> int:
     device = part.y.device.type
     least, most = _ROWS.get(device, _ROWS["cpu"])
     return max(least, min(most, _VALUES.get(device, _VALUES["cpu"]) // max(1, part.x[:1].numel())))
+
+
+@dataclass(frozen=True)
+class DueMetrics:
+    """The metrics that are due in a round.
+
+    Attributes:
+        metrics: The metrics by name.
+        groups: The number of clients and test sets that have examples of each split.
+        last: Whether this is the last exchange of its round. The exchanges before only note the models before training.
+        selection: The metric that chooses rounds.
+    """
+
+    metrics: Mapping[str, Metric]
+    groups: Mapping[str, int] = field(default_factory=dict)
+    last: bool = True
+    selection: Selection | None = None
+
+    def only(self, *kinds: type) -> "DueMetrics":
+        """Return the metrics of these kinds."""
+        return replace(self, metrics={name: m for name, m in self.metrics.items() if isinstance(m, kinds)})
+
+    def of(self, kind: type[_Metric]) -> list[_Metric]:
+        """Return the metrics of a kind as a list."""
+        return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
+
+    @property
+    def fitted(self) -> set[str]:
+        """The splits that a metric is fitted to but not measured on; they need not be scored."""
+        return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
+
+    def collect(
+        self, algorithm: Algorithm, ctx: Context, model: Any, point: str, part: Part, seed: int
+    ) -> list[Representations]:
+        """Return, on a host, the model's representations of a sample of `part`, drawn by the seed, by layer."""
+        metrics = [metric for metric in self.of(OfRepresentations) if part.split in metric.splits]
+        layers = sorted({layer for metric in metrics for layer in metric.layers})
+        if not layers or not len(part):
+            return []
+        count = max(metric.share(self.groups.get(part.split, 1)) for metric in metrics)
+        rng = generator(seed, "metrics", round=ctx.round, client=part.client, domain=part.domain, split=part.split)
+        rows = torch.from_numpy(rng.permutation(len(part))[:count])
+        y = part.y.cpu()[rows]
+        by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)
+        return [
+            Representations(part.client, part.domain, z, y, part.split, point, layer) for layer, z in by_layer.items()
+        ]
+
+    def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
+        """Return, on a host, the values of the metrics of training for a client's model before and after it."""
+        buffers = set(ctx.task.buffers)
+        start, end = (
+            {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
+        )
+        common = [path for path in start if path in end and start[path].shape == end[path].shape]
+        if not common:
+            return []
+        start, end = {path: start[path] for path in common}, {path: end[path] for path in common}
+        return [
+            metric.declared(Value(name, value, ctx.examples))
+            for metric in self.of(OfTraining)
+            for name, value in metric.each(metric.measure(start, end))
+        ]
+
+    def representation_scores(
+        self,
+        collected: Iterable[Representations],
+        classes: int,
+        seed: int,
+        device: torch.device,
+        tell: Callable[[str], None] = lambda doing: None,
+    ) -> tuple[list[Score], list[RepresentationMap]]:
+        """Return, on the server, the scores and maps from the representations that all hosts collected.
+
+        A metric has no value where a representation that it uses is not finite, or its square is not, as after a model
+        diverged: the libraries that compute the metrics would end the trial. `tell` is called with what is being done.
+        """
+        by_layer: dict[tuple[str, str], list[Representations]] = {}
+        for item in collected:
+            by_layer.setdefault((item.point, item.layer), []).append(item)
+        scores, maps = [], []
+        for name, metric in self.metrics.items():
+            for (point, layer), groups in sorted(by_layer.items(), key=lambda pair: pair[0]):
+                if not isinstance(metric, OfRepresentations) or layer not in metric.layers:
+                    continue
+                groups = [group for group in groups if group.split in metric.splits]
+                counts = Counter(group.split for group in groups)
+                if metric.split not in counts or not all(bool(g.z.square().isfinite().all()) for g in groups):
+                    continue
+                samples = []
+                for g in sorted(groups, key=lambda g: (g.client, g.domain, g.split)):
+                    share = metric.share(counts[g.split])
+                    samples.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
+                tell(f"measuring {name}")
+                if isinstance(metric, Tsne):
+                    maps.append(RepresentationMap(name, point, metric.split, layer, metric.map(samples, seed)))
+                    continue
+                suffix = "" if layer == "features" else f"@{layer}"
+                for client, domain, value in metric.each(metric.measure(samples, classes, seed)):
+                    value = metric.declared(value)
+                    value = value._replace(metric=value.metric + suffix)
+                    scores.append(as_score(value, client=client, domain=domain, split=metric.split, point=point))
+        return scores, maps
+
+
+NO_METRICS = DueMetrics({})
+
+
+class Gradients(NamedTuple):
+    """The gradient of the summed loss over one domain and split, in units of `_UNIT`, and the number of examples."""
+
+    domain: str
+    split: str
+    total: ExactSum
+    n: int
+
+
+def domain_gradients(ctx: Context, weights: Any, parts: Iterable[Part]) -> list[Gradients]:
+    """Return, on a host, the gradients at `weights`, summed over the parts of a domain and split."""
+    sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
+    for part in parts:
+        if len(part):
+            total, n = sums.get((part.domain, part.split), (ExactSum(), 0))
+            total.add(full_gradient(ctx.task, weights, part), len(part) * _UNIT)
+            sums[part.domain, part.split] = total, n + len(part)
+    return [Gradients(domain, split, total, n) for (domain, split), (total, n) in sums.items()]
+
+
+def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradients]) -> list[Score]:
+    """Return, on the server, the scores of the metrics of gradients from the gradients of all hosts."""
+    sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
+    for gradient in gradients:
+        total, n = sums.setdefault((gradient.domain, gradient.split), (ExactSum(), 0))
+        total.merge(gradient.total)
+        sums[gradient.domain, gradient.split] = total, n + gradient.n
+    scores = []
+    for metric in metrics:
+        means: dict[str, tuple[dict[str, Tensor], int]] = {}
+        for domain in sorted({domain for domain, _ in sums}):
+            parts = [sums[domain, split] for split in dict.fromkeys(metric.splits) if (domain, split) in sums]
+            if n := sum(examples for _, examples in parts):
+                totals = [total.value for total, _ in parts]
+                means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
+        for domain, value in metric.each(metric.measure(means)):
+            value = metric.declared(value)
+            scores.append(as_score(value, domain=domain, split=metric.splits[0], point="global"))
+    return scores

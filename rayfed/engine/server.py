@@ -23,10 +23,9 @@ from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, add_to
-from rayfed.engine.scoring import as_score
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, States, add_to
+from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
@@ -292,12 +291,7 @@ class Server:
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
     def _note(
-        self,
-        record: Record,
-        times: Sequence[float],
-        result: ExchangeResult,
-        down: State,
-        unicast: Mapping[ClientIndex, State],
+        self, record: Record, times: Sequence[float], result: ExchangeResult, down: State, unicast: States
     ) -> None:
         """Add the seconds and bytes of an exchange to `record`."""
         record.add_work(result.busy, result.predicted)

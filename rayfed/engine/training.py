@@ -169,13 +169,7 @@ def _on_device(batches: Rows, part: Part) -> list[Tensor]:
 
 
 def _loop(
-    exchange: Exchange,
-    ctx: Context,
-    work: list[State],
-    down: State,
-    take: _Take,
-    batches: list[Tensor],
-    totals: _Sums,
+    exchange: Exchange, ctx: Context, work: list[State], down: State, take: _Take, batches: list[Tensor], totals: _Sums
 ) -> None:
     """Train one client."""
     for step, rows in enumerate(batches):

@@ -15,7 +15,7 @@ from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
-from rayfed.engine.metric_collection import DueMetrics
+from rayfed.engine.scoring import DueMetrics
 from rayfed.experiments.config import Config
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
