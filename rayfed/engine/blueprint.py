@@ -1,4 +1,4 @@
-"""What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
+"""A blueprint: what server and hosts need to know about a simulation, as a value that is sent to other processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Blueprint:
     Attributes:
         model: The model; its weights are the initial weights.
         loss: (logits, y) -> scalar mean over the batch.
-        training_loss: The loss that models are trained by, where it is not the one that scores them.
+        training_loss: The loss that models are trained by, where it is not `loss`, which scores them.
         schedule: The schedule of learning rates over the rounds.
         availability: Which of the sampled clients reply, and how much of the local work they do.
         sampler: Which clients are sampled for a round.
@@ -41,13 +41,12 @@ class Blueprint:
         keep_optimizer: Whether clients keep the optimiser's state between rounds; None: as the algorithm does.
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding. None: a host
-            measures which number is fast, before it first trains.
+            measures which number is fast before it first trains.
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
         augment: The augmentation of training batches.
-        data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
-            no result.
+        data_on_device: Whether clients' inputs stay on their host's device; None: if they fit. It changes no result.
         outputs: What the outputs of the model stand for.
         rows_interact: Whether an example's output depends on the others in its batch when models are scored.
     """
@@ -79,6 +78,7 @@ class Blueprint:
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
+        dtype = population.clients[0].train.x.dtype
         task = Task(
             self.model,
             self.training_loss or self.loss,
@@ -86,7 +86,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
-            inputs=InputSpec(population.shape, population.mean, population.std, _real(population)),
+            inputs=InputSpec(population.shape, population.mean, population.std, dtype == np.uint8 or dtype.kind == "f"),
             scoring_loss=self.loss,
             outputs=self.outputs,
             rows_interact=self.rows_interact,
@@ -104,7 +104,7 @@ class Blueprint:
         return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
 
     def client_context(self, ctx: Context, population: Population, client: int) -> Context:
-        """Return `ctx` for a hook of one client, with its data, without a host."""
+        """Return `ctx` for a hook of a client, with its data, without a host."""
         share = self.algorithm.held_out_share
         data = client_data(population, client, ctx.task, held_out_share=share, seed=self.seed)
         return ctx.at(client=client, examples=len(data.train), data=data)
@@ -116,7 +116,7 @@ class Blueprint:
         return (different - [held_out_count(n, share) for n in different.tolist()])[places]
 
     def check(self, population: Population) -> None:
-        """Raise UsageError for what cannot work, before anything starts."""
+        """Raise UsageError if this simulation cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = SizesById(population.clients, self.training_examples(population))
@@ -213,7 +213,7 @@ class Blueprint:
             raise UsageError(f"{where} needs every client in every round; leave the key out") from None
 
     def _check_sampling(self, ctx: Context) -> None:
-        """Raise UsageError if the algorithm cannot do with the way in which clients are sampled."""
+        """Raise UsageError if the algorithm cannot work with the sampler."""
         sampler = self.sampler
         if type(sampler) is Uniform:
             return
@@ -225,7 +225,7 @@ class Blueprint:
             raise UsageError(f"{where}: {obstacle}; use sampling.name=uniform")
 
     def _weighting_obstacle(self, ctx: Context) -> str:
-        """Return why the algorithm cannot do with clients that are not sampled uniformly, "" if it can."""
+        """Return why the algorithm cannot work with clients that are not sampled uniformly; "" if it can."""
         algorithm = self.algorithm
         named, exchanges = f"algorithm.name={algorithm.name}", algorithm.round_exchanges
         if algorithm.sample_without_replacement or algorithm.assumes_uniform_sampling:
@@ -262,10 +262,11 @@ class Blueprint:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it.
 
         Args:
-            phases: The training of the client of a context; `where` says which, in the message.
+            phases: The training of the client of a context.
+            where: Which training this is, for the message.
         """
-        size, problem = self.batch_size, self.problem(population, ctx.task)
-        if self.drop_last and size > 1 and min(problem.examples.values()) > 1:
+        size, drop_last, problem = self.batch_size, self.drop_last, self.problem(population, ctx.task)
+        if drop_last and size > 1 and min(problem.examples.values()) > 1:
             return
         if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
@@ -274,24 +275,17 @@ class Blueprint:
         _, places = np.unique(np.stack([sizes, is_unseen]), axis=1, return_index=True)
         for place in sorted(places.tolist()):  # clients of one size train alike
             client, n = clients.id(place), int(sizes[place])
-            if self._leaves_single_example(n, phases(ctx.at(client=place, examples=n))):
+            if any(
+                leaves_single_example(
+                    n, phase.batch_size or size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last
+                )
+                for phase in phases(ctx.at(client=place, examples=n))
+            ):
                 raise UsageError(
                     f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
                     f"example{where}, on which the model's batch norm cannot train; "
                     f"{batch_size_advice(size, enough=n > 1)}"
                 )
-
-    def _leaves_single_example(self, examples: int, phases: Sequence[Phase]) -> bool:
-        return any(
-            leaves_single_example(
-                examples,
-                phase.batch_size or self.batch_size,
-                epochs=phase.epochs,
-                steps=phase.steps,
-                drop_last=self.drop_last,
-            )
-            for phase in phases
-        )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
         """Return the server's model before the first round, or None, and whether it has all weights of the network."""
@@ -317,8 +311,3 @@ class Blueprint:
             optimizer=self.optimizer,
             vmap_clients=self.vmap_clients or 1,
         )
-
-
-def _real(population: Population) -> bool:
-    dtype = population.clients[0].train.x.dtype
-    return dtype == np.uint8 or dtype.kind == "f"

@@ -105,60 +105,67 @@ class Checkpointer:
         self._base, self._versions, self.round = number, versions, self._server.round
 
     def restore(self, saved: Saved) -> list[str]:
-        """Restore the newest checkpoint that is whole; the next round is the one after it.
+        """Restore the newest checkpoint that is whole, so that its next round can be run.
 
         Returns:
-            A line on each newer checkpoint that cannot be used.
+            A line on each newer checkpoint, which cannot be used.
 
         Raises:
             UsageError: No checkpoint can be used.
         """
-        server, faults = self._server, []
+        server = self._server
         device = server.ctx.task.device
-        for checkpoint in saved:
-            try:
-                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint)
-                server_part = {"server": Part(*content["server"])}
-                ((_, state),) = _states(_contents(self._files, self._trial, server_part), device)
-                if not state.keys() >= server.state.keys():  # a setup may have added some
-                    raise _Unusable("belongs to another algorithm")
-                clients = {client: Part(*part) for client, part in content["clients"].items()}
-                contents = _contents(self._files, self._trial, clients)
-                server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
-            except (_Unusable, StorageError) as error:
-                faults.append(f"checkpoint {checkpoint['number']} of {self._trial} {error}")
-                continue
+
+        def load(content: Mapping[str, Any]) -> None:
+            ((_, state),) = _states(_contents(self._files, self._trial, {"server": content["server"]}), device)
+            if not state.keys() >= server.state.keys():  # a setup may have added fields
+                raise _Unusable("belongs to another algorithm")
+            contents = _contents(self._files, self._trial, content["clients"])
+            server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
             server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
-            server.restore_progress(content.get("progress", {}))
-            states = server.fleet.states
-            self._base, self.round = checkpoint["number"], server.round
-            self._versions = {client: states.version(client) for client in states}
-            return _fallback_notes(faults, checkpoint["number"], server.round)
-        raise _refusal(faults)
+
+        position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
+        server.restore_progress(saved[position]["content"].get("progress", {}))
+        states = server.fleet.states
+        self._base, self.round = saved[position]["number"], server.round
+        self._versions = {client: states.version(client) for client in states}
+        return notes
 
 
 def verified(
     saved: Saved, files: CheckpointFiles, trial: str, configuration: str, blueprint: Blueprint
 ) -> tuple[Saved, list[str]]:
-    """Return the newest checkpoint that is whole, and a line on each newer one that cannot be used.
+    """Return the newest checkpoint that is whole with those before it, and a line on each newer checkpoint.
 
-    Everything is read and compared with its checksum, and nothing is kept, so that damage is reported before a start.
+    All states are read and compared with their checksums, so that damage is reported before a start.
 
     Raises:
         UsageError: No checkpoint can be used.
     """
+
+    def read(content: Mapping[str, Any]) -> None:
+        for _ in _contents(files, trial, {"server": content["server"], **content["clients"]}):
+            pass
+
+    position, notes = _newest_usable(saved, trial, configuration, blueprint, read)
+    return saved[position:], notes
+
+
+def _newest_usable(
+    saved: Saved, trial: str, configuration: str, blueprint: Blueprint, use: Callable[[Mapping[str, Any]], None]
+) -> tuple[int, list[str]]:
+    """Return the position of the newest checkpoint that `use` can read, and a line on each newer checkpoint."""
     faults: list[str] = []
     for position, checkpoint in enumerate(saved):
         try:
             content = _checked(checkpoint, trial, configuration, blueprint)
-            parts = {"server": content["server"], **content["clients"]}
-            for _ in _contents(files, trial, {name: Part(*part) for name, part in parts.items()}):
-                pass
+            use(content)
         except (_Unusable, StorageError) as error:
             faults.append(f"checkpoint {checkpoint['number']} of {trial} {error}")
             continue
-        return saved[position:], _fallback_notes(faults, checkpoint["number"], content["round"])
-    raise _refusal(faults)
+        start = f"continues from checkpoint {checkpoint['number']}, after round {content['round']}"
+        return position, [f"{fault}; {start}" for fault in faults]
+    raise UsageError(f"{'; '.join(faults) or 'there is no checkpoint'}; start anew with resume=false")
 
 
 def newest_round(saved: Saved) -> int | None:
@@ -173,15 +180,15 @@ def newest_content(saved: Saved) -> Mapping[str, Any] | None:
 
 
 class SavedState:
-    """The state in one checkpoint, read when asked for.
+    """The state in a checkpoint, read when asked for.
 
     Args:
-        files: The recorder, or another that reads the same folder.
+        files: A recorder of the folder.
         content: The content of the checkpoint's manifest.
         ids: The ids of the clients by their position in the population, int64 [clients].
 
     Attributes:
-        round: The round after which it was the state.
+        round: The round after which it was saved.
         clients: The states of clients by their id.
     """
 
@@ -200,7 +207,7 @@ class SavedState:
 
     def _state(self, name: str, part: Sequence[Any]) -> State:
         try:
-            contents = _contents(self._files, self._trial, {name: Part(*part)})
+            contents = _contents(self._files, self._trial, {name: part})
             ((_, state),) = _states(contents, torch.device("cpu"))
         except (_Unusable, StorageError) as error:
             raise UsageError(
@@ -211,7 +218,7 @@ class SavedState:
 
 
 class _SavedClients(Mapping[int, State]):
-    """The states of clients by their id; each access reads one from the checkpoint."""
+    """The states of clients by their id; each access reads a state from the checkpoint."""
 
     def __init__(
         self, read: Callable[[str, Sequence[Any]], State], parts: Mapping[str, Sequence[Any]], ids: np.ndarray
@@ -236,9 +243,9 @@ class _SavedClients(Mapping[int, State]):
         return f"<states of {len(self)} clients, read from the checkpoint when asked for>"
 
 
-def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, bytes]]:
-    """Yield the bytes of parts, and check them."""
-    for batch in _batched(parts.items(), lambda part: part.length):
+def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the bytes of the parts of a manifest, and check them."""
+    for batch in _batched(((name, Part(*part)) for name, part in parts.items()), lambda part: part.length):
         contents = dict(files.saved_states(trial, batch))
         for name, part in batch.items():
             content = contents.pop(name)
@@ -249,7 +256,7 @@ def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Part]) -> 
 
 
 def _batched(items: Iterable[tuple[str, _Item]], size: Callable[[_Item], int]) -> Iterator[dict[str, _Item]]:
-    """Yield items together whose bytes are at most `BLOCK_BYTES`, or a single one."""
+    """Yield items in batches of at most `BLOCK_BYTES`; a larger item is a batch by itself."""
     batch: dict[str, _Item] = {}
     total = 0
     for name, item in items:
@@ -286,14 +293,6 @@ def _checked(checkpoint: Mapping[str, Any], trial: str, configuration: str, blue
     if not 0 <= content["round"] <= last:
         raise _Unusable(f"is damaged: its round is {content['round']}, expected 0 to {last}")
     return content
-
-
-def _fallback_notes(faults: Sequence[str], number: int, round: int) -> list[str]:
-    return [f"{fault}; continues from checkpoint {number}, after round {round}" for fault in faults]
-
-
-def _refusal(faults: Sequence[str]) -> UsageError:
-    return UsageError(f"{'; '.join(faults) or 'there is no checkpoint'}; start anew with resume=false")
 
 
 def configuration_hash(*values: str) -> str:
