@@ -14,10 +14,7 @@ from rayfed.engine.training import steps_of
 
 
 class Responding(NamedTuple):
-    """The clients of a round whose replies count, in ascending order, and the seconds that it takes on the clock.
-
-    The seconds are None without a clock.
-    """
+    """A round's clients whose replies count, in ascending order, and the simulated seconds (None without a clock)."""
 
     clients: tuple[ClientIndex, ...]
     seconds: float | None
@@ -25,14 +22,14 @@ class Responding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """How much of the local work clients do, how long they take and whether they reply. It holds for rounds alone.
+    """How much of the local work clients do in a round, how long they take and whether they reply.
 
     Attributes:
-        least_work: Each client draws, for each round, the epochs (or steps) that it trains uniformly between this share
-            of the configured number, rounded up, and all of them.
+        least_work: For each round, each client draws the epochs (or steps) that it trains, uniformly between this share
+            of the configured number, rounded up, and the configured number.
         dropout: The probability that a sampled client drops out of a round.
         step_seconds: The simulated seconds of a local step of the median client; 0 without a clock.
-        speed_spread: The standard deviation of the logarithm of a client's seconds per step, which it keeps.
+        speed_spread: The standard deviation over clients of the logarithm of the seconds per step.
         deadline: The simulated seconds after which the server ignores replies; None if it waits for all.
     """
 
@@ -70,9 +67,9 @@ class Availability:
         seed: int,
         drop_last: bool,
     ) -> Responding:
-        """Return which clients of the cohort of a round reply in time, at least the fastest of them.
+        """Return which clients of the cohort of a round reply in time; at least the fastest client does.
 
-        The server notices at once that a client has dropped out, and waits for the others until the deadline.
+        The server notices at once that a client has dropped out, and waits for the other clients until the deadline.
 
         Args:
             ctx: The context of the round.

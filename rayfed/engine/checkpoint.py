@@ -1,8 +1,8 @@
 """Checkpoints: the round, the server's state, and the state of every client that has one.
 
 Random states are not saved, because random streams are keyed by round. A checkpoint writes only the states of clients
-that changed since the one before, and few clients' states at a time are in memory. Their bytes go to the recorder,
-because it may be on another machine; `rayfed.records.checkpoints` describes the files.
+that changed since the checkpoint before, and few clients' states at a time are in memory. The recorder writes the
+bytes, because it may be on another machine; `rayfed.records.checkpoints` describes the files.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class Checkpointer:
     Args:
         files: The recorder.
         trial: The name of the trial.
-        configuration: A hash of everything that determines the outcome; a checkpoint of another one is refused.
+        configuration: A hash of everything that determines the outcome; a checkpoint with another hash is refused.
         version: The version of rayfed.
         keep_best: Whether the checkpoint of the best round is kept until another round is better.
 

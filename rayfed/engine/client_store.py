@@ -16,28 +16,27 @@ from rayfed.engine.serialization import serialised
 
 
 class ClientStates(Mapping[ClientIndex, State]):
-    """The states of the clients that have one, wherever they are; read one at a time.
+    """The states of the clients that have taken part in an exchange, wherever the states are; each is read by itself.
 
-    Clients have a state once they took part in an exchange. Until then it is a function of the seed, which is made
-    where it is needed and not kept.
+    Until its first exchange, a client's state is a function of the seed, which is computed where it is needed.
     """
 
     @abstractmethod
     def version(self, client: ClientIndex) -> int:
-        """Return the number of the write that the client's state came with; no two writes have the same."""
+        """Return the number of the write of the client's state; every write has its own number."""
 
 
 class ClientStore(ClientStates):
     """The states of clients in the memory of this process.
 
-    The states that have not been used for the longest time go to a temporary folder when all together take more than
-    `memory` bytes, and come back when they are read.
+    When all states take more than `memory` bytes, those that have not been used for the longest time go to a temporary
+    folder. They come back when they are read.
 
     Args:
         memory: The bytes of states in memory.
         device: The device to which states are read.
-        device_memory: The bytes of states on a device with memory of its own. The others are in memory or on disk. None
-            where the device has none, or for all states there.
+        device_memory: The bytes of states on a device with memory of its own; the other states are in memory or on
+            disk. None where the device has no memory of its own, or for all states on the device.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ClientStore(ClientStates):
         self._keep(client, state)
 
     def clear(self) -> None:
-        """Forget all states. The numbers of later writes stay larger than those of earlier ones."""
+        """Forget all states. Later writes still have larger numbers."""
         for path in self._spilled.values():
             path.unlink()
         self._kept.clear()

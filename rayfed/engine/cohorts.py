@@ -1,4 +1,4 @@
-"""The cohorts of rounds: what a sampler gets to know, and the weights of the clients that it draws."""
+"""The cohorts of rounds: what a sampler is told, and the weights of the clients that it draws."""
 
 import math
 import time
@@ -22,17 +22,17 @@ from rayfed.sampling.base import Cohort, Drawing, Uniform
 _LOSS_BYTES = 4  # a reported loss is a float32
 
 Losses = Callable[[int, Sequence[ClientIndex]], tuple[Mapping[ClientIndex, float], Mapping[str, int]]]
-"""losses(round, clients): each client's loss of what it would download, and the bytes of one download by field."""
+"""losses(round, clients): each client's loss of the model that it would download, and a download's bytes by field."""
 
 
 @dataclass
 class Poll:
-    """What a round's sampling has cost.
+    """The cost of a round's sampling.
 
     Attributes:
         clients: The clients that evaluated the model, each once.
         sizes: The bytes of one download by field.
-        seconds: The wall-clock seconds that this took.
+        seconds: The wall-clock seconds of the evaluation.
     """
 
     clients: set[int] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Poll:
     seconds: float = 0.0
 
     def add_to(self, record: Record, cohort: Sequence[int]) -> None:
-        """Add the cost to the record of the round. The clients of the cohort download what they evaluated only once."""
+        """Add the cost to the record of the round. Clients of the cohort have downloaded the model already."""
         if not self.clients:
             return
         more = len(self.clients - set(cohort))
@@ -116,7 +116,7 @@ class Cohorts:
         self.poll.add_to(record, cohort)
 
     def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps, as JSON takes it; None for uniform sampling, which keeps nothing."""
+        """Return what a checkpoint keeps, as JSON; None for uniform sampling, which keeps nothing."""
         if self.is_uniform:
             return None
         losses = {str(i): float(loss) for i, loss in enumerate(self._last_losses) if np.isfinite(loss)}
@@ -138,7 +138,7 @@ class Cohorts:
         return np.array([losses[ClientIndex(i)] for i in clients])
 
     def _checked(self, cohort: Cohort, size: int) -> Cohort:
-        """Return a cohort with its clients in ascending order; raise BadHook if it is none."""
+        """Return a cohort with its clients in ascending order; raise BadHook if it is not valid."""
         name = f"{type(self._blueprint.sampler).__name__}.draw"
         if not isinstance(cohort, Cohort):
             raise BadHook(f"{name} returned {type(cohort).__name__}, not a Cohort")
@@ -160,7 +160,7 @@ class Cohorts:
 
 
 def participants_of(population: Population) -> Sequence[ClientIndex]:
-    """Return the positions of all clients that take part in training, however many these are."""
+    """Return the positions of all clients that take part in training."""
     return range(len(population.clients) - population.unseen_clients)  # type: ignore[return-value]
 
 
@@ -174,8 +174,8 @@ def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[Cli
 def sampled_cohort(blueprint: Blueprint, participants: Sequence[ClientIndex], round: int) -> tuple[ClientIndex, ...]:
     """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
 
-    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
-    that are left over sit out.
+    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds, in which N mod cohort clients
+    do not take part.
     """
     size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
     if size == clients:

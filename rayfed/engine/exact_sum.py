@@ -22,18 +22,17 @@ _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # numbers that are rounded together, on a GPU in one launch; more would only cost memory
 
-
 Path = tuple[str, ...]
 
 
 class ExactSum:
-    """Σ weight·tree over trees of one structure; integer leaves, which are counters, become their maximum.
+    """Σ weight·tree over trees of the same structure; integer leaves, which are counters, become their maximum.
 
     Args:
-        untrained: The names of leaves that are no sums where all trees agree on them to the bit, such as masks.
+        untrained: The names of leaves that are not summed where all trees have the same bits, such as masks.
 
     Attributes:
-        equal: The leaves by those names, by their keys; None where trees differ.
+        equal: The untrained leaves by their path; None where trees differ.
     """
 
     def __init__(

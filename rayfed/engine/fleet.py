@@ -21,8 +21,6 @@ from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64
 """Clients whose states `LocalFleet` holds beside its store at any time."""
-
-
 _Request = TypeVar("_Request", bound=Request)
 
 

@@ -1,7 +1,7 @@
 """Checks that hooks do not modify their inputs.
 
 `untouched` costs next to nothing and guards every run: it compares the counters that torch keeps of in-place changes.
-`intercepted` and `pure` compare every bit that a hook is lent, which `rayfed check` and the tests do.
+`rayfed check` and the tests use `intercepted` and `pure`, which compare every bit that a hook is lent.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ HOOKS = (
 )
 """The hooks that `intercepted` intercepts."""
 _STAGES = ("setup_exchanges", "round_exchanges", "final_exchanges")
-_OWN = {("step", "work"), ("finish", "work")}  # what a hook may change
+_OWN = {("step", "work"), ("finish", "work")}  # the inputs that a hook may change
 
 Around = Callable[..., Any]
 """Called as around(name, hook, self, *args, **kwargs) in place of a hook."""

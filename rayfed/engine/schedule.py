@@ -1,10 +1,9 @@
 """Which host runs which clients: planned by predicted cost, and corrected while they run.
 
-Work comes in units, such as a client to train. They are dealt anew for every exchange: the one with the highest
+Work comes in units, such as a client to train. Units are dealt anew for every exchange, those with the highest
 predicted cost first, each to the host that is going to be free first. Hosts are sent their units in chunks that become
-smaller towards the end. What has not been sent yet can still move: an idle host takes the tail of the host that is
-expected to finish last. Results do not depend on where or in which order clients run, so all of this changes nothing
-but the time.
+smaller towards the end. Units that have not been sent yet can still move: an idle host takes the tail of the host that
+is expected to finish last. Where and in which order clients run changes the time and no result.
 
 Nothing here knows about processes. Times are arguments, so that a schedule can be simulated.
 """
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from rayfed.core.ids import ClientIndex
 
 IN_FLIGHT = 2
-"""Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
+"""Chunks that a host holds at most: the chunk that it works on, and the next, so that it need not wait."""
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
 _LEAST_SHARE = 0.06  # the smallest chunk, as a share of the mean work of a host
@@ -26,10 +25,10 @@ _LEAST_SECONDS = 0.1  # the shortest chunk: below this, calls cost more than cor
 
 @dataclass(frozen=True)
 class Unit:
-    """Work that one host does in one go: clients, or test sets of the server.
+    """Work that a host does in one go: clients, or test sets of the server.
 
     Attributes:
-        cost: The predicted cost in any unit that is common to the units of a schedule, such as training steps.
+        cost: The predicted cost, in the same measure for all units of a schedule, such as training steps.
     """
 
     clients: tuple[ClientIndex, ...] = ()
@@ -57,10 +56,7 @@ class Chunk:
 
     @property
     def clients(self) -> list[ClientIndex]:
-        """The clients of all units.
-
-        Units with fewer clients come last, so that a host that cuts the clients into blocks of one size gets the units.
-        """
+        """The clients of all units; units with fewer clients come last, so that blocks of one size are the units."""
         return [client for unit in sorted(self.units, key=lambda unit: -len(unit.clients)) for client in unit.clients]
 
     @property
@@ -77,13 +73,13 @@ class Chunk:
 class Rates:
     """Running estimates of the seconds per unit of cost, by host and kind of work.
 
-    Of the exchanges in which a host took part, each counts half as much as the one after it. Within an exchange, every
-    unit of cost counts the same: a short chunk, most of whose seconds are those of the call, says little.
+    An exchange counts half as much as the host's next exchange. Within an exchange, every unit of cost counts the same:
+    a short chunk says little, because most of its seconds are those of the call.
     """
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Hashable, int], tuple[float, float]] = {}  # seconds and cost
-        self._before: set[tuple[Hashable, int]] = set()  # what was not measured in this exchange
+        self._before: set[tuple[Hashable, int]] = set()  # keys that were not measured in this exchange
 
     def begin(self, kind: Hashable) -> None:
         """Begin an exchange."""
@@ -101,7 +97,7 @@ class Rates:
     def of(self, kind: Hashable, hosts: Iterable[int]) -> dict[int, float] | None:
         """Return the seconds per unit of cost of each host, or None where nothing has been measured.
 
-        A host that is new to this kind of work counts as one of mean speed.
+        A host that is new to this kind of work gets the mean.
         """
         known = {host: seconds / cost for (of, host), (seconds, cost) in self._measured.items() if of == kind}
         if not known:
@@ -112,7 +108,7 @@ class Rates:
 
 @dataclass
 class Schedule:
-    """The schedule of one exchange, or of anything else that hosts do together.
+    """The schedule of an exchange, or of other work that hosts share.
 
     Args:
         units: The work; each unit is done once.
@@ -131,7 +127,12 @@ class Schedule:
         self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
         self._least = _LEAST_SHARE * sum(unit.cost for unit in self.units) / max(1, len(self.free))
-        self._deal(self.units)
+        seconds = dict.fromkeys(self.free, 0.0)
+        for unit in sorted(self.units, key=lambda unit: -unit.cost):  # to the host that is going to be free first
+            ends = {host: seconds[host] + unit.cost * self._rate(host) for host in self.free}
+            best = min(ends, key=lambda host: (ends[host], host))
+            seconds[best] = ends[best]
+            self._plans[best].append(unit)
         costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
         self.predicted: dict[int, float] | None = (
             None if self.rates is None else {host: cost * self._rate(host) for host, cost in costs.items()}
@@ -168,28 +169,14 @@ class Schedule:
         self._left -= len(chunk.units)
 
     def _rate(self, host: int) -> float:
-        if self.rates is None:
-            return 1.0
-        return self.rates[host] if host in self.rates else sum(self.rates.values()) / len(self.rates)
+        return 1.0 if self.rates is None else self.rates[host]
 
-    def _deal(self, units: Iterable[Unit]) -> None:
-        """Plan `units`, the most costly first, each to the host that is going to be free first."""
-        units = sorted(units, key=lambda unit: -unit.cost)
-        free = {host: self._remaining(host) for host in self._plans}
-        for unit in units:
-            ends = {host: free[host] + unit.cost * self._rate(host) for host in free}
-            best = min(ends, key=lambda host: (ends[host], host))
-            free[best] = ends[best]
-            self._plans[best].append(unit)
-        for host, plan in self._plans.items():
-            self._plans[host] = deque(sorted(plan, key=lambda unit: -unit.cost))
-
-    def _remaining(self, host: int, now: float | None = None) -> float:
+    def _remaining(self, host: int, now: float) -> float:
         """Return the predicted seconds until `host` has done everything that it holds or is planned to do."""
         rate = self._rate(host)
         flying = self._flying[host]
         seconds = sum(chunk.cost * rate for chunk in flying)
-        if now is not None and flying:
+        if flying:
             first = flying[0].cost * rate
             elapsed = flying[0].elapsed(now)
             # A chunk that is late is expected to take as long again as it took so far.

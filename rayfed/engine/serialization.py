@@ -27,7 +27,7 @@ def serialised(state: Any) -> memoryview:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return `tensor` on the CPU; a view as a copy, because it would be saved with all of what it is a view of."""
+    """Return `tensor` on the CPU; a view is copied, because torch would save the whole tensor behind it."""
     tensor = tensor.detach().cpu()
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
     return tensor.clone() if is_view else tensor

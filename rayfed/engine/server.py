@@ -32,7 +32,7 @@ from rayfed.metrics.base import OfTraining, Value
 
 
 class Server:
-    """One simulation under way. Iterate over `run()`; each item is a finished round.
+    """A simulation under way. Iterate over `run()`; each item is a finished round.
 
     Args:
         fleet: The hosts with the clients.
@@ -64,7 +64,7 @@ class Server:
         self.state: State = self.algorithm.init(self.ctx)
 
     def run(self) -> Iterator[Record]:
-        """Run what is left of the setup (round 0), rounds 1 to `rounds`, and the final stage (`rounds` + 1)."""
+        """Run what is left of the setup (round 0), of rounds 1 to `rounds`, and of the final stage (`rounds` + 1)."""
         for record in self._records():
             record.bytes_to_hosts, record.bytes_from_hosts = self.fleet.take_traffic()
             yield record
@@ -73,7 +73,7 @@ class Server:
         rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, self.participants)
-            if self.evaluation.initial:  # its scores may be of clients that adapt, which train
+            if self.evaluation.initial:  # clients that adapt before they are scored train
                 first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
                 self._choose_vmap_clients(self.algorithm.round_exchanges[0], first, record)
             yield self._evaluated(record, self.participants) if self.evaluation.initial else record
@@ -117,12 +117,12 @@ class Server:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why training ended before its last round; None if it did not, also where the rule would end it there."""
+        """Why training ended before its last round; None if all rounds ran."""
         ended_early = self.early_stopping.round != self.blueprint.rounds
         return self.early_stopping.reason if ended_early else None
 
     def progress(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside states and the round, as JSON takes it."""
+        """Return what a checkpoint keeps beside states and the round, as JSON."""
         sampling = {} if (state := self.cohorts.state()) is None else {"sampling": state}
         return {
             "early_stopping": self.early_stopping.state(),
@@ -150,7 +150,7 @@ class Server:
         return self.cohorts.draw(round)
 
     def responding(self, round: int, sampled: tuple[ClientIndex, ...]) -> Responding:
-        """Return those of the `sampled` clients of a round that reply in time; see `Availability`."""
+        """Return the `sampled` clients of a round that reply in time; see `Availability`."""
         return self.blueprint.availability.responding(
             self.algorithm,
             self.ctx.at(Moment("round", round)),
@@ -272,10 +272,10 @@ class Server:
         return state
 
     def _due_metrics(self, ctx: Context, last: bool, scored: bool) -> DueMetrics:
-        """Return the metrics of this exchange: those of training need no scored models, the others do."""
+        """Return the metrics of this exchange: metrics of training need no scored models, other metrics do."""
         if ctx.stage != "round":
             return NO_METRICS
-        due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
+        due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # a final stage trains for no scores
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
     def _mean(self, ctx: Context, total: ExactSum, down: State, weights: Mapping[ClientIndex, float]) -> Any:
@@ -324,7 +324,7 @@ class Server:
         return record
 
     def _complete(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
-        """Add what is scored after the last round only, since this round turned out to be the last."""
+        """Add what is scored after the last round only, because training stops early after this round."""
         began = time.perf_counter()
         if any(not metric.due(record.round, self.blueprint.rounds) for metric in self.evaluation.metrics.values()):
             scores, maps = self.evaluator.evaluated(self.state, record.round, cohort, is_last=True)
@@ -340,7 +340,7 @@ class Server:
 def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
     """Return the scores of a round without the means over local steps that have the name and place of a score.
 
-    A curve would mix the two otherwise, and a row would not be unique.
+    Otherwise a curve would mix the two, and a row would not be unique.
 
     Args:
         scored: Whether models were scored in this round. Their scores come first.
