@@ -1,30 +1,35 @@
-"""Blocks of clients that train at once: what a step costs does not depend on how many they are."""
+"""Blocks of clients that train at once: what a step costs, and how many clients a measurement chooses."""
 
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.algorithm_cases import MAIN_CASES, finished, plan_of
-from helpers.federations import blueprint
+from helpers.algorithm_cases import CASES, MAIN_CASES, finished, people_of, plan_of
+from helpers.commands import command
+from helpers.federations import Busy, blobs, blueprint
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
-from rayfed.engine import training
+from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.training import Pool, train_block
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.training import Pool, fastest_width, train_block
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.run_summary import run_summary
 from rayfed.models.build import build_model
 
 BATCH, SHAPE = 2, (1, 16, 16)
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}
 """Operations that wait for a GPU; the last one is a value that is copied to it."""
-
-
 LAYOUT = {"view", "_unsafe_view", "clone"}
 """What reshapes a tensor, which needs no copy where there is one client."""
 
@@ -96,3 +101,133 @@ def test_no_step_of_any_method_waits_for_the_device(case, monkeypatch):
     assert seen
     for name, steps in seen.items():
         assert not WAITING & {operation for counts in steps for operation in counts}, name
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def chosen(each, most=256):
+    """The width that is chosen where clients take `each[width]` milliseconds, and the widths that were tried."""
+    now, tried = [0.0], []
+
+    def block(width):
+        tried.append(width)
+        if isinstance(each[width], Exception):
+            raise each[width]
+        now[0] += each[width] * width / 1000
+
+    return fastest_width(most, block, lambda: now[0]), sorted(set(tried))
+
+
+@pytest.mark.parametrize(
+    ("each", "most", "width"),
+    [
+        ({1: 10, 4: 11, 16: 7, 64: 8, 256: 9}, 256, 16),
+        ({1: 10, 4: 9.6, 16: 9.6, 64: 9.6}, 64, 1),  # not worth it
+        ({1: 10, 4: 5, 16: 4.9, 64: 4.8}, 64, 4),
+        ({1: 10, 4: 14.9, 16: 15.1}, 256, 1),
+        ({1: 90, 4: 80, 16: 70}, 256, 16),  # in more than a second
+        ({1: 10, 4: 5, 16: OUT_OF_MEMORY}, 256, 4),
+        ({1: 10, 4: 5, 10: 3}, 10, 10),
+        ({}, 1, 1),
+    ],
+)
+def test_the_narrowest_of_the_fastest_is_chosen(each, most, width):
+    assert chosen(each, most) == (width, sorted(each))
+
+
+@pytest.mark.parametrize("each", [{1: OUT_OF_MEMORY}, {1: 10, 4: RuntimeError("CUDA error: device-side assert")}])
+def test_what_ends_a_run_anyway_is_raised(each):
+    with pytest.raises(RuntimeError, match="CUDA"):
+        chosen(each)
+
+
+def test_steps_that_cost_the_same_for_any_number_train_the_whole_cohort_at_once():
+    people = blobs(6)
+    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=2, cohort=4), people)
+    first, second = Server(plan, people, fleet, Evaluation()).run()
+    assert (fleet.vmap_clients, first.vmap_clients, second.vmap_clients) == (4, 4, None)
+
+
+def test_a_block_has_room_in_half_of_the_memory(monkeypatch):
+    """The largest client has 41 inputs of 6 floats, and trains 263 floats and the counter of a batch norm, 4 times."""
+    one = 41 * 6 * 4 + 4 * (263 * 4 + 8)
+    monkeypatch.setattr(host, "room_for", lambda *_: 3.5 * one / 2)
+    people = blobs(6)
+    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=1), people)
+    list(Server(plan, people, fleet, Evaluation()).run())
+    assert fleet.vmap_clients == 3
+
+
+def measured(width):
+    """A `fastest_width` that trains blocks as the real one does, and returns `width`."""
+
+    def fastest(most, block, clock):
+        block(1)
+        block(most)
+        return min(width, most)
+
+    return fastest
+
+
+def outcome(plan, **evaluation):
+    """The hash of the final state, the scores, and the number of clients that trained at once."""
+    people, evaluation = people_of(plan.algorithm), Evaluation(points=("adapted",), **evaluation)
+    server = Server(plan, people, fleet := LocalFleet(plan, people), evaluation)
+    records = list(server.run())
+    return server.state_hash(), [sorted(record.scores) for record in records], fleet.vmap_clients
+
+
+@MAIN_CASES
+def test_the_same_number_given_ends_with_the_same_bits(case, monkeypatch):
+    """With scores before the first round, which every method has."""
+    monkeypatch.setattr(host, "fastest_width", measured(3))
+    chosen, given = (outcome(plan_of(case, vmap_clients=width), initial=True) for width in (None, 3))
+    assert chosen == given
+
+
+def test_what_adapts_before_the_first_round_is_trained_by_it(monkeypatch):
+    monkeypatch.setattr(host, "fastest_width", measured(3))
+    widths, score = [], host.Host.score_downloads
+
+    def noted(self, request, *given):
+        widths.append(request.vmap_clients)
+        return score(self, request, *given)
+
+    monkeypatch.setattr(host.Host, "score_downloads", noted)
+    outcome(plan_of(CASES["fedavg"], vmap_clients=None), initial=True)
+    assert set(widths) == {3}
+
+
+VALUES = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
+
+
+@pytest.mark.parametrize(
+    ("more", "number", "text"),
+    [
+        ({}, None, "vmap_clients auto (measured before the first training)"),
+        ({"local.drop_last": False}, 1, "vmap_clients auto (1: clients cannot train at once)"),
+        ({"algorithm.name": "per_fedavg", "local.drop_last": False}, 1, "vmap_clients auto (1: "),
+        ({"local.batch_size": 1000}, 1, "vmap_clients auto (1: "),
+    ],
+)
+def test_clients_that_cannot_train_at_once_train_alone(more, number, text):
+    plan = make_plan(Config.read(VALUES, {"placement.vmap_clients": "auto", **more}))
+    assert plan.blueprint.vmap_clients == number
+    assert text in run_summary(plan)
+
+
+def test_a_resumed_trial_keeps_its_number(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, common = command("run"), ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}"]
+    common += ["partition={name: iid, clients: 4}", "local.batch_size=6", "checkpoint.every=1"]
+    monkeypatch.setattr(host, "fastest_width", measured(3))
+    assert run([*common, "placement.vmap_clients=auto", "rounds=2"]) == 0
+    assert "placement.vmap_clients=auto: measured 3" in capsys.readouterr().err
+    monkeypatch.setattr(host, "fastest_width", measured(2))
+    assert run([*common, "placement.vmap_clients=auto", "rounds=3", "resume=true"]) == 0
+    assert run([*common, "placement.vmap_clients=3", "rounds=3", "results=explicit"]) == 0
+    rows = [pd.read_parquet(f"{folder}/run/trials").iloc[0] for folder in ("results", "explicit")]
+    assert [row["vmap_clients"] for row in rows] == [3, 3]
+    assert rows[0]["weights_hash"] == rows[1]["weights_hash"]
+    assert rows[0]["trial"] != rows[1]["trial"]

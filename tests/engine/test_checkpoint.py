@@ -342,16 +342,3 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
             break
     assert write is storage.Staged.write
     assert resumed_outcome(recorder) == outcome
-
-
-def test_a_view_is_saved_without_what_it_is_a_view_of(recorder):
-    large = torch.zeros(1_000_000)
-    state = {"row": large[:3], "turned": torch.arange(6.0).reshape(2, 3).t(), "one": torch.ones(()).expand(4)}
-    fleet = SimpleNamespace(states=Many(0, 0), events=[])
-    server = SimpleNamespace(state=state, round=1, fleet=fleet, progress=dict)
-    checkpointer(server, recorder).save()
-    content = recorder.saved("t")[0]["content"]
-    part = checkpoints.Part(*content["server"])
-    assert part.length < 10_000
-    ((_, again),) = checkpoint._states(checkpoint._contents(recorder, "t", {"server": part}), torch.device("cpu"))
-    assert all(torch.equal(again[name], state[name]) for name in state)

@@ -66,21 +66,6 @@ def test_what_was_not_used_for_longest_goes_to_disk_and_comes_back():
     assert not folder.exists()
 
 
-def test_a_view_is_written_without_the_tensor_that_it_views():
-    store = ClientStore(memory=1)
-    store[0] = {"w": torch.zeros(1_000_000)[:3]}
-    store[1] = state(1)
-    assert (Path(store._folder.name) / "0.pt").stat().st_size < 10_000
-
-
-def test_clearing_removes_the_files():
-    store = ClientStore(memory=1)
-    for client in range(3):
-        store[client] = state(client)
-    store.clear()
-    assert not list(Path(store._folder.name).iterdir())
-
-
 def test_a_device_keeps_what_was_used_last_then_memory_then_the_disk():
     size = 408  # bytes of one state
     store = ClientStore(memory=2 * size, device_memory=size)

@@ -27,9 +27,9 @@ LOSS = Selection(metric="loss", higher_is_better=False)
 
 
 def record(round, value, metric="accuracy", **more):
-    given = {"split": "val", "point": "global", "n": 1} | more
+    given = {"client": 0, "split": "val", "point": "global", "n": 1} | more
     given["higher_is_better"] = metric != "loss"
-    scores = [Score(client=0, domain="a", metric=metric, value=v, **given) for v in ([] if value is None else [value])]
+    scores = [Score(domain="a", metric=metric, value=v, **given) for v in ([] if value is None else [value])]
     return Record(stage="round", round=round, cohort=1, scores=scores)
 
 
@@ -84,21 +84,9 @@ class TestRule:
         assert Selection().score(record(1, 0.5, **of_others)) is None
 
     def test_the_score_is_the_mean_over_participants(self):
-        scores = [
-            Score(
-                client=k,
-                domain="a",
-                split="val",
-                point="global",
-                metric="accuracy",
-                value=v,
-                n=n,
-                higher_is_better=True,
-            )
-            for k, v, n in ((0, 0.2, 90), (1, 0.8, 10), (SERVER, 0.0, 5))
-        ]
-        given = Record(stage="round", round=1, cohort=2, scores=scores)
-        assert Selection().score(given) == pytest.approx(0.5)
+        parts = [record(1, v, client=k, n=n) for k, v, n in ((0, 0.2, 90), (1, 0.8, 10), (SERVER, 0.0, 5))]
+        scores = [score for part in parts for score in part.scores]
+        assert Selection().score(Record(stage="round", round=1, cohort=2, scores=scores)) == pytest.approx(0.5)
 
     def test_going_on_from_a_saved_state(self):
         values = [0.5, 0.4, 0.6, 0.5, 0.55]
@@ -135,6 +123,8 @@ class TestTrial:
         assert row["stop_reason"].endswith("not improved on 0.5 of round 3 by more than 0 for 2 evaluations")
         command("report")(["results"])
         assert f"{result.trial} stopped early, after round 5 of 12: validation accuracy" in capsys.readouterr().out
+        whole = rayfed.run(QUICK | {"results": "whole"}).metrics.query("round <= 5")
+        assert result.metrics["value"].tolist() == whole["value"].tolist()
 
     def test_patience_that_ends_with_the_last_round_stops_nothing(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
@@ -143,11 +133,6 @@ class TestTrial:
         (row,) = rayfed.read_results("results").trials.to_dict("records")
         assert (row["status"], row["rounds_done"]) == ("done", 5)
         assert pd.isna(row["stop_reason"])
-
-    def test_the_rounds_before_are_those_of_a_run_to_its_end(self, tmp_path):
-        stopped = rayfed.run(STOPPING | {"results": str(tmp_path / "a")}).metrics
-        whole = rayfed.run(QUICK | {"results": str(tmp_path / "b")}).metrics.query("round <= 5")
-        assert stopped["value"].tolist() == whole["value"].tolist()
 
     def test_a_resumed_trial_stops_where_it_would_have(self, tmp_path):
         whole = rayfed.run(STOPPING | {"results": str(tmp_path / "whole")})
@@ -180,15 +165,13 @@ class TestTrial:
         assert rayfed.run(given | {"resume": True}).weights_hash == result.weights_hash
 
     def test_the_final_stage_follows(self, tmp_path):
-        result = rayfed.run(STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1})
+        given = STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1}
+        result = rayfed.run(given)
         assert result.rounds["round"].tolist() == [1, 2, 3, 4, 5, 13]
         assert result.rounds["stage"].tolist()[-1] == "final"
         assert result.trials["rounds_done"].tolist() == [5]
         assert "stopped early, after round 5 of 12: " in result.report()
-        again = rayfed.run(
-            STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1, "resume": True}
-        )
-        assert again.weights_hash == result.weights_hash
+        assert rayfed.run(given | {"resume": True}).weights_hash == result.weights_hash
 
     def test_in_a_sweep_it_counts_as_done(self, tmp_path, monkeypatch):
         given = STOPPING | {"results": str(tmp_path), "seeds": [0, 1], "search": {"max_concurrent": 1}}
@@ -201,20 +184,13 @@ class TestTrial:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("values", "message"),
+        ("patience", "values", "message"),
         [
-            ({"early_stopping.patience": 0}, "early_stopping.patience=0: must be at least 1"),
-            (
-                {"early_stopping.patience": 2, "evaluate.splits": ["test"]},
-                "early_stopping.patience=2: needs validation scores; give ",
-            ),
-            (
-                {"early_stopping.patience": 2, "partition.validation": 0.0},
-                "early_stopping.patience=2: needs validation scores; give ",
-            ),
+            (0, {}, "must be at least 1"),
+            (2, {"evaluate.splits": ["test"]}, "needs validation scores; give "),
+            (2, {"partition.validation": 0.0}, "needs validation scores; give "),
         ],
     )
-    def test_one_line(self, values, message):
-        with pytest.raises(UsageError) as error:
-            make_plan(Config.read(QUICK | values))
-        assert str(error.value).startswith(message)
+    def test_one_line(self, patience, values, message):
+        with pytest.raises(UsageError, match=f"^early_stopping.patience={patience}: {message}"):
+            make_plan(Config.read(QUICK | {"early_stopping.patience": patience} | values))

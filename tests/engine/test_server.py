@@ -370,14 +370,12 @@ class TestRandomness:
         assert len(set(noise)) == 4
 
 
-class TestWidth:
-    def test_with_fewer_steps_for_some(self):
-        """Clients of 4, 5, 6 and 8 steps: those that are done must not move on."""
-        population = blobs(4)
-        plan = blueprint(FedAvg(), population, vmap_clients=4, rounds=1, batch_norm="local")
-        server, _ = simulate(plan, population, points=POINT)
-        counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()]
-        assert counts == [4, 5, 6, 8]
+def test_clients_that_train_at_once_stop_after_their_own_steps():
+    population = blobs(4)
+    plan = blueprint(FedAvg(), population, vmap_clients=4, rounds=1, batch_norm="local")
+    server, _ = simulate(plan, population, points=POINT)
+    counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()]
+    assert counts == [4, 5, 6, 8]
 
 
 class TestDivergence:
@@ -409,19 +407,8 @@ def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
         (0, "test", "global", "loss", 9.0, False),
         (-1, "ood", "global", "accuracy", 0.25, False),
     ]
-    scores = [
-        Score(
-            client=i,
-            domain="d",
-            split=split,
-            point=point,
-            metric=metric,
-            value=value,
-            n=1,
-            unseen=unseen,
-            higher_is_better=True,
-        )
-        for i, split, point, metric, value, unseen in rows
-    ]
+    columns = ("client", "split", "point", "metric", "value", "unseen")
+    common = {"domain": "d", "n": 1, "higher_is_better": True}
+    scores = [Score(**dict(zip(columns, row, strict=True)), **common) for row in rows]
     found = Record(stage="round", round=1, cohort=2, scores=scores).means("accuracy", "global")
     assert found == {"test": pytest.approx(0.6), "ood": 0.25}
