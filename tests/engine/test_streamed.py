@@ -188,26 +188,26 @@ class TestBetweenProcesses:
     """Hosts of this machine read the file by themselves; in a cluster, what is small travels as bytes."""
 
     @pytest.fixture(autouse=True)
-    def hosts(self):
-        from rayfed.distributed import hosts
+    def fleet(self):
+        from rayfed.distributed import fleet
 
         start_ray()
-        return hosts
+        return fleet
 
     def nodes(self, monkeypatch, address):
         monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "NodeManagerAddress": address}])
 
-    def test_a_session_of_this_machine_is_sent_paths(self, hosts, monkeypatch):
+    def test_a_session_of_this_machine_is_sent_paths(self, fleet, monkeypatch):
         self.nodes(monkeypatch, "127.0.0.1")
         people = on_disk(blobs(3))
-        assert hosts.sendable(people) is people
+        assert fleet.sendable(people) is people
 
-    def test_a_cluster_is_sent_bytes_of_what_is_small_enough(self, hosts, monkeypatch):
+    def test_a_cluster_is_sent_bytes_of_what_is_small_enough(self, fleet, monkeypatch):
         self.nodes(monkeypatch, "10.0.0.1")
         people = on_disk(blobs(3))
-        assert not any(isinstance(part.x, LazyRows) for part in hosts.sendable(people).examples())
+        assert not any(isinstance(part.x, LazyRows) for part in fleet.sendable(people).examples())
         monkeypatch.setattr(device_data, "memory_bytes", lambda: 100)
-        assert hosts.sendable(people) is people
+        assert fleet.sendable(people) is people
 
     @pytest.mark.parametrize("data_on_device", [True, False])
     def test_a_host_process_gets_the_same_bits_from_the_path(self, data_on_device):
