@@ -483,6 +483,7 @@ class TestOwnModel:
             small(tmp_path, model=lazy())
 
     def test_what_needs_no_gradient_is_not_trained(self, tmp_path):
+        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
         model[0].requires_grad_(False)
         for algorithm in ("fedavg", "scaffold", "apple"):
