@@ -17,7 +17,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.distributed.ray_internals import cause_of_death
-from rayfed.records.checkpoints import Part, Saved
+from rayfed.records.checkpoints import Saved, SavedPart
 from rayfed.records.files import Holding
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import is_url
@@ -134,7 +134,7 @@ class RemoteRecorder:
         self._call("write_states", trial, number, states)
 
     def commit_checkpoint(
-        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]
     ) -> None:
         self._call("commit_checkpoint", trial, number, base, header, parts)
 
@@ -145,7 +145,7 @@ class RemoteRecorder:
         checkpoints: Saved = self._call("saved", trial)
         return checkpoints
 
-    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> Mapping[str, bytes]:
+    def saved_states(self, trial: str, parts: Mapping[str, SavedPart]) -> Mapping[str, bytes]:
         contents: Mapping[str, bytes] = self._call("saved_states", trial, parts)
         return contents
 

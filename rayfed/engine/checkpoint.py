@@ -22,7 +22,7 @@ from rayfed.core.trees import tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server
-from rayfed.records.checkpoints import BLOCK_BYTES, Part, Saved, checksum
+from rayfed.records.checkpoints import BLOCK_BYTES, Saved, SavedPart, checksum
 from rayfed.records.storage import one_line
 
 _Item = TypeVar("_Item")
@@ -34,10 +34,10 @@ class CheckpointFiles(Protocol):
     def begin_checkpoint(self, trial: str) -> int: ...
     def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None: ...
     def commit_checkpoint(
-        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]
     ) -> None: ...
     def saved(self, trial: str) -> Saved: ...
-    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> Mapping[str, bytes]: ...
+    def saved_states(self, trial: str, parts: Mapping[str, SavedPart]) -> Mapping[str, bytes]: ...
 
 
 class _Unusable(Exception):
@@ -89,9 +89,9 @@ class Checkpointer:
             ((str(client), bytes(serialised(states[client]))) for client in changed),
         )
         number = self._files.begin_checkpoint(self._trial)
-        parts: dict[str, Part] = {}
+        parts: dict[str, SavedPart] = {}
         for batch in _batched(contents, len):
-            parts |= {name: Part(number, len(content), checksum(content)) for name, content in batch.items()}
+            parts |= {name: SavedPart(number, len(content), checksum(content)) for name, content in batch.items()}
             self._files.write_states(self._trial, number, batch)
         header = {
             "trial": self._trial,
@@ -245,7 +245,7 @@ class _SavedClients(Mapping[int, State]):
 
 def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, bytes]]:
     """Yield the bytes of the parts of a manifest, and check them."""
-    for batch in _batched(((name, Part(*part)) for name, part in parts.items()), lambda part: part.length):
+    for batch in _batched(((name, SavedPart(*part)) for name, part in parts.items()), lambda part: part.length):
         contents = dict(files.saved_states(trial, batch))
         for name, part in batch.items():
             content = contents.pop(name)

@@ -29,7 +29,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class Part(NamedTuple):
+class SavedPart(NamedTuple):
     """The file of a state: the `number` of the checkpoint that wrote it, its `length` in bytes, and its `checksum`."""
 
     number: int
@@ -66,7 +66,7 @@ class CheckpointStore:
         with self._discarded_on_error(number):
             _in_parallel(lambda name: self.folder.write(_state_file(name, number), states[name]), states)
 
-    def commit(self, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+    def commit(self, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]) -> None:
         """Finish a checkpoint.
 
         Args:
@@ -139,7 +139,7 @@ class CheckpointStore:
             reason = "is gone" if isinstance(error, FileNotFoundError) else one_line(error)
             raise StorageError(f"checkpoint {number} of {self._trial} {reason}") from error
 
-    def read(self, parts: Mapping[str, Part]) -> dict[str, bytes]:
+    def read(self, parts: Mapping[str, SavedPart]) -> dict[str, bytes]:
         """Return the content of the files of states, without a check of their checksums."""
         contents = _in_parallel(lambda name: self.folder.read(_state_file(name, parts[name].number)), parts)
         return dict(zip(parts, contents, strict=True))
@@ -196,10 +196,10 @@ def _state_file(name: str, number: int) -> str:
     return f"{name}-{number:06d}.pt"
 
 
-def _parts(content: Mapping[str, Any]) -> dict[str, Part]:
+def _parts(content: Mapping[str, Any]) -> dict[str, SavedPart]:
     """Return the parts that the content of a manifest names."""
     parts = {"server": content["server"], **content["clients"]}
-    return {name: Part(*part) for name, part in parts.items()}
+    return {name: SavedPart(*part) for name, part in parts.items()}
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record, Selection
-from rayfed.records.checkpoints import CheckpointStore, Part
+from rayfed.records.checkpoints import CheckpointStore, SavedPart
 from rayfed.records.files import Holding, write_holdings, write_map
 from rayfed.records.owners import Owner
 from rayfed.records.storage import join, open_storage, storage_errors
@@ -289,7 +289,7 @@ class Recorder:
             self._checkpoints_of(trial).write(number, states)
 
     def commit_checkpoint(
-        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]
     ) -> None:
         """Finish a checkpoint; see `CheckpointStore.commit`."""
         with storage_errors(self._home.location):
@@ -310,7 +310,7 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).best()
 
-    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> dict[str, bytes]:
+    def saved_states(self, trial: str, parts: Mapping[str, SavedPart]) -> dict[str, bytes]:
         """Return the content of files of the trial's checkpoints; see `CheckpointStore.read`."""
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).read(parts)

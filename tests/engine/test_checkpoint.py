@@ -309,7 +309,7 @@ def test_no_more_than_a_block_is_in_memory(recorder, monkeypatch, clients, float
     assert states.reads == clients
     assert states.most <= 2
     content = recorder.saved("t")[0]["content"]
-    parts = {name: checkpoints.Part(*part) for name, part in content["clients"].items()}
+    parts = content["clients"]
     loaded = Many(clients, floats)
     for name, state in checkpoint._states(checkpoint._contents(recorder, "t", parts), torch.device("cpu")):
         assert loaded.watched(state)["w"][0] == float(name)

@@ -7,7 +7,7 @@ import pytest
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.records import checkpoints, storage
-from rayfed.records.checkpoints import CheckpointStore, Part, checksum
+from rayfed.records.checkpoints import CheckpointStore, SavedPart, checksum
 from rayfed.records.storage import open_storage
 
 HEADER = {"trial": "t", "configuration": "c", "rayfed": "0", "round": 1}
@@ -18,14 +18,14 @@ def commit(store, base, server, clients, **header):
     number, contents = store.begin(), {"server": server, **clients}
     for name, content in contents.items():
         store.write(number, {name: content})
-    parts = {name: Part(number, len(content), checksum(content)) for name, content in contents.items()}
+    parts = {name: SavedPart(number, len(content), checksum(content)) for name, content in contents.items()}
     store.commit(number, base, {**HEADER, **header}, parts)
     return number
 
 
 def contents(store, content):
     """Return all states of a checkpoint, whose checksums must be right."""
-    parts = {name: Part(*part) for name, part in {"server": content["server"], **content["clients"]}.items()}
+    parts = {name: SavedPart(*part) for name, part in {"server": content["server"], **content["clients"]}.items()}
     read = store.read(parts)
     assert all(checksum(read[name]) == part.checksum for name, part in parts.items())
     return read
