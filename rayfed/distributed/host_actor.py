@@ -3,6 +3,7 @@
 A message is a pickle, and the tensors of the value as flat byte arrays, which Ray does not copy.
 """
 
+import contextlib
 import dataclasses
 import io
 import pickle
@@ -97,6 +98,29 @@ class _Unpickler(pickle.Unpickler):
         return raw.view(dtype).reshape(shape).to(self._device)
 
 
+def readable(error: Exception) -> Exception:
+    """Return `error`, or a RuntimeError with its text and notes if other processes could not unpickle it."""
+    try:
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+    except Exception:
+        replacement = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            replacement.add_note(note)
+        return replacement
+    return error
+
+
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Within, let exceptions be `readable`: Ray's substitute for others could not be told from a host that died."""
+    try:
+        yield
+    except Exception as error:
+        if (replacement := readable(error)) is not error:
+            raise replacement from error
+        raise
+
+
 class SentStates(NamedTuple):
     """The states of clients on their way to a host, in the order of `versions`.
 
@@ -133,6 +157,7 @@ class RayHost:
     def __repr__(self) -> str:  # for Ray's dashboard
         return self._name
 
+    @_readable_errors()
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
     ) -> str:
@@ -199,9 +224,11 @@ class RayHost:
         """See `Host.fastest_width`; the arguments are those of `exchange`."""
         return pack(self._of_clients(self.host.fastest_width, message, number, down, sent_states, states))
 
+    @_readable_errors()
     def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.score_global(request, self._unpacked(number, model)))
 
+    @_readable_errors()
     def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.gradients(request, self._unpacked(number, model)))
 
@@ -210,6 +237,7 @@ class RayHost:
         cpu = torch.device("cpu")
         return pack({client: state_hash(unpack(state, cpu)) for client, _, state in sent_states.packed(states)})
 
+    @_readable_errors()
     def _of_clients(
         self,
         method: Callable[..., Any],

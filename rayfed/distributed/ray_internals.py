@@ -42,7 +42,7 @@ def lost_its_node(error: BaseException) -> bool:
 def cause_of_death(error: BaseException) -> str:
     """Return in a few words why an actor died, from the paragraph in which Ray says so, or what it raised last."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        return str(error.cause).splitlines()[0][:160]
+        return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
     text = " ".join(str(error).split())
     if "OutOfMemory" in type(error).__name__ or "low on memory" in text:
         return "its node ran out of memory"

@@ -20,6 +20,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.paths import enter, working_folder
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import HostPool, RayFleet
+from rayfed.distributed.host_actor import readable
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
@@ -111,7 +112,7 @@ class ServerActor(tune.Trainable):
                 where = "" if is_private() else f" (on {socket.gethostname()})"
                 self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
             if self._run_plan is not None:
-                self._last[RAISED] = ray.cloudpickle.dumps(error)
+                self._last[RAISED] = ray.cloudpickle.dumps(readable(error))
             self._close_pool()  # a host may still be at work
             ended = True
         if ended:

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Read when Tune is imported, or later. Its CSV and JSON files would repeat the tables, a trial that ends before its
-# first scores has no metric, and its own state is never read, since `resume=true` goes by the tables and checkpoints.
+# Tune reads these when it is imported or later. Its CSV and JSON files repeat the tables. A trial that ends before
+# its first scores has no metric. Nobody reads the state of Tune. Its handler of Ctrl-C outlives the experiment.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
@@ -35,7 +36,6 @@ from rayfed.distributed.cluster import bundles_of_run, connect, is_private, on_n
 from rayfed.distributed.fleet import sendable
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.searcher import SweepSearcher
 from rayfed.distributed.trial import ENDED, GAIN, RAISED, ServerActor
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
@@ -52,6 +52,9 @@ from rayfed.experiments.user_code import given_objects, module_sources, named_ob
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted, recorded_value
+
+if TYPE_CHECKING:
+    from rayfed.distributed.searcher import SweepSearcher
 
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
 _WAITING_SECONDS = 30.0  # without a trial that runs, until a line says what the cluster has not freed
@@ -85,7 +88,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     bundles = bundles_of_run(config)
     with trials.recorded(lambda progress: one_trial(progress[0]), terminated, quiet=quiet):
         _tuner(trials, [config], Search(), {"job": job, "bundles": bundles}, given).fit()
-    if trials.interrupts:
+    if trials.interrupted:
         raise stopped(trials.last_progress)
     if (raised := trials.results.get(name, {}).get(RAISED)) is not None:
         raise ray.cloudpickle.loads(raised)
@@ -108,8 +111,11 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     say, names, began = _say(quiet), expected_names(plan), time.monotonic()
     trials = _Trials(plan.results, plan.experiment, plan.jobs, say=say, names=names, failures=plan.failures(say))
-    searcher = SweepSearcher(plan, trials.begin) if plan.space.adaptive else None
-    if searcher is not None:
+    searcher = None
+    if plan.space.adaptive:
+        from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
+
+        searcher = SweepSearcher(plan, trials.begin)
         del names[: searcher.finished]
     data = _sent_data(plan.configs) if plan.given.clients is None else {}
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
@@ -129,7 +135,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     with trials.recorded(bars_of_sweep(names), terminated, quiet=quiet):
         _tuner(trials, plan.configs, plan.space.search, space, given, searcher, plan.space.searched_trials).fit()
     statuses = [progress.status for progress in trials.last_progress]
-    if trials.interrupts:
+    if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
     if not quiet:
         elapsed = span(time.monotonic() - began)
@@ -143,8 +149,8 @@ def _say(quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if quiet else note
 
 
-class _Trials(tune.Callback):
-    """The trials that Tune is given, with their recorder. As Tune's callback, it records how they end.
+class _Trials(tune.Callback, tune.Stopper):
+    """The trials that Tune is given, with their recorder: Tune calls it when trials end, and asks whether to stop all.
 
     Args:
         results, experiment: Where the recorder writes.
@@ -156,7 +162,7 @@ class _Trials(tune.Callback):
     Attributes:
         recorder: The recorder.
         results: The last result of each trial that has ended by itself.
-        interrupts: The signals by which the user interrupted Tune.
+        interrupted: Whether Ctrl-C was pressed.
         last_progress: The progress of all trials when the recorder was closed.
     """
 
@@ -173,7 +179,7 @@ class _Trials(tune.Callback):
         self.home = open_storage(results).child(experiment)
         self.recorder = RemoteRecorder(start_recorder(results, experiment, in_sweep=names is not None))
         self.results: dict[str, dict[str, Any]] = {}
-        self.interrupts: list[int] = []
+        self.interrupted = False
         self.last_progress: list[Progress] = []
         self._say, self._names, self._failures = say, names, failures
         self._jobs: dict[str, Job] = {}
@@ -206,7 +212,7 @@ class _Trials(tune.Callback):
         for name in ("ray.tune", "ray.train", "ray.air"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
         try:
-            with watched(self._progress, bars, quiet=quiet), _ended_by_sigterm(terminated):
+            with watched(self._progress, bars, quiet=quiet), _ended_by_sigterm(terminated), self._ctrl_c_noted():
                 yield
         except tune.TuneError as error:  # also in place of an exception of this callback
             try:
@@ -215,10 +221,28 @@ class _Trials(tune.Callback):
                 raise lost from error
             raise
         except KeyboardInterrupt:  # a second one, while Tune was ending its trials
-            self.interrupts.append(signal.SIGINT)
+            self.interrupted = True
         finally:
             with contextlib.suppress(HostLost):  # of a recorder that died, which has raised before
                 self._close()
+
+    @contextlib.contextmanager
+    def _ctrl_c_noted(self) -> Iterator[None]:
+        """Within, note the first Ctrl-C, after which Tune stops all trials. The second one raises KeyboardInterrupt."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            yield
+            return
+
+        def note_first(number: int, frame: Any) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, note_first)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _progress(self) -> list[Progress]:
         self.last_progress = self.recorder.progress()
@@ -234,10 +258,11 @@ class _Trials(tune.Callback):
             progress = progress_of.get(name)
             if progress is not None and progress.status != "running":
                 continue
-            if not self.interrupts and not self.doom:
-                error = "did not start" if progress is None or not progress.rounds else "ended without an error message"
+            started = progress is not None and progress.rounds > 0
+            if not self.stop_all():
+                error = "ended without an error message" if started else "did not start"
                 self.recorder.end(name, job["config"].tree() | {"status": "failed", "error": error})
-            elif progress is not None:
+            elif started:
                 self.recorder.end(name, {"status": "interrupted"})
         self._progress()
         for line in self.recorder.close():
@@ -245,17 +270,14 @@ class _Trials(tune.Callback):
 
     # What Tune calls
 
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.interrupted or bool(self.doom)
+
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Note Ctrl-C, after which Tune ends its trials without saying why, and say what a trial waits for."""
-        if iteration == 1 and threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-
-            def interrupt(number: int, frame: Any) -> None:
-                self.interrupts.append(number)
-                if callable(handler):
-                    handler(number, frame)  # Tune's, which puts back the handler from before
-
-            signal.signal(signal.SIGINT, interrupt)
+        """Say what a trial waits for."""
         if any(trial.status == "RUNNING" for trial in trials):
             self._idle_since = time.monotonic()
         elif self._idle_since is not None and time.monotonic() - self._idle_since > _WAITING_SECONDS:
@@ -320,7 +342,7 @@ def _tuner(
     search: Search,
     space: Mapping[str, Any],
     given: Mapping[str, Any],
-    searcher: SweepSearcher | None = None,
+    searcher: "SweepSearcher | None" = None,
     searched: int = 0,
 ) -> tune.Tuner:
     """Return Tune's tuner for `trials`.
@@ -358,15 +380,18 @@ def _tuner(
             storage_filesystem=storage.filesystem if storage.local is None else None,
             verbose=0,
             callbacks=[trials],
-            stop=_StopDoomed(trials),
+            stop=trials,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
-            failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in configs)),
         ),
     )
 
 
 class _RestartedFirst:
-    """Lets a trial that was lost start again before trials that have not begun."""
+    """Lets a lost trial start again before trials that have not begun, as often as its configuration allows."""
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        trial.max_failures = trial.config["job"]["config"].faults.restarts
+        super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         lost = (t for t in tune_controller.get_trials() if t.status == "PENDING" and t.num_failures)
@@ -404,22 +429,6 @@ def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
         if not any(isinstance(part.x, LazyRows) for part in population.examples()):
             objects[key] = ray.put(population)
     return objects
-
-
-class _StopDoomed(tune.Stopper):
-    """Ends a sweep whose trials all fail with the same error."""
-
-    def __init__(self, trials: _Trials):
-        self._trials = trials
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # as for `_Trials`
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return bool(self._trials.doom)
 
 
 def _ended_by_sigterm(end: Callable[[], str]) -> "contextlib.AbstractContextManager[None]":

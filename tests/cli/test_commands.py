@@ -155,6 +155,7 @@ class TestModules:
             ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
             ("rayfed.distributed.host_actor", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
             ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),
+            ("rayfed.distributed.tune", {"optuna"}),
         ],
     )
     def test_a_process_imports_only_what_it_needs(self, module, without):

@@ -63,21 +63,23 @@ def last_round(folder):
 
 @contextlib.contextmanager
 def disturbed(folder, *faults):
-    """Kill the process with each (round, title) of `faults` once that round is on disk."""
+    """Kill the process with each (round, title) of `faults` once that round is on disk; None: Ctrl-C, here."""
     errors = []
 
     def disturb():
         try:
             for round, title in faults:
                 wait_until(lambda round=round: last_round(folder) >= round)
-                send(title, signal.SIGKILL)
+                send(title, signal.SIGKILL) if title else os.kill(os.getpid(), signal.SIGINT)
         except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=disturb)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
     assert errors == []
 
 
@@ -116,6 +118,17 @@ def test_a_host_and_the_server_of_a_run(here, undisturbed):
     assert saved >= 15
     assert second["redone"] == 2 * (second["round"] - saved)
     assert second["seconds"] > 0
+
+
+def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, undisturbed):
+    handler, values = signal.getsignal(signal.SIGINT), {**COMMON, "results": "stopped", "placement.hosts": 1}
+    with disturbed("stopped", (7, None)), pytest.raises(KeyboardInterrupt, match="with resume=true continues"):
+        rayfed.run(values)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert read("stopped").trials["status"].tolist() == ["interrupted"]
+    assert rayfed.run({**values, "resume": True}, keep_state=False).weights_hash == undisturbed
+    assert signal.getsignal(signal.SIGINT) is handler
+    check_complete("stopped", undisturbed)
 
 
 @pytest.mark.slow

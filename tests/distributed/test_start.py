@@ -1,14 +1,18 @@
-"""What is said when Ray does not start, and why an actor died. Without Ray."""
+"""What is said when Ray does not start, why an actor died, and what Tune's callback records. Without Ray."""
 
 import socket
 import time
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from rayfed.core.errors import HostLost, RayNotStarted
-from rayfed.distributed import cluster
+from rayfed.distributed import cluster, tune
 from rayfed.distributed.ray_internals import cause_of_death, lost_its_node
-from rayfed.experiments.config import Placement
+from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.sweep import Job
+from rayfed.records.recorder import Recorder
 
 
 def refuse(error):
@@ -110,3 +114,24 @@ class TestLostNode:
         assert not lost_its_node(self.raised(core, ValueError("no such actor")))
         assert not lost_its_node(self.raised("mine.py", OSError("Connection reset by peer")))
         assert not lost_its_node(OSError("never raised"))
+
+
+class TestTune:
+    @pytest.mark.parametrize("restarts", [0, 2])
+    def test_a_trial_starts_again_as_often_as_its_own_configuration_says(self, restarts):
+        trial = SimpleNamespace(config={"job": {"config": Config.read({"faults.restarts": restarts})}})
+        tune._Fifo().on_trial_add(None, trial)
+        assert trial.max_failures == restarts
+
+    @pytest.mark.parametrize(("interrupted", "status"), [(True, None), (False, "failed")])
+    def test_a_trial_that_was_lost_before_it_began(self, tmp_path, monkeypatch, interrupted, status):
+        monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
+        monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
+        job = Job(trial="lost", config=Config.read({}), identity={}, arm=0)
+        trials = tune._Trials(str(tmp_path), "run", [job], say=print)
+        trials.recorder.lost("lost", "its node died")
+        trials.interrupted = interrupted
+        with trials.recorded(lambda progress: [], str, quiet=True):
+            pass
+        rows = pd.read_parquet(tmp_path / "run/trials") if (tmp_path / "run/trials").exists() else pd.DataFrame()
+        assert [row["status"] for row in rows.to_dict("records")] == ([status] if status else [])
