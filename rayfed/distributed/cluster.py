@@ -38,10 +38,8 @@ _LOOPBACK = "127.0.0.1"
 def connect(placement: Placement, *, dashboard: bool) -> str:
     """Join the running cluster, or start Ray here, and return the address of the dashboard ("" without one).
 
-    Ray's log lines stay in its log folder.
-
     Raises:
-        UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
+        UsageError: The placement cannot fit. This is checked before Ray is started here.
         HostLost: The running cluster does not answer, or cannot be joined.
         RayNotStarted: Ray did not start.
     """
@@ -74,27 +72,26 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
 
 
 def start_here(**options: Any) -> Any:
-    """Start Ray on this machine alone, with options of `ray.init`, and return what that returns."""
+    """Start Ray on this machine alone with options of `ray.init`, and return its result."""
     protect_token()
     with on_loopback():
         return ray.init(address="local", **options)
 
 
 def is_private() -> bool:
-    """Return whether the session is of this machine alone. Any other one may have, or get, nodes without its files."""
+    """Return whether the session is of this machine alone. Other sessions may get nodes without its files."""
     return all(node["NodeManagerAddress"] == _LOOPBACK for node in ray.nodes())
 
 
 def protect_token() -> None:
-    """Make the token with which Ray's processes know each other readable for this user only.
+    """Make the token of Ray's sessions readable for this user only, since whoever has it may run code there.
 
-    Ray makes the file `~/.ray/auth_token` where it is missing, readable for everybody. Whoever has the token may run
-    code in the session.
+    Ray itself creates the file `~/.ray/auth_token` readable for everybody.
     """
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
         return
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    with contextlib.suppress(OSError):  # a home that may only be read; Ray then says what it needs
+    with contextlib.suppress(OSError):  # where the home is read-only, Ray says what it needs
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _create(path)
@@ -103,7 +100,7 @@ def protect_token() -> None:
 
 
 def _create(path: Path) -> None:
-    """Write a new token in one step, unless another process does so at the same moment."""
+    """Write a new token in one step, unless another process does so meanwhile."""
     made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         with open(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -115,7 +112,7 @@ def _create(path: Path) -> None:
 
 
 def _check_reachable() -> None:
-    """Raise HostLost if nothing answers at the address of the cluster, for which Ray itself would wait for minutes."""
+    """Raise HostLost if nothing answers at the address of the cluster. Ray itself would wait for minutes."""
     address = cluster_address()
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():
@@ -133,7 +130,7 @@ def _alone() -> str:
 
 
 def bundles_of_run(config: Config) -> list[Bundle]:
-    """Return what a single run reserves: on as many GPUs as it can use, unless others use them now."""
+    """Return what a single run reserves: as many GPUs as it can use, unless other jobs use them now."""
     packed, spread_out = reserved(config), spread(config, known_nodes() or [])
     if spread_out == packed:
         return packed

@@ -23,13 +23,7 @@ _LONGEST_FOLDER = 39  # sockets have paths of at most 107 bytes, of which Ray ad
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check.
-
-    Attributes:
-        subject: What was looked at.
-        found: What was found, in words.
-        remedy: What to do; empty if there is no problem.
-    """
+    """The outcome of a check: its subject, what was found, and a remedy, which is empty if there is no problem."""
 
     subject: str
     found: str
@@ -37,11 +31,7 @@ class Check:
 
 
 def checks(*, with_ray: bool = True) -> Iterator[Check]:
-    """Yield the outcome of every check, in the order in which they should be solved.
-
-    Args:
-        with_ray: Whether to start Ray, or to join the running cluster.
-    """
+    """Yield the outcome of every check in the order in which problems should be solved, that of Ray if asked."""
     names = ("rayfed-sim", "torch", "torchvision", "ray", "numpy", "pandas", "pyarrow")
     yield Check("Python", platform.python_version())
     yield Check("packages", ", ".join(f"{name} {_version(name)}" for name in names))
@@ -70,8 +60,8 @@ def _gpus() -> Iterator[Check]:
         except RuntimeError as error:
             words = " ".join(str(error).split())[:160]
             yield Check("GPU", f"{gpu}: a test kernel fails ({words})", "see nvidia-smi for who uses it, or reboot")
-            continue
-        yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
+        else:
+            yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
     if not torch.cuda.device_count():
         if present := nvidia_smi("name"):
             build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
@@ -149,7 +139,7 @@ def _resources(amounts: dict[str, float]) -> str:
 
 
 def _nodes(joined: bool) -> Iterator[Check]:
-    """Yield the outcome for every node: whether a process starts there, and finds the same versions and data."""
+    """Yield for every node whether a process starts there, and finds the same versions and data."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,8 +1,7 @@
-"""The hosts as long-lived Ray actors (`placement.hosts` above 0).
+"""The hosts as long-lived Ray actors (`placement.hosts` above 0). Any host runs any client.
 
-Any host runs any client. What all clients receive goes into the object store once; the state of a client is an object
-there, which the server's process owns. A host that dies ends this attempt of the trial, which Tune starts again from
-its last checkpoint.
+The payload for all clients goes into the object store once. Large states of clients are objects there, which the
+server's process owns. When a host dies, Tune starts the trial again from its last checkpoint.
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 def sendable(population: Population) -> Population:
     """Return `population` for other processes.
 
-    Files go as paths. In a cluster they go as bytes, unless these would take more than a quarter of the memory: then
-    each machine must have the files.
+    Files are sent as paths on this machine alone, and as bytes in a cluster. If the bytes would take more than a
+    quarter of the memory, each machine of the cluster must have the files.
     """
     if is_private() or population.nbytes() > room_for(None, "cpu"):
         return population
@@ -54,11 +53,11 @@ class HostPool:
     """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
 
     Args:
-        placement: How many there are, and what each of them reserves.
-        bundles: What the trial reserved: the server's bundle, possibly empty, and those that the hosts share in turn.
-        group: The placement group with those of `bundles` that are not empty; None: hosts take what the cluster has.
-        files: What the processes are told about the user's files.
-        name: What Ray's dashboard calls the processes, with their positions.
+        placement: The number of hosts, and what each of them reserves.
+        bundles: What the trial reserved: the server's bundle, possibly empty, and those that hosts share in turn.
+        group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
+        files: The user's folders and modules.
+        name: The name of the processes in Ray's dashboard, before their positions.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class HostPool:
         self.actors, self.gpus = [], []
         for position in range(placement.hosts):
             gpus = placement.gpus
-            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has got some of it
+            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has a share of the first host's
                 gpus = first_host["GPU"]
             options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
             if group is not None:
@@ -121,7 +120,7 @@ class RayStates(ClientStates):
         return self._versions[client]
 
     def sent(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
-        """Return the states of those of `clients` that have one: the small ones, and the objects of the others."""
+        """Return the small states of `clients`, and the objects of the large ones."""
         known = {client: self._objects[client] for client in clients if client in self._objects}
         small = {client: kept for client, kept in known.items() if not isinstance(kept, ray.ObjectRef)}
         states = SentStates({client: self._versions[client] for client in known}, small)
@@ -138,34 +137,27 @@ class RayStates(ClientStates):
 
 
 class RayFleet:
-    """Actors among which the clients of each exchange are dealt by predicted cost; see `rayfed.engine.schedule`.
+    """Hosts to which the clients of each exchange are assigned by predicted cost; see `rayfed.engine.schedule`.
 
     Args:
         blueprint, population: What the hosts simulate.
         device: The device of this process.
-        pool: The processes.
+        pool: The processes of the hosts.
 
     Raises:
         HostLost: From every method: a host died.
     """
 
-    def __init__(
-        self,
-        blueprint: Blueprint,
-        population: Population,
-        *,
-        device: torch.device,
-        pool: HostPool,
-    ):
+    def __init__(self, blueprint: Blueprint, population: Population, *, device: torch.device, pool: HostPool):
         self.device, self._blueprint, self._population = device, blueprint, population
         self._actors = pool.actors
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
         self._rates = Rates()
-        self._steps: dict[tuple[Hashable, int], int] = {}  # that a client takes, by kind of work and examples
+        self._steps: dict[tuple[Hashable, int], int] = {}  # steps of a client by kind of work and number of examples
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
-        self._number = 0  # that of the last call to all hosts
+        self._number = 0  # of the last payload for all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         self.vmap_clients = blueprint.vmap_clients
@@ -180,7 +172,7 @@ class RayFleet:
 
     @property
     def states(self) -> RayStates:
-        """The states of the clients that have one."""
+        """The states of the clients that have trained."""
         return self._states
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
@@ -216,7 +208,7 @@ class RayFleet:
         for chunk, (part, total, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
             result.add(self._unpack(part))
-            is_first = result.total.value is None  # to which the others are added
+            is_first = result.total.value is None  # the other sums are added to it in place
             result.total.merge(self._unpack(total, shared=not is_first))
             self._bytes_from_hosts += sum(state.nbytes for state in small.values())
             kept = {client: _kept(state) for client, state in small.items()}
@@ -294,11 +286,11 @@ class RayFleet:
         return unpack(message, self.device, shared=shared)
 
     def _for_some(self, request: Request, clients: Sequence[ClientIndex], unicast: States) -> Message:
-        """Return the part of a request that is for `clients`, and what single ones of them receive."""
+        """Return the part of a request for `clients`, and what single clients receive."""
         return self._pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
 
     def _sent_states(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
-        """Return the states of `clients`; see `RayStates.sent`. The large ones do not come from this process."""
+        """Return `RayStates.sent(clients)`, and count the bytes of the small states, which this process sends."""
         states, references = self._states.sent(clients)
         self._bytes_to_hosts += sum(state.nbytes for state in states.small.values())
         return states, references
@@ -312,12 +304,12 @@ class RayFleet:
         return scored
 
     def _results(self, units: Sequence[Unit], kind: Hashable, call: Callable[[Any, Chunk], list[Any]]) -> Iterator[Any]:
-        """Have `units` done, and yield the results."""
+        """Let hosts work on `units`, and yield the results."""
         for _, message, _ in self._dispatch(self._schedule(units, kind), kind, call):
             yield self._unpack(message)
 
     def _cost(self, request: ExchangeRequest, kind: Hashable, exchange: Exchange, client: ClientIndex) -> float:
-        """Return the predicted cost of a client in an exchange: its steps, and one for the rest."""
+        """Return the predicted cost of a client in an exchange: its steps plus 1 for all else."""
         examples = int(self._examples[client])
         if (steps := self._steps.get((kind, examples))) is None:
             ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
@@ -396,10 +388,9 @@ class RayFleet:
         try:
             return ray.get(call)
         except ray.exceptions.RayTaskError as error:
-            lost = isinstance(error.cause, ray.exceptions.RayError) or breaks_device(error.cause)
-            if not lost:
-                raise error.cause from error  # with its traceback in the host
-            raise HostLost(f"{self._names[position]} failed: {cause_of_death(error)}") from error
+            if isinstance(error.cause, ray.exceptions.RayError) or breaks_device(error.cause):
+                raise HostLost(f"{self._names[position]} failed: {cause_of_death(error)}") from error
+            raise error.cause from error  # with its traceback in the host
         except ray.exceptions.RayError as error:  # a dead actor or node, or an object that was lost with its node
             raise HostLost(f"{self._names[position]} died: {cause_of_death(error)}") from error
 
@@ -413,5 +404,5 @@ def _kept(state: Message) -> Any:
     """Return a state as `RayStates` keeps it."""
     if state.nbytes > SMALL_BYTES:
         return ray.put(state)
-    # a view would keep the object that the state arrived in, and so the sum of the models of a chunk
+    # a view would keep the whole object in which the state arrived, with the sum of the models of a chunk
     return state._replace(tensors=[(data.copy(), dtype, shape) for data, dtype, shape in state.tensors])

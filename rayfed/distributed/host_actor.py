@@ -1,7 +1,4 @@
-"""A host as a Ray actor: unpacks what arrives, packs what leaves.
-
-A message is a pickle, and the tensors of the value as flat byte arrays, which Ray does not copy.
-"""
+"""A host as a Ray actor, and the messages to it: a pickle, and the tensors as flat arrays, which Ray does not copy."""
 
 import contextlib
 import dataclasses
@@ -32,15 +29,13 @@ from rayfed.engine.serialization import state_hash, tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
-_ALIGNMENT = 64  # bytes, that of torch's own tensors: with another one, kernels may be slow or round differently
+_ALIGNMENT = 64  # bytes, as torch allocates tensors; with others, kernels may be slow or round differently
 
 
 class Message(NamedTuple):
-    """A value for another process.
+    """A value for another process: its pickle with a number in place of each tensor, and the tensors.
 
-    Attributes:
-        pickle: The value with a number in place of each tensor.
-        tensors: The bytes of each tensor in row-major order, its dtype and its shape.
+    A tensor is its bytes in row-major order, its dtype and its shape.
     """
 
     pickle: bytes
@@ -53,7 +48,7 @@ class Message(NamedTuple):
 
 
 def pack(value: Any) -> Message:
-    """Return `value`, which may be anything that can be pickled, as a message."""
+    """Return a value that can be pickled as a message."""
     file = io.BytesIO()
     pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
     pickler.tensors = []
@@ -64,8 +59,8 @@ def pack(value: Any) -> Message:
 def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
     """Return the value of `message` with its tensors on `device`, in memory of their own.
 
-    With `shared`, large tensors on a CPU may be those of the message, which lie in the object store: nobody may modify
-    them, and while one of them lives, so does the whole object.
+    With `shared`, tensors on a CPU may lie in the object store. Nobody may modify these, and each keeps its whole
+    object alive.
     """
     return _Unpickler(message, device, shared=shared).load()
 
@@ -122,30 +117,26 @@ def _readable_errors() -> Iterator[None]:
 
 
 class SentStates(NamedTuple):
-    """The states of clients on their way to a host, in the order of `versions`.
+    """The states of clients for a host: the version of each, and the `small` ones of at most `SMALL_BYTES`.
 
-    Attributes:
-        versions: The version of each client's state.
-        small: The states of at most `SMALL_BYTES`. Those of the other clients are arguments of their own, so
-            that Ray finds their objects.
+    The large ones are arguments of their own in the order of `versions`, so that Ray finds their objects.
     """
 
     versions: Mapping[ClientIndex, int]
     small: Mapping[ClientIndex, Message]
 
     def packed(self, others: Sequence[Message]) -> Iterator[tuple[ClientIndex, int, Message]]:
-        """Yield each client with the version of its state and the state; `others` are those not in `small`."""
+        """Yield each client, the version of its state and the state; `others` are the large ones."""
         left = iter(others)
         for client, version in self.versions.items():
             yield client, version, self.small[client] if client in self.small else next(left)
 
 
 class RayHost:
-    """A `Host` in its own process, which is started without a simulation and takes up one after the other.
+    """A `Host` in its own process, which takes up one simulation after the other.
 
-    States and replies that are needed one client at a time are return values of their own, so that the caller owns
-    them: they outlive this process, and Ray moves and spills them. On a GPU, the states of clients that ran here last
-    are kept as well, by client and version, so that they need not be copied to the device again.
+    Large states and replies of single clients are return values of their own. The caller owns these, so they outlive
+    this process, and Ray moves and spills them. A GPU also keeps the states of the clients that ran here last.
     """
 
     host: Host
@@ -161,20 +152,17 @@ class RayHost:
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
     ) -> str:
-        """Become a host of a simulation in place of the one before, and return the address of the node.
+        """Become a host of a simulation in place of the previous one, and return the address of the node.
 
         Args:
-            blueprint: The simulation.
-            population: All clients.
             gpus: The GPUs that the process has reserved.
-            share: The share of the device's memory that the host may use.
-            position: The position of the host in its fleet.
+            share, position: See `Host`.
 
         Raises:
             UsageError: The population's files are not on this machine.
         """
         for name in ("host", "_sent", "_states"):
-            self.__dict__.pop(name, None)  # the memory of the simulation before
+            self.__dict__.pop(name, None)  # frees the memory of the previous simulation
         self.device = device_for(gpus, blueprint.model)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
         self._states = StateCache(room_for_states(self.device, share) or 0.0)
@@ -188,14 +176,14 @@ class RayHost:
 
         Args:
             message: The request, and what single clients receive.
-            number: A number of this exchange, which is also the version of the states that it writes.
+            number: The number of this exchange, and the version of the states that it writes.
             down: What all clients receive.
-            separate: Whether to return every client's state, and what the server is going to weigh, as objects of
-                their own. The first object then repeats the states of at most `SMALL_BYTES`.
-            sent_states: The clients' states, those that are not small in `states`.
+            separate: Whether every client's state, and its reply that the server will weigh, are objects of their own.
+                The first object then repeats the states of at most `SMALL_BYTES`.
+            sent_states, states: The clients' states; the large ones are in `states`.
 
         Returns:
-            The result without its sum, the sum, and the states of clients by client.
+            The result without its sum, the sum, and the states by client.
         """
         done = self._of_clients(self.host.exchange, message, number, down, sent_states, states)
         for client, state in done.states.items():
@@ -208,9 +196,9 @@ class RayHost:
         return (result, total, small), *after.values(), *map(pack, done.unweighted.values())
 
     def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Message) -> Message:
-        """Return the weighted sum of what the clients of `weights` have sent, which is given in their order."""
-        averaged = (unpack(one, self.device, shared=True) for one in unweighted)
-        return pack(self.host.weigh(zip(averaged, weights.values(), strict=True)))
+        """Return the weighted sum of the replies of the clients of `weights`, given in their order."""
+        replies = (unpack(reply, self.device, shared=True) for reply in unweighted)
+        return pack(self.host.weigh(zip(replies, weights.values(), strict=True)))
 
     def score_downloads(
         self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
@@ -255,7 +243,7 @@ class RayHost:
     def _unpacked(self, number: int, sent: Message) -> Any:
         """Return a payload that several calls share, unpacked once."""
         if self._sent[0] != number:
-            self._sent = -1, None  # the memory of the payload before
+            self._sent = -1, None  # frees the memory of the previous payload
             self._sent = number, unpack(sent, self.device, shared=True)
         return self._sent[1]
 
@@ -270,7 +258,7 @@ class RayHost:
 
 
 class StateCache:
-    """States by client and version; those that were not used for the longest time go beyond `room` bytes."""
+    """States by client and version in at most `room` bytes; the least recently used ones go first."""
 
     def __init__(self, room: float):
         self._room = room

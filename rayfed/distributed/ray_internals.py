@@ -1,7 +1,4 @@
-"""What Ray has no public way for, and what its errors mean, in one file.
-
-Tests run it with the lowest version of Ray that is allowed, too.
-"""
+"""Ray's internals and the meaning of its errors, in one file. Tests also run it with the lowest version of Ray."""
 
 import contextlib
 import os
@@ -16,10 +13,9 @@ _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name; at 0, it
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
-    """Within, let a session that is started, with all of its processes, use the address of the loopback interface.
+    """Within, let a session that is started use the address of the loopback interface.
 
-    `ray.init` takes the machine's address also where no other machine takes part, so that its ports are open to the
-    network.
+    `ray.init` uses the machine's address, which opens the ports of the session to the network.
     """
     before, enabled = os.environ.get(_LOOPBACK_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
     os.environ[_LOOPBACK_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes, and for this one
@@ -40,7 +36,7 @@ def lost_its_node(error: BaseException) -> bool:
 
 
 def cause_of_death(error: BaseException) -> str:
-    """Return in a few words why an actor died, from the paragraph in which Ray says so, or what it raised last."""
+    """Return in a few words why an actor died, from Ray's paragraph on it, or the message of what it raised."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
     text = " ".join(str(error).split())

@@ -5,7 +5,7 @@ If the actor dies, the command ends with one line. `resume=true` then goes on fr
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
 from rayfed.core.paths import enter, working_folder
-from rayfed.core.records import Event, Record
+from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
-from rayfed.records.checkpoints import Saved, SavedPart
-from rayfed.records.files import Holding
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import is_url
 from rayfed.records.tracking import CLOSE_SECONDS
@@ -89,6 +87,16 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
     )
 
 
+def _method(name: str) -> Any:
+    """Return a method that waits until all rounds have arrived, and then for the recorder's method `name`."""
+
+    def call(self: "RemoteRecorder", *arguments: Any) -> Any:
+        self.settle()
+        return _results(getattr(self.actor, name).remote(*arguments))
+
+    return call
+
+
 class RemoteRecorder:
     """A `Recorder` in another process, as a trial or the command sees it. Rounds are sent without waiting.
 
@@ -96,19 +104,22 @@ class RemoteRecorder:
         HostLost: From every method: the recorder died.
     """
 
+    begin = _method("begin")
+    event = _method("event")
+    end = _method("end")
+    has_begun = _method("has_begun")
+    lost = _method("lost")
+    progress = _method("progress")
+    begin_checkpoint = _method("begin_checkpoint")
+    write_states = _method("write_states")
+    commit_checkpoint = _method("commit_checkpoint")
+    delete_checkpoints = _method("delete_checkpoints")
+    saved = _method("saved")
+    saved_states = _method("saved_states")
+
     def __init__(self, actor: Any):
         self.actor = actor
         self._sent: list[Any] = []  # calls of `record` whose result is not known
-
-    def begin(
-        self,
-        trial: str,
-        values: Mapping[str, Any],
-        rounds: int,
-        keep_through_round: int | None,
-        holdings: Sequence[Holding] = (),
-    ) -> None:
-        self._call("begin", trial, values, rounds, keep_through_round, holdings)
 
     def record(self, trial: str, record: Record) -> None:
         self._sent.append(self.actor.record.remote(trial, record))
@@ -120,49 +131,8 @@ class RemoteRecorder:
         sent, self._sent = self._sent, []
         _results(sent)
 
-    def event(self, trial: str, event: Event) -> None:
-        self._call("event", trial, event)
-
     def doing(self, trial: str, what: str) -> None:
         self.actor.doing.remote(trial, what)
-
-    def begin_checkpoint(self, trial: str) -> int:
-        number: int = self._call("begin_checkpoint", trial)
-        return number
-
-    def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None:
-        self._call("write_states", trial, number, states)
-
-    def commit_checkpoint(
-        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]
-    ) -> None:
-        self._call("commit_checkpoint", trial, number, base, header, parts)
-
-    def delete_checkpoints(self, trial: str) -> None:
-        self._call("delete_checkpoints", trial)
-
-    def saved(self, trial: str) -> Saved:
-        checkpoints: Saved = self._call("saved", trial)
-        return checkpoints
-
-    def saved_states(self, trial: str, parts: Mapping[str, SavedPart]) -> Mapping[str, bytes]:
-        contents: Mapping[str, bytes] = self._call("saved_states", trial, parts)
-        return contents
-
-    def end(self, trial: str, values: Mapping[str, Any]) -> None:
-        self._call("end", trial, values)
-
-    def has_begun(self, trial: str) -> bool:
-        begun: bool = self._call("has_begun", trial)
-        return begun
-
-    def lost(self, trial: str, cause: str) -> int:
-        times: int = self._call("lost", trial, cause)
-        return times
-
-    def progress(self) -> list[Progress]:
-        progress: list[Progress] = self._call("progress")
-        return progress
 
     def close(self) -> list[str]:
         """End the recorder's process when all trials have ended, and return a line on each tracker that failed."""
@@ -171,10 +141,6 @@ class RemoteRecorder:
             lines = ray.get(self.actor.close.remote(), timeout=2 * CLOSE_SECONDS)
         ray.kill(self.actor)
         return lines
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        self.settle()
-        return _results(getattr(self.actor, method).remote(*arguments))
 
 
 def _results(calls: Any) -> Any:

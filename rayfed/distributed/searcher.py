@@ -31,7 +31,7 @@ from rayfed.records.trials import read_trials
 
 
 class _Configuration(NamedTuple):
-    """A configuration whose trials have not all ended; `id` is that of `OptunaSearch`, None from an earlier command."""
+    """A configuration whose trials have not all ended. One from an earlier command has no `id` of `OptunaSearch`."""
 
     arm: int
     id: str | None
@@ -42,15 +42,14 @@ class _Configuration(NamedTuple):
 class SweepSearcher(Searcher):
     """Gives Tune the trials of a sweep, and tells the `OptunaSearch` of each arm how its configurations scored.
 
-    A search that is resumed takes up the configurations in `search.json`: those whose trials are done are evaluated
-    points, and the trials of the others run first.
+    A resumed search reads its configurations from `search.json`. Those whose trials are done become evaluated points;
+    the missing trials run first.
 
     Args:
         plan: The sweep, with `search.kind=optuna`.
         begun: Called with each job that Tune is given.
 
     Attributes:
-        queue: The trials to run before Optuna chooses another configuration.
         finished: The number of trials that earlier commands have finished.
     """
 
@@ -64,7 +63,7 @@ class SweepSearcher(Searcher):
         self._scores: dict[str, float | None] = {}  # of the trials that have ended; None: it failed
         self._known: set[str] = set()
         self._open: list[_Configuration] = []
-        self.queue = deque[Job]()
+        self._queue = deque[Job]()
         self._counts = [0] * len(plan.space.adaptive)
         self._keys = [_key(arm, plan.space.search.seed) for arm in plan.space.adaptive]
         resume = bool(plan.configs[0].resume)
@@ -79,10 +78,9 @@ class SweepSearcher(Searcher):
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return True
 
-    def next_job(self) -> Job | None:
-        """Return the next trial to run; None if there is none left."""
+    def suggest(self, trial_id: str) -> Any:
         samples = self._plan.space.samples
-        while not self.queue and (left := [arm for arm, count in enumerate(self._counts) if count < samples[arm]]):
+        while not self._queue and (left := [arm for arm, count in enumerate(self._counts) if count < samples[arm]]):
             arm = min(left, key=lambda arm: self._counts[arm])
             search, id = self._searches[arm], f"{arm}-{self._counts[arm]}"
             params: dict[str, Any] = (search.suggest(id) or {}) if search is not None else {}
@@ -90,11 +88,9 @@ class SweepSearcher(Searcher):
             with storage_errors(self._home.location):
                 self._home.write(SEARCH_LOG, json.dumps(self._log, indent=1).encode())
             self._add(arm, id, params)
-        return self.queue.popleft() if self.queue else None
-
-    def suggest(self, trial_id: str) -> Any:
-        if (job := self.next_job()) is None:
+        if not self._queue:
             return Searcher.FINISHED
+        job = self._queue.popleft()
         self._trials[trial_id] = job["trial"]
         self._begun(job)
         return {"job": job}
@@ -110,17 +106,17 @@ class SweepSearcher(Searcher):
             self._tell()
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: a search is resumed from its log. Tune moves the file."""
+        """Make the file that Tune moves; a search is resumed from its log."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""
 
     def _search(self, number: int, arm: AdaptiveArm) -> OptunaSearch | None:
-        """Return what chooses the configurations of an arm; None without spaces, since there is one configuration."""
+        """Return the search of an arm; None without spaces, since the arm then has one configuration."""
         if not arm.spaces:
             return None
-        # With the same seed as before, a search that is resumed would draw its first configurations once more.
+        # With the seed of the first command, a resumed search would draw its first configurations once more.
         earlier = sum(entry["arm"] == self._keys[number] for entry in self._log)
         seed = stream_seed(self._plan.space.search.seed, "optuna", arm=number, number=earlier) % 2**31
         startup = max(1, min(10, self._plan.space.samples[number] // 3))
@@ -132,10 +128,9 @@ class SweepSearcher(Searcher):
         """Put the trials of a configuration into the queue, unless they are known or done."""
         self._counts[number] += 1
         arm, trials = self._plan.space.adaptive[number], []
-        values = dict(params)
-        for key, (kind, bounds) in arm.spaces.items():
-            if _is_list(kind):
-                values[key] = bounds[params[key]]
+        values = dict(params) | {
+            key: bounds[params[key]] for key, (kind, bounds) in arm.spaces.items() if _is_list(kind)
+        }
         unseeded = Config.read(arm.filled(values))
         for seed in self._plan.space.seeds:
             config = replace(unseeded, seed=seed)
@@ -144,23 +139,23 @@ class SweepSearcher(Searcher):
             if trial in self._done:
                 self._scores[trial] = best_validation(self._home, trial, self._done[trial])
             elif trial not in self._known:
-                self.queue.append(Job(trial=trial, config=config, identity=identity, arm=number))
+                self._queue.append(Job(trial=trial, config=config, identity=identity, arm=number))
             self._known.add(trial)
         self._open.append(_Configuration(number, id, params, trials))
         self._tell()
 
     def _tell(self) -> None:
-        """Tell Optuna the mean over seeds of the configurations whose trials have ended, or that one failed."""
-        for one in [one for one in self._open if self._scores.keys() >= set(one.trials)]:
-            self._open.remove(one)
-            scores = [score for trial in one.trials if (score := self._scores[trial]) is not None]
-            mean = sum(scores) / len(scores) if len(scores) == len(one.trials) else None
-            if (search := self._searches[one.arm]) is None:
+        """Tell Optuna the mean over seeds of each configuration whose trials have ended, or that a trial failed."""
+        for ended in [ended for ended in self._open if self._scores.keys() >= set(ended.trials)]:
+            self._open.remove(ended)
+            scores = [score for trial in ended.trials if (score := self._scores[trial]) is not None]
+            mean = sum(scores) / len(scores) if len(scores) == len(ended.trials) else None
+            if (search := self._searches[ended.arm]) is None:
                 continue
-            if one.id is not None:
-                search.on_trial_complete(one.id, {GAIN: mean}, error=mean is None)
+            if ended.id is not None:
+                search.on_trial_complete(ended.id, {GAIN: mean}, error=mean is None)
             elif mean is not None:
-                search.add_evaluated_point(dict(one.params), mean)
+                search.add_evaluated_point(dict(ended.params), mean)
 
     def _logged(self) -> list[dict[str, Any]]:
         """Return the configurations that earlier commands chose in these arms."""
@@ -170,7 +165,7 @@ class SweepSearcher(Searcher):
             return []
         except ValueError as error:
             raise StorageError(f"{self._home.location}/{SEARCH_LOG}: damaged; delete it to search anew") from error
-        return [entry for entry in entries if entry["arm"] in self._keys]  # in others, the space has changed
+        return [entry for entry in entries if entry["arm"] in self._keys]  # otherwise the space has changed
 
 
 def _is_list(kind: str) -> bool:
@@ -185,7 +180,7 @@ def _distribution(kind: str, bounds: Any) -> Any:
 
 
 def _key(arm: AdaptiveArm, seed: int) -> str:
-    """Return a hash of an arm and the seed, by which an entry of the log is known to belong to the arm."""
+    """Return a hash of an arm and the seed, which the entries of the arm in the log have."""
     tree = {key: value for key, value in arm.tree.items() if key not in ("resume", "results", "placement", "faults")}
     text = json.dumps([tree, list(arm.spaces.items()), seed], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

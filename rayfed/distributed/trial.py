@@ -45,8 +45,8 @@ RAISED = "raised"
 class ServerActor(tune.Trainable):
     """Runs the trial of its configuration, a round per step; a step lasts until a round was scored.
 
-    An error of a trial is recorded, and ends the trial without an error for Tune, which would otherwise try again. Tune
-    sees only lost processes: its own when it dies, and hosts that die or whose GPU does not compute any more.
+    An error of a trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
+    processes: this one when it dies, and hosts that die or whose GPU fails.
     """
 
     @classmethod
@@ -69,17 +69,17 @@ class ServerActor(tune.Trainable):
         Args:
             config: The job of the first trial as "job", and optionally what it reserves as "bundles".
             actor: The recorder.
-            files: What the process is told about the user's files, such as the modules that configurations name.
-            given: What was given in Python, for all trials.
+            files: The user's folders and modules.
+            given: The pieces given in Python, for all trials.
             keep_state: Whether the final states are kept also with checkpoint.every=0.
-            data: The data of trials by `data_key`, as objects; others are loaded from files on this machine.
-            plan: The plan of a single run, whose error is returned to the command; None: jobs are planned here.
+            data: Data by `data_key`, as objects. Other data are loaded from files on this machine.
+            plan: The plan of a single run, whose error is returned to the command. Without it, jobs are planned here.
         """
         install(files)
         self._files, self._config, self._first = files, config, str(config["job"]["trial"])
         self._pool: tuple[Any, HostPool] | None = None
-        self._hosts()  # they start while this process plans
-        gc.freeze()  # what was imported, so that it need not be searched after every trial
+        self._hosts()  # their processes start while this one plans
+        gc.freeze()  # imported objects need not be searched after every trial
         self._sink, sent = RemoteRecorder(actor), data or {}
         self._given, self._keep_state, self._run_plan = given or Given(), keep_state, plan
         self._populations = Populations(elsewhere=lambda key: ray.get(sent[key]) if key in sent else None)
@@ -88,7 +88,7 @@ class ServerActor(tune.Trainable):
         self._last: dict[str, Any] = {"round": 0}
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        """Leave the trial before, and keep the next for the first step."""
+        """Leave the previous trial, and keep the next one for the first step."""
         self._leave()
         enter(working_folder())  # Tune has changed the working directory to a folder of the trial
         self._last = {"round": 0}
@@ -96,11 +96,7 @@ class ServerActor(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over.
-
-        Raises:
-            HostLost: A process of the trial was lost; Tune starts the trial again in another process.
-        """
+        """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over."""
         try:
             ended = self._scored_round()
         except Exception as error:
@@ -142,14 +138,14 @@ class ServerActor(tune.Trainable):
             if scores := record.means(selection.metric, selection.point):
                 gain = {GAIN: selection.gain(scores["val"])} if "val" in scores else {}
                 self._last = {"round": record.round, **scores, **gain}
-            # the last round waits for the end of the trial, since a scheduler may stop a trial that it sees
+            # a scheduler that saw the scores of the last round could stop the trial before it is recorded as done
             if scores and record.round < rounds:
                 break
-        self._sink.settle()  # before the scheduler stops the trial, and the driver records that
+        self._sink.settle()  # before the scheduler stops the trial and the command records that
         return run.done
 
     def _started(self) -> TrialRun:
-        """Plan the trial, and return it as a run that goes on from the last checkpoint of an earlier attempt."""
+        """Plan the trial and start it, after the last checkpoint of an earlier attempt."""
         job, pool = self._job, self._hosts()
         print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
         plan = self._run_plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
@@ -158,15 +154,14 @@ class ServerActor(tune.Trainable):
         return self._run
 
     def _hosts(self) -> HostPool | None:
-        """Return processes for the hosts; those of the trial before, if it reserved the same. None without hosts."""
+        """Return the hosts' processes, those of the previous trial if it reserved the same; None without hosts."""
         place, bundles = self._job["config"].placement, _bundles(self._config)
         if not place.hosts:
             return None
         group = ray.util.get_current_placement_group()
         key = place, bundles, group
-        if self._pool is not None and self._pool[0] != key:
+        if self._pool is None or self._pool[0] != key:
             self._close_pool()
-        if self._pool is None:
             self._pool = key, HostPool(place, bundles, group, self._files, repr(self))
         return self._pool[1]
 
@@ -176,7 +171,7 @@ class ServerActor(tune.Trainable):
             self._pool = None
 
     def _leave(self) -> None:
-        """End what the trial holds: its fleet, its data on the device, and torch's global state."""
+        """Release the fleet and the device's memory, and restore torch's global state."""
         if self._run is None:
             return
         self._run.close()
@@ -189,7 +184,7 @@ class ServerActor(tune.Trainable):
 
 
 def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> TrialRun:
-    """Return the run of `plan` with its server in this process, and the hosts of `pool` or one in this process."""
+    """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here."""
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)
     device = device_for(gpus, plan.blueprint.model)

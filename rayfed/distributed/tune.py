@@ -67,7 +67,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
         UsageError: The cluster that was joined lacks the resources.
         HostLost: Processes died too often, or the recorder died.
         KeyboardInterrupt: Ctrl-C ended the trial; the message says how to continue.
-        Exception: Whatever else ended the trial, as it was raised there.
+        Exception: The error that ended the trial.
     """
     config, name = plan.config, plan.trial
     connect(config.placement, dashboard=False)
@@ -88,7 +88,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     bundles = bundles_of_run(config)
     with trials.recorded(lambda progress: one_trial(progress[0]), terminated, quiet=quiet):
         _tuner(trials, [config], Search(), {"job": job, "bundles": bundles}, given).fit()
-    if trials.interrupted:
+    if trials.interrupted and [progress.status for progress in trials.last_progress] != ["done"]:
         raise stopped(trials.last_progress)
     if (raised := trials.results.get(name, {}).get(RAISED)) is not None:
         raise ray.cloudpickle.loads(raised)
@@ -153,17 +153,15 @@ class _Trials(tune.Callback, tune.Stopper):
     """The trials that Tune is given, with their recorder: Tune calls it when trials end, and asks whether to stop all.
 
     Args:
-        results, experiment: Where the recorder writes.
-        jobs: The trials; a search chooses others.
+        jobs: The trials; a search adds the trials that it chooses.
         say: Called with a line for the terminal.
         names: The names of all trials of a sweep, "" where a search has not chosen the trial yet; None in a single run.
         failures: How the trials of a sweep fail.
 
     Attributes:
-        recorder: The recorder.
-        results: The last result of each trial that has ended by itself.
+        results: The last result of each trial that was not stopped.
         interrupted: Whether Ctrl-C was pressed.
-        last_progress: The progress of all trials when the recorder was closed.
+        last_progress: The last known progress of all trials.
     """
 
     def __init__(
@@ -207,14 +205,14 @@ class _Trials(tune.Callback, tune.Stopper):
     def recorded(self, bars: Bars, terminated: Callable[[], str], *, quiet: bool) -> Iterator[None]:
         """Within, show the progress as `bars`, and end the command at SIGTERM with the line of `terminated`.
 
-        Afterwards every trial that ended without a record has one, and the recorder is closed.
+        Afterwards the end of every trial is recorded, and the recorder is closed.
         """
         for name in ("ray.tune", "ray.train", "ray.air"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
         try:
             with watched(self._progress, bars, quiet=quiet), _ended_by_sigterm(terminated), self._ctrl_c_noted():
                 yield
-        except tune.TuneError as error:  # also in place of an exception of this callback
+        except tune.TuneError as error:  # Tune raises it for exceptions of this callback, too
             try:
                 self.recorder.progress()
             except HostLost as lost:
@@ -223,7 +221,7 @@ class _Trials(tune.Callback, tune.Stopper):
         except KeyboardInterrupt:  # a second one, while Tune was ending its trials
             self.interrupted = True
         finally:
-            with contextlib.suppress(HostLost):  # of a recorder that died, which has raised before
+            with contextlib.suppress(HostLost):  # the death of the recorder was raised before
                 self._close()
 
     @contextlib.contextmanager
@@ -249,10 +247,7 @@ class _Trials(tune.Callback, tune.Stopper):
         return self.last_progress
 
     def _close(self) -> None:
-        """Record the end of trials that ended without a record, and close the recorder.
-
-        In an interrupted sweep, trials that did not start have no row, and trials that ran are interrupted.
-        """
+        """Record missing ends of trials, and close the recorder. Interrupted trials that never began have no row."""
         progress_of = {progress.trial: progress for progress in self.recorder.progress()}
         for name, job in self._jobs.items():
             progress = progress_of.get(name)
@@ -348,17 +343,16 @@ def _tuner(
     """Return Tune's tuner for `trials`.
 
     Args:
-        configs: The configurations of all trials, or those at the corners of a space that is searched.
-        search: How the trials are scheduled.
+        configs: The configurations of all trials, or the corners of a space that is searched.
         space: Tune's configurations of the trials; see `ServerActor.setup`.
         given: Further arguments of `ServerActor.setup`, which all trials share.
-        searcher: What chooses the trials one after the other, and how many it may choose.
+        searcher, searched: The search, and the number of trials that it may choose.
     """
     stops_early = search.scheduler == "asha"
     os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if stops_early else "1000"
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if stops_early else str(_BUFFERED_SECONDS)
     trainable = tune.with_parameters(ServerActor, actor=trials.recorder.actor, **given)
-    trainable.__qualname__ = ServerActor.__name__  # as Ray calls the process, in its dashboard too
+    trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
     storage = trials.home
     return tune.Tuner(
         trainable,
@@ -416,9 +410,9 @@ def _asha(search: Search, configs: Sequence[Config]) -> ASHAScheduler:
 
 
 def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
-    """Return the data of a sweep in a cluster as objects, by `data_key`, so that only this machine needs the files.
+    """Return the data of a sweep in a cluster as objects by `data_key`, so that only this machine needs the files.
 
-    Data that are too large to send are left out: each machine must have those. On a machine alone, trials load theirs.
+    Data that are too large to send are left out; each machine must have them. On this machine alone, trials load data.
     """
     if is_private():
         return {}
@@ -434,8 +428,7 @@ def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
 def _ended_by_sigterm(end: Callable[[], str]) -> "contextlib.AbstractContextManager[None]":
     """Within, end this process at SIGTERM, with exit code 143 and the line that `end()` returns.
 
-    Ray is not asked for anything: where a whole job is ended, as by SLURM and `timeout`, its processes get the signal,
-    too, and end with pages of messages. Those that do not get it end with this process.
+    SLURM and `timeout` send the signal to Ray's processes, too. Asking these for anything would print pages of errors.
     """
 
     def act(number: int, frame: Any) -> None:

@@ -1,7 +1,7 @@
 """The user's modules and paths in other processes, which may be on machines without the files.
 
-What is pickled carries the user's functions and classes by value. A trial of a sweep is given a configuration instead,
-which names classes as module:Name, so it imports the modules from their sources.
+Pickles carry the user's functions and classes by value. The configuration of a trial of a sweep names classes as
+module:Name instead, so its process imports the modules from their sources.
 """
 
 import importlib.abc
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SentModule(NamedTuple):
-    """A module of the user's own on its way to a process that may lack its file; see `ModuleSource`."""
+    """The source of a user's module for a process that may lack the file; see `ModuleSource`."""
 
     name: str
     file: str
@@ -32,13 +32,7 @@ class SentModule(NamedTuple):
 
 
 class SentFiles(NamedTuple):
-    """What a process is told about the files of the user who gave the command.
-
-    Attributes:
-        folder: The folder in which the command was given.
-        datasets: The folder of datasets.
-        modules: The user's modules that are used.
-    """
+    """The working directory of the command, its folder of datasets, and the user's modules."""
 
     folder: Path
     datasets: Path
@@ -54,16 +48,15 @@ def register_user_modules() -> None:
 
 
 def to_send(sources: "Iterable[ModuleSource]") -> SentFiles:
-    """Return `sources` as they are sent to other processes, with the folders of this one."""
+    """Return `sources` for other processes, with the folders of this process."""
     modules = (SentModule(source.name, source.file, source.is_package, source.text) for source in sources)
     return SentFiles(working_folder(), datasets_folder(None), tuple(modules))
 
 
 def install(files: SentFiles | None) -> None:
-    """Let paths mean in this process what they meant in that of the command, and import its modules from their sources.
+    """Let paths and modules mean in this process what they mean in the process of the command.
 
-    A process of a cluster that was there before has the environment of the cluster's start. On a machine without the
-    command's folder of datasets, its own is used.
+    A machine without the command's folder of datasets uses its own.
     """
     if files is None:
         return

@@ -1,7 +1,6 @@
 """Processes that are killed while a run or a sweep goes on: it ends as if nothing had happened, or resumes."""
 
 import contextlib
-import io
 import logging
 import os
 import signal
@@ -15,9 +14,8 @@ import pytest
 import ray
 
 import rayfed
-from helpers.commands import command
 from helpers.ray_processes import processes, send, wait_until
-from helpers.sleeping import write_sleeping
+from helpers.sleeping import ran, write_sleeping
 from rayfed.distributed.cluster import start_here
 from rayfed.reports.read import read, read_events
 
@@ -83,15 +81,6 @@ def disturbed(folder, *faults):
     assert errors == []
 
 
-def ran(name, results, *arguments):
-    files = ["space.yaml"] if name == "sweep" else []
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command(name)([*files, *VALUES, f"results={results}", *arguments])
-    assert "Traceback" not in err.getvalue()
-    return code, err.getvalue()
-
-
 def check_complete(folder, digest):
     tables = read(folder)
     (row,) = tables.trials.to_dict("records")
@@ -105,7 +94,7 @@ def check_complete(folder, digest):
 
 def test_a_host_and_the_server_of_a_run(here, undisturbed):
     with disturbed("run", (7, "RayHost"), (17, "ServerActor")):
-        code, said = ran("run", "run", "placement.hosts=1")
+        code, said = ran("run", VALUES, "results=run", "placement.hosts=1")
     assert code == 0, said
     check_complete("run", undisturbed)
     assert "was lost (host 0 died: its process was killed or crashed); it starts again" in said
@@ -134,7 +123,7 @@ def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, u
 @pytest.mark.slow
 def test_the_server_of_a_trial_of_a_sweep(here, undisturbed):
     with disturbed("swept", (7, "ServerActor")):
-        code, said = ran("sweep", "swept")
+        code, said = ran("sweep", VALUES, "results=swept")
     assert code == 0, said
     check_complete("swept", undisturbed)
     assert read_events("swept")["event"].tolist() == ["trial restarted"]
@@ -145,7 +134,9 @@ def test_the_server_of_a_trial_of_a_sweep(here, undisturbed):
 def test_lost_too_often(here, name):
     results = f"failed_{name}"
     with disturbed(results, (7, "ServerActor")):
-        code, said = ran(name, results, "faults.restarts=0", *(["placement.hosts=1"] if name == "run" else []))
+        code, said = ran(
+            name, VALUES, f"results={results}", "faults.restarts=0", *(["placement.hosts=1"] if name == "run" else [])
+        )
     assert code == 1
     (row,) = pd.read_parquet(Path(results) / "run" / "trials").to_dict("records")
     cause = "lost (its server: its process was killed or crashed); faults.restarts=0 allows no other start"
@@ -159,13 +150,13 @@ def test_lost_too_often(here, name):
 def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed, name):
     results, hosts = f"unrecorded_{name}", ["placement.hosts=1"] if name == "run" else []
     with disturbed(results, (7, "Recorder")):
-        code, said = ran(name, results, *hosts)
+        code, said = ran(name, VALUES, f"results={results}", *hosts)
     assert code == 1
     assert said.splitlines()[-1] == (
         "rayfed: the recorder died (its process was killed or crashed); what it had written is kept, and the same "
         "command with resume=true continues"
     )
-    code, said = ran(name, results, "resume=true", *hosts)
+    code, said = ran(name, VALUES, f"results={results}", "resume=true", *hosts)
     assert code == 0, said
     check_complete(results, undisturbed)
 
@@ -186,6 +177,6 @@ def test_a_killed_command_resumes(here, undisturbed, name):
     finally:
         process.kill()
     wait_until(lambda: set(read(results).trials["status"]) == {"lost"})
-    code, said = ran(name, results, "resume=true", *hosts)
+    code, said = ran(name, VALUES, f"results={results}", "resume=true", *hosts)
     assert code == 0, said
     check_complete(results, undisturbed)

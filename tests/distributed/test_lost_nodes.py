@@ -1,7 +1,6 @@
 """Nodes that die in the middle of a run or a sweep: raylets on this machine stand for them."""
 
 import contextlib
-import io
 import os
 import re
 import signal
@@ -16,9 +15,8 @@ import pytest
 import ray
 
 import rayfed
-from helpers.commands import command
 from helpers.ray_processes import processes, wait_until
-from helpers.sleeping import write_sleeping
+from helpers.sleeping import ran, write_sleeping
 from rayfed.distributed.cluster import protect_token
 from rayfed.reports.read import read, read_events
 
@@ -123,15 +121,6 @@ def kill(node):
     os.kill(raylet(node), signal.SIGKILL)
 
 
-def ran(name, *arguments):
-    files = ["space.yaml"] if name == "sweep" else []
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command(name)([*files, *VALUES, *arguments])
-    assert "Traceback" not in err.getvalue()
-    return code, err.getvalue()
-
-
 class TestSweep:
     """Two trials, one on each node."""
 
@@ -141,7 +130,7 @@ class TestSweep:
     def test_its_trial_goes_on_elsewhere(self, cluster, undisturbed):
         node = cluster.add_node(num_cpus=1)
         with once(self.both_begun("swept"), lambda: kill(node)):
-            code, said = ran("sweep", "results=swept")
+            code, said = ran("sweep", VALUES, "results=swept")
         assert code == 0, said
         assert "); it starts again from its last checkpoint" in said
         trials = read("swept").trials.sort_values("seed")
@@ -154,7 +143,7 @@ class TestSweep:
     def test_without_restarts_it_has_failed(self, cluster, undisturbed):
         node = cluster.add_node(num_cpus=1)
         with once(self.both_begun("failed"), lambda: kill(node)):
-            code, said = ran("sweep", "results=failed", "faults.restarts=0")
+            code, said = ran("sweep", VALUES, "results=failed", "faults.restarts=0")
         assert code == 1, said
         trials = read("failed").trials.set_index("status")
         assert sorted(trials.index) == ["done", "failed"]
@@ -178,7 +167,7 @@ class TestRun:
 
         begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
         with once(begun, lose):
-            code, said = ran("run", f"results={results}", "placement.hosts=2")
+            code, said = ran("run", VALUES, f"results={results}", "placement.hosts=2")
         assert code == 0, said
         assert "it starts again from its last checkpoint" in said
         assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
@@ -212,7 +201,7 @@ class TestCluster:
         wait_until(lambda: set(read(results).trials["status"]) == {"lost"})  # its other processes end a little later
         ray.shutdown()
         monkeypatch.setenv("RAY_ADDRESS", "local")
-        code, said = ran(name, *(arguments[-2:] if name == "run" else ()), f"results={results}", "resume=true")
+        code, said = ran(name, VALUES, *(arguments[-2:] if name == "run" else ()), f"results={results}", "resume=true")
         assert code == 0, said
         trials = read(results).trials.sort_values("seed")
         assert trials["weights_hash"].tolist() == (undisturbed if name == "sweep" else undisturbed[:1])
