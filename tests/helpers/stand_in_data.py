@@ -68,8 +68,7 @@ class StandIns:
     def grey(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """MNIST or Fashion-MNIST."""
         index = np.concatenate([np.arange(60_000), np.arange(10_000)])
-        source = (np.arange(70_000) >= 60_000).astype(np.int8)
-        return self.blank((70_000, 1, 28, 28)), self.labels(70_000, 10), source, index
+        return self.blank((70_000, 28, 28)), self.labels(70_000, 10), np.arange(70_000) >= 60_000, index
 
     def cifar(self, data: CifarFiles) -> Dataset:
         return self.plain(data.name, (3, 32, 32), data.classes, (50_000, 10_000), **data.normalisation())
@@ -144,7 +143,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     }
     for kind, load in loaders.items():
         monkeypatch.setattr(kind, "load", lambda self, load=load: load(self))
-    monkeypatch.setattr(IdxFiles, "pool", lambda self: made.grey())
+    monkeypatch.setattr(IdxFiles, "files", lambda self: made.grey())
     monkeypatch.setattr(rotated, "_rotated", lambda images, angle: images)
     monkeypatch.setenv("RAYFED_CACHE", str(folder))
     create = from_torchvision._create
