@@ -194,7 +194,7 @@ class TestCluster:
             wait_until(lambda: begun() or process.poll() is not None, seconds=400)  # a busy machine starts slowly
             for kind in ("gcs_server", "raylet"):
                 os.kill(cluster.head_node.all_processes[kind][0].process.pid, signal.SIGKILL)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=150)  # Ray gives up on its head after 60 s
         finally:
             process.kill()
         assert process.returncode != 0, said
