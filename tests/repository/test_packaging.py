@@ -45,7 +45,7 @@ def test_every_pin_holds_for_every_declared_python():
     declared = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={declared[0]}"
     needs = {
-        name_of(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
+        name_of(each.name): SpecifierSet(each.metadata.get("Requires-Python") or "")
         for each in distributions()
         if each.version.partition("+")[0] == pins().get(name_of(each.name))
     }
