@@ -296,9 +296,10 @@ class _Trials(tune.Callback, tune.Stopper):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         name, config = _name(trial), trial.config["job"]["config"]
-        times = self.recorder.lost(name, _cause(trial))
+        cause = _cause(trial)
+        times = self.recorder.lost(name, cause)
         lost = f"lost {times} times" if times > 1 else "lost"
-        error = f"{lost} ({_cause(trial)}); faults.restarts={config.faults.restarts} allows no other start"
+        error = f"{lost} ({cause}); faults.restarts={config.faults.restarts} allows no other start"
         values = config.tree() | {"status": "failed", "error": error}
         if isinstance(raised := _error(trial), ray.exceptions.RayTaskError):
             values["traceback"] = str(raised)
