@@ -1,7 +1,7 @@
 """DP-FedBN, ADCOL's private baseline for an honest but curious server: Li, He and Song 2023, table 17.
 
     client:  Δ = w_i − w_t of everything but batch norm, clipped to an L1 norm of C
-             sends w_t + Δ + Lap(2C/ε_round) on each coordinate
+             sends w_t + Δ + Lap(2C/ε_round) on each coordinate; integer buffers are sent as they were received
     server:  FedBN, with equal weights unless weighting=examples
 
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
@@ -21,8 +21,9 @@ import torch
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedbn import FedBN
+from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.trees import Weights
+from rayfed.core.trees import Weights, without
 from rayfed.privacy import SIMULATION_NOTE
 from rayfed.privacy.laplace import laplace_like
 
@@ -34,6 +35,22 @@ def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) ->
     norm = vector.norm(order, dtype=torch.float64)  # float32 loses a tenth of the L1 norm of 37 million numbers
     factor = (bound / norm).clamp(max=1)
     return {name: factor * delta for name, delta in deltas.items()}
+
+
+def refuse_unprotected_weights(problem: ProblemSpec, algorithm: FedBN) -> None:
+    """Raise UsageError for weights that would be sent without clipping and noise, or whose update has no norm."""
+    task = problem.task
+    for name, value in without(task.initial_weights(), algorithm.personal(task)).items():
+        if value.is_complex():
+            raise UsageError(
+                f"model.name: the weight {name!r} is complex, and algorithm.name={algorithm.name} clips and adds noise "
+                "to real weights only; keep its real and its imaginary part as two weights"
+            )
+        if not value.isfinite().all():
+            raise UsageError(
+                f"model.name: the weight {name!r} is not finite, so algorithm.name={algorithm.name} cannot clip the "
+                "norm of an update; register the buffer with persistent=False, or fill it with large finite numbers"
+            )
 
 
 def max_participations(ctx: Context, rounds: int) -> int:
@@ -58,6 +75,10 @@ class DPFedBN(FedBN):
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     clip: float = option(1.0, above=0, help="C, bound of the L1 norm of an update")
 
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        refuse_unprotected_weights(problem, self)
+
     def epsilon_per_round(self, ctx: Context) -> float:
         return self.epsilon / max_participations(ctx, ctx.rounds)
 
@@ -77,7 +98,7 @@ class DPFedBN(FedBN):
         base, scale = down["weights"], self.noise_scale(ctx)
         deltas = clipped_update(up["weights"], base, bound=self.clip, order=1)
         noisy = {name: base[name] + delta + laplace_like(delta, scale) for name, delta in deltas.items()}
-        return client, up | {"weights": up["weights"] | noisy}
+        return client, up | {"weights": base | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         return Privacy(self.epsilon_per_round(ctx) * max_participations_so_far(ctx), "client")

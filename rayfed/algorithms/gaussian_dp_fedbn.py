@@ -2,6 +2,7 @@
 2018, "Learning Differentially Private Recurrent Language Models".
 
     client:  Δ_i = w_i − w_t of everything but batch norm, clipped to an L2 norm of C;  sends w_t + Δ_i
+             and integer buffers as they were received
     server:  w_{t+1} = w_t + 1/m · Σ_i s_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m clients of a round
              s_i = 1, or with weighting=examples  s_i = min(n_i, B)/B  for a public bound B of a client's examples
 
@@ -24,7 +25,12 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.client_weights import weighting_option
-from rayfed.algorithms.dp_fedbn import clipped_update, max_participations, max_participations_so_far
+from rayfed.algorithms.dp_fedbn import (
+    clipped_update,
+    max_participations,
+    max_participations_so_far,
+    refuse_unprotected_weights,
+)
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -47,6 +53,7 @@ class GaussianDPFedBN(FedBN):
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
+        refuse_unprotected_weights(problem, self)
         if self.weighting == "examples" and self.max_examples is None:
             raise UsageError(
                 "algorithm.weighting=examples: the size of one client would change the weights of all, which ε does "
@@ -73,7 +80,7 @@ class GaussianDPFedBN(FedBN):
         client, up = super().finish(ctx, work, client, down, data)
         base = down["weights"]
         deltas = clipped_update(up["weights"], base, bound=self.clip, order=2)
-        return client, up | {"weights": up["weights"] | {name: base[name] + delta for name, delta in deltas.items()}}
+        return client, up | {"weights": base | {name: base[name] + delta for name, delta in deltas.items()}}
 
     def weight(self, ctx: Context, examples: int) -> float:
         """Return s_i."""

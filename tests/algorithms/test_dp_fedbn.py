@@ -7,13 +7,14 @@ import torch
 from scipy import stats
 from scipy.optimize import brentq
 
-from helpers.federations import blobs, blueprint, simulate
+from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_fedbn import DPFedBN, clipped_update
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
+from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -63,6 +64,31 @@ def test_the_budget_is_split_over_a_clients_participations(cohort, rounds, expec
     people = blobs()
     _, records = simulate(blueprint(DPFedBN(epsilon=8.0), people, cohort=cohort, rounds=rounds), people)
     assert [record.epsilon for record in records] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("algorithm", [DPFedBN(), GaussianDPFedBN()])
+def test_weights_that_cannot_be_clipped_are_refused(algorithm):
+    def check(buffer):
+        model = net()
+        model.body.register_buffer("extra", buffer)
+        blueprint(algorithm, blobs(), model=model).check(blobs())
+
+    check(torch.tensor([1, 2]))
+    with pytest.raises(UsageError, match=f"'body.extra' is complex, and algorithm.name={algorithm.name} .*two weights"):
+        check(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(UsageError, match=r"'body.extra' is not finite, so .*persistent=False"):
+        check(torch.tensor([0.0, -torch.inf]))
+
+
+@pytest.mark.parametrize("algorithm", [DPFedBN(), GaussianDPFedBN()])
+def test_integer_buffers_that_local_training_changes_are_not_sent(algorithm):
+    people, model = blobs(), net()
+    model.body.register_buffer("steps", torch.tensor(3))
+    ctx = blueprint(algorithm, people, model=model).context(people, "cpu").at(client=0, cohort=(0, 1, 2, 3), round=1)
+    down, client = algorithm.broadcast(ctx, algorithm.init(ctx)), algorithm.join(ctx)
+    work = algorithm.start(ctx, client, down)
+    work["weights"] = work["weights"] | {"body.steps": torch.tensor(7)}
+    assert algorithm.finish(ctx, work, client, down, None)[1]["weights"]["body.steps"] == 3
 
 
 def cohorts(algorithm, cohort, rounds, seed=0):
