@@ -36,6 +36,7 @@ REMOVED = {
     "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
+    "tracking.mlflow": "use tracking.tensorboard or tracking.wandb, or read the tables with pandas",
     "profile": "`rayfed docs running` shows how to use other profilers",
 }
 """The keys and options of earlier versions, with what to do without them."""

@@ -21,7 +21,7 @@ from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import is_url
 from rayfed.records.tracking import CLOSE_SECONDS
 
-_TRACKERS_VARIABLES = ("WANDB_", "MLFLOW_")
+_TRACKERS_VARIABLES = "WANDB_"
 _GAUGES = {
     "round": "The last round of the trial that was recorded",
     "score": "The last value of the metric that selects rounds: on validation examples; without any, on test examples",

@@ -239,9 +239,6 @@ class Tracking:
     wandb: str | None = option(
         None, help="project of Weights & Biases to log to; WANDB_MODE=offline logs to RESULTS/EXPERIMENT/wandb"
     )
-    mlflow: str | None = option(
-        None, help="MLflow store to log to: a server such as http://localhost:5000, sqlite:///runs.db, or a folder"
-    )
     folder: str | None = option(None, help="local folder for the trackers' files; null: RESULTS/EXPERIMENT")
 
 

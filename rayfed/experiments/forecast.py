@@ -33,7 +33,7 @@ from rayfed.experiments.trial import check_rounds, nothing_left, resume_message,
 from rayfed.metrics.base import OfGradients, OfRepresentations
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.storage import open_storage
-from rayfed.records.trackers import check_trackers
+from rayfed.records.tracking import check_trackers
 from rayfed.records.trials import flattened
 
 _CLIENTS, _BATCHES = 2, 8  # of a probe, and batches of each client

@@ -19,7 +19,7 @@ from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.user_code import named_objects
 from rayfed.records.recorder import Progress, traceback_file
-from rayfed.records.trackers import check_trackers
+from rayfed.records.tracking import check_trackers
 
 MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"

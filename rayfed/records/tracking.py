@@ -1,28 +1,130 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and MLflow.
+"""Experiment trackers: TensorBoard and Weights & Biases.
 
 The recorder feeds them. Every round of every trial passes through it, of single runs and of sweeps, with and without
 Ray, so all trackers have the true rounds on their axis. A thread of its own serves them: a slow or failing tracker
 neither delays nor ends a trial.
 """
 
-import json
+import importlib.util
+import math
+import os
 import queue
+import shutil
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
-from rayfed.records.storage import Storage
-from rayfed.records.trackers import About, MLflow, TensorBoard, Tracker, WeightsAndBiases
+from rayfed.records.storage import Storage, is_url
 from rayfed.records.trials import flattened
 
 CLOSE_SECONDS = 30.0
 """How long `Feed.close` waits for trackers that lag behind, such as one that uploads."""
 _MOST_DOMAINS = 20  # with a curve of their own; with more, only the mean over all clients has a curve
+_FLUSH_SECONDS = 5  # of TensorBoard's files
+
+
+@dataclass(frozen=True)
+class About:
+    """A trial that begins, or goes on.
+
+    Attributes:
+        config: The configuration, with dotted keys.
+        folder: The local folder for a tracker's files.
+        continues: The last round that is kept of an earlier attempt; None if the trial starts anew.
+    """
+
+    experiment: str
+    trial: str
+    config: Mapping[str, Any]
+    folder: Path
+    continues: int | None = None
+
+
+class Tracker(Protocol):
+    """One trial in one tracking tool. Every method may raise; the trial then goes on without the tracker."""
+
+    def begin(self, about: About) -> None:
+        """Open the trial."""
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add the values of a round; see `round_values`."""
+
+    def end(self, status: str, error: str | None) -> None:
+        """Close the trial; `status` is one of `rayfed.records.trials.STATUSES`."""
+
+
+class TensorBoard:
+    """Writes `FOLDER/tensorboard/TRIAL/events...`, and the hyperparameters with the last values at the end."""
+
+    def begin(self, about: About) -> None:
+        from tensorboardX import SummaryWriter
+
+        folder = about.folder / "tensorboard" / about.trial
+        if about.continues is None and folder.exists():
+            shutil.rmtree(folder)  # an earlier attempt, whose rows in the tables are replaced, too
+        purge = None if about.continues is None else about.continues + 1  # rounds that the trial repeats
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=_FLUSH_SECONDS)
+        self._config = about.config
+        self._last: dict[str, float] = {}
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+        self._last |= {name: value for name, value in values.items() if not name.startswith("round/")}
+
+    def end(self, status: str, error: str | None) -> None:
+        from tensorboardX.summary import hparams
+
+        shown = {key: value for key, value in self._config.items() if isinstance(value, (bool, int, float, str))}
+        finite = {name: value for name, value in self._last.items() if math.isfinite(value)}
+        for summary in hparams({**shown, "status": status}, finite):
+            self._writer.file_writer.add_summary(summary)
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """Logs to a project of Weights & Biases, or, with WANDB_MODE=offline, to `FOLDER/wandb`.
+
+    `FOLDER/wandb/TRIAL.id` keeps the id of the run, so that a trial that continues goes on in the same run.
+    """
+
+    def __init__(self, project: str):
+        self._project = project
+
+    def begin(self, about: About) -> None:
+        import wandb
+
+        known = about.folder / "wandb" / f"{about.trial}.id"
+        known.parent.mkdir(parents=True, exist_ok=True)
+        before = known.read_text() if about.continues is not None and known.exists() else None
+        self._run: Any = wandb.init(
+            project=self._project,
+            group=about.experiment,
+            name=about.trial,
+            config=dict(about.config),
+            dir=str(about.folder),
+            id=before,
+            resume="allow" if before else None,
+            reinit="create_new",  # trials of a sweep run at the same time, and the user may have a run of their own
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True),
+        )
+        # W&B's own steps only grow, and a trial that goes back to a checkpoint repeats rounds.
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        known.write_text(self._run.id)
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        self._run.log({"round": round, **values})
+
+    def end(self, status: str, error: str | None) -> None:
+        self._run.summary.update({"status": status, **({"error": error} if error else {})})
+        self._run.finish(exit_code=0 if status in ("done", "stopped") else 1)
+
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Tracker]]
 """make(values): the trackers of a trial with these values in the table `trials`, by name."""
@@ -34,7 +136,7 @@ class Feed:
     A tracker that raises is left out from then on, and `close` returns a line on it.
 
     Args:
-        home: The folder of the experiment. `tracking/TRIAL.json` in it says how tools call a trial.
+        home: The folder of the experiment.
         experiment: Its name.
         here: The folder to which relative paths in `tracking.*` belong.
         in_sweep: Whether the trials belong to a sweep.
@@ -53,9 +155,11 @@ class Feed:
         """Open a trial in its trackers; `continues` is the last round that is kept of an earlier attempt."""
         trackers = dict(self._make(values))
         if trackers:
-            folder = (values.get("tracking") or {}).get("folder")
+            given = (values.get("tracking") or {}).get("folder")
+            folder = self._here / (Path(given).expanduser() if given else self._home.local or "")
             config = {key: value for key, value in flattened(values) if not key.startswith("tracking.")}
-            self._put(lambda: self._begin(trial, trackers, config, folder, continues))
+            about = About(self._experiment, trial, config, folder, continues)
+            self._put(lambda: self._begin(trial, trackers, about))
 
     def record(self, trial: str, record: Record) -> None:
         """Pass the values of a round on."""
@@ -91,46 +195,25 @@ class Feed:
         while (job := jobs.get()) is not None:
             job()
 
-    def _begin(
-        self, trial: str, trackers: dict[str, Tracker], config: Mapping[str, Any], folder: str | None, done: int | None
-    ) -> None:
-        base = self._here / (Path(folder).expanduser() if folder else self._home.local or "")
-        names = {} if done is None else self._names(trial)
+    def _begin(self, trial: str, trackers: dict[str, Tracker], about: About) -> None:
         if trial in self._trackers:  # its process was lost, or it went back to a checkpoint
             self._end(trial, "lost", None)
         self._trackers[trial] = trackers
-        for name, tracker in list(trackers.items()):
-            known = names.get(name)
-            continues = None if known is None else done
-            about = About(self._experiment, trial, config, folder=base, continues=continues, known_as=known)
-            if (known_as := self._tried(trial, name, partial(tracker.begin, about))) is not None:
-                names[name] = known_as
-        content = json.dumps({"begun": time.time(), **names}).encode()
-        self._tried(trial, "tracking", lambda: self._home.child("tracking").write(f"{trial}.json", content))
-
-    def _names(self, trial: str) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._home.child("tracking").read(f"{trial}.json")))
-        except (OSError, ValueError):
-            return {}
+        self._each(trial, lambda tracker: tracker.begin(about))
 
     def _end(self, trial: str, status: str, error: str | None) -> None:
         self._each(trial, lambda tracker: tracker.end(status, error))
         self._trackers.pop(trial, None)
 
     def _each(self, trial: str, do: Callable[[Tracker], None]) -> None:
+        """Do something with each tracker of a trial; leave a tracker out that raises."""
         for name, tracker in list(self._trackers.get(trial, {}).items()):
-            self._tried(trial, name, partial(do, tracker))
-
-    def _tried(self, trial: str, name: str, do: Callable[[], Any]) -> Any:
-        """Do something with a tracker; leave the tracker out if it raises."""
-        try:
-            return do()
-        except Exception as error:  # of a foreign package, a network or a disk
-            self._trackers.get(trial, {}).pop(name, None)
-            words = (str(error).strip().splitlines() or [""])[0][:200]
-            self._failures.setdefault(f"tracking.{name} failed ({type(error).__name__}: {words})", []).append(trial)
-            return None
+            try:
+                do(tracker)
+            except Exception as error:  # of a foreign package, a network or a disk
+                del self._trackers[trial][name]
+                words = (str(error).strip().splitlines() or [""])[0][:200]
+                self._failures.setdefault(f"tracking.{name} failed ({type(error).__name__}: {words})", []).append(trial)
 
     def _of_options(self, values: Mapping[str, Any]) -> dict[str, Tracker]:
         options = values.get("tracking") or {}
@@ -141,8 +224,6 @@ class Feed:
             trackers["tensorboard"] = TensorBoard()
         if project := options.get("wandb"):
             trackers["wandb"] = WeightsAndBiases(project)
-        if uri := options.get("mlflow"):
-            trackers["mlflow"] = MLflow(uri, self._here)
         return trackers
 
 
@@ -184,3 +265,31 @@ def _costs(record: Record) -> dict[str, float]:
         **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
     }
     return {f"round/{name}": value for name, value in costs.items() if value is not None}
+
+
+def check_trackers(options: Mapping[str, Any], results: str) -> None:
+    """Raise UsageError if a tracker of the group `tracking.*` lacks its package, its login or a folder."""
+    if options["wandb"] and importlib.util.find_spec("wandb") is None:
+        raise UsageError(
+            f"tracking.wandb={options['wandb']}: the package wandb is not installed; pip install 'rayfed-sim[tracking]'"
+        )
+    for key in ("tensorboard", "wandb"):
+        if options[key] and options["folder"] is None and is_url(results):
+            raise UsageError(
+                f"tracking.{key}={str(options[key]).lower() if options[key] is True else options[key]}: needs a local "
+                f"folder, and results={results} is none; give tracking.folder"
+            )
+    if options["wandb"]:
+        _check_login(options["wandb"])
+
+
+def _check_login(project: str) -> None:
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
+        return
+    import wandb
+
+    if not wandb.setup().settings.api_key and not wandb.api.api_key:
+        raise UsageError(
+            f"tracking.wandb={project}: not logged in to Weights & Biases; run wandb login, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline and upload later with wandb sync"
+        )

@@ -18,7 +18,7 @@ from rayfed.reports.comparison import Comparison, Side, compare, find_group, hol
 from rayfed.reports.read import Tables, picked_values
 from rayfed.reports.selection import TRIAL
 from rayfed.reports.summary import Summary, seed_values, summarise
-from rayfed.reports.tables import Stars, latex_columns, latex_text, markdown_columns
+from rayfed.reports.tables import Stars, markdown_columns
 from rayfed.reports.view import View, filter_rows
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
@@ -198,13 +198,9 @@ def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
     if format == "markdown":
         escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
         return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
-    if format == "latex":
-        escaped = {latex_text(name): [latex_text(cell) for cell in cells] for name, cells in columns.items()}
-        return latex_columns(
-            escaped, " ".join([f"{title}.", *notes]), f"{scores.experiment}-pairs-{scores.split}-{scores.metric}"
-        )
     table = plain_table(columns, left=("difference of",), width=width)
-    return "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
+    text = "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
+    return textwrap.indent(text, "% ") if format == "latex" else text  # in LaTeX, a comment
 
 
 def pairs_columns(pairs: Pairs) -> dict[str, list[str]]:

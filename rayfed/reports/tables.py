@@ -321,11 +321,7 @@ def latex_table(table: ResultTable, caption: str, label: str) -> str:
 
     The best number of each column is bold, the second underlined.
     """
-    return latex_columns(_marked_up(table, latex_text, _latex_cell, r"$^{\dagger}$"), caption, label)
-
-
-def latex_columns(columns: Mapping[str, Sequence[str]], caption: str, label: str) -> str:
-    """Return columns of LaTeX code by header as a floating table; the first is aligned left, the rest right."""
+    columns = _marked_up(table, latex_text, _latex_cell, r"$^{\dagger}$")
     rows = [" & ".join(cells) + r" \\" for cells in zip(*columns.values(), strict=True)]
     lines = [
         r"\begin{table}",
