@@ -14,7 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.engine.checkpoint import SavedState
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.trained_model import trained_model
+from rayfed.experiments.trained_model import save_module, trained_model
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url, join
 from rayfed.reports.charts import plot as draw_plot
@@ -135,6 +135,20 @@ class Result:
             raise UsageError(f"Result.model(round='selected'): the state of that round was not kept; {how}")
         assert self._plan is not None, "a state is kept with its plan"
         return trained_model(self._plan, state, self._given.model, client)
+
+    def save(self, folder: str | Path, client: int | None = None, *, round: str = "final") -> Path:
+        """Write the model that `model` returns to `folder`, and return the folder.
+
+        All weights go to `model.safetensors`, under the names of its `state_dict()`. For a model of PEFT, or for each
+        that is a part of it, the adapter is written in PEFT's own format, to `folder` or to the folder of the part's
+        name in it.
+
+        Raises:
+            UsageError: As `model` does.
+        """
+        module = self.model(client, round=round)
+        save_module(module, Path(folder))
+        return Path(folder)
 
     def report(self, **options: Any) -> Report:
         """Return the report on this trial's experiment; see `rayfed.report` for the options."""

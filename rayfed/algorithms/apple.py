@@ -78,8 +78,7 @@ class APPLE(FedAvg):
         return CollectSizes(), SendShares(self.initial)
 
     def personal(self, task: Task) -> frozenset[str]:
-        untrained = frozenset(task.parameters) - frozenset(task.trainable)  # as p need not sum to 1
-        return task.personal_names | frozenset(task.buffers) | untrained
+        return task.personal_names | frozenset(task.buffers)  # as p need not sum to 1
 
     def init(self, ctx: Context) -> State:
         count = ctx.task.num_clients

@@ -30,15 +30,15 @@ class FedBN(FedAvg):
     bytes_formula = FedAvg.bytes_formula
 
     def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.batch_norm_names:
-            raise UsageError(
-                f"algorithm.name={self.name}: the model has no batch-norm layer to keep with the client; use a model "
-                "that has one, or algorithm.name=fedavg"
-            )
         if problem.task.batch_norm == "frozen":
             raise UsageError(
                 f"batch_norm=frozen: algorithm.name={self.name} trains the batch-norm layers of every client; use "
                 "batch_norm=local, or algorithm.name=fedavg"
+            )
+        if not problem.task.batch_norm_names:
+            raise UsageError(
+                f"algorithm.name={self.name}: the model has no batch-norm layer to keep with the client; use a model "
+                "that has one, or algorithm.name=fedavg"
             )
 
     def personal(self, task: Task) -> frozenset[str]:

@@ -1,9 +1,11 @@
 """torch's modules: copies of all kinds of them, and the layers that need care, with batch or spectral normalisation."""
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,6 +52,20 @@ def batch_norm_statistics(module: nn.Module) -> frozenset[str]:
 def _normalises_by_statistics(layer: nn.Module) -> bool:
     buffers = {name for name, _ in layer.named_buffers(recurse=False)}
     return isinstance(layer, _BatchNorm) or {"running_mean", "running_var"} <= buffers
+
+
+def constant_names(module: nn.Module, *, frozen_batch_norm: bool = False) -> frozenset[str]:
+    """Return the names of the tensors of `module` that training leaves as they are, tied ones under their first name.
+
+    They are the parameters with `requires_grad=False`, the buffers registered with `persistent=False`, and all tensors
+    of batch-norm layers if `frozen_batch_norm`.
+    """
+    layers = list(module.modules())
+    transient = [(layer._buffers, getattr(layer, "_non_persistent_buffers_set", ())) for layer in layers]
+    kept = {id(value) for buffers, names in transient for name, value in buffers.items() if name not in names}
+    frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
+    passing = [name for name, value in module.named_buffers() if id(value) not in kept]
+    return frozenset([*frozen, *passing]) | (batch_norm_names(module) if frozen_batch_norm else frozenset())
 
 
 def set_singular_vectors(module: nn.Module) -> None:
@@ -129,6 +145,43 @@ def recompute(module: nn.Module) -> None:
         for hook in layer._forward_pre_hooks.values():
             if isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm)):
                 hook(layer, None)
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    """Return whether the tensors of four dimensions belong into channels-last memory format; see `Task`."""
+    return any(isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) for layer in module.modules())
+
+
+class Parcel(NamedTuple):
+    """A module with empty constants, and for each of these its bytes, dtype, shape and order of sides in memory.
+
+    Ray lays arrays where all processes of a machine share them, and copies tensors.
+    """
+
+    module: Any
+    constants: list[tuple[Tensor, np.ndarray, torch.dtype, list[int], list[int]]]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Parcel":
+        fixed, named = constant_names(module), dict(module.named_parameters()) | dict(module.named_buffers())
+        constants, empty, convolves = [], dict[int, Tensor](), has_convolutions(module)
+        for name in sorted(fixed):
+            value = named[name].detach()
+            sides = [0, 2, 3, 1] if convolves and value.dim() == 4 else list(range(value.dim()))
+            flat = value.cpu().permute(sides).contiguous()
+            empty[id(named[name])] = hole = copy.copy(named[name])
+            hole.data = flat.new_empty(0)
+            array = flat.reshape(-1).view(torch.uint8).numpy()
+            constants.append((hole, array, value.dtype, list(flat.shape), sides))
+        return cls(copied(module, empty), constants)
+
+    def unpacked(self) -> nn.Module:
+        """Return the module, whose constants may lie in memory that other processes read."""
+        for hole, array, dtype, shape, sides in self.constants:
+            with warnings.catch_warnings(action="ignore"):  # arrays of Ray are read-only
+                hole.data = torch.from_numpy(array).view(dtype).reshape(shape).permute(np.argsort(sides).tolist())
+        module: nn.Module = self.module
+        return module
 
 
 def make_picklable(module: nn.Module) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.modules import batch_norm_layers, batch_norm_statistics, copied, set_singular_vectors, spectral_layers
+from rayfed.core.modules import (
+    batch_norm_layers,
+    batch_norm_statistics,
+    constant_names,
+    copied,
+    set_singular_vectors,
+    spectral_layers,
+)
 from rayfed.core.trees import Weights, detach
 
 _vectorised = False
@@ -37,26 +44,32 @@ class Network:
 
     Args:
         module: The template. The network takes it over; do not use it elsewhere.
-        frozen_batch_norm: Keep batch-norm layers in evaluation mode during training.
+        frozen_batch_norm: Keep batch-norm layers in evaluation mode during training, and their tensors as constants.
+
+    Attributes:
+        parameters, buffers: The names of the weights that the network is run with.
+        constants: The tensors that stay in the module, by name; see `constant_names`. Nobody may modify them.
     """
 
     def __init__(self, module: nn.Module, *, frozen_batch_norm: bool = False):
         self.module = module
         self._frozen = batch_norm_layers(module) if frozen_batch_norm else []
         self._training: bool | None = None
-        self.parameters = tuple(name for name, _ in module.named_parameters())
-        self.buffers = tuple(name for name, _ in module.named_buffers())
-        first_name = {id(value): name for name, value in [*module.named_parameters(), *module.named_buffers()]}
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        fixed = constant_names(module, frozen_batch_norm=frozen_batch_norm)
+        self.constants = {name: value.detach() for name, value in (parameters | buffers).items() if name in fixed}
+        self.parameters = tuple(name for name in parameters if name not in fixed)
+        self.buffers = tuple(name for name in buffers if name not in fixed)
+        first_name = {id(value): name for name, value in (parameters | buffers).items()}
         # Tied weights appear in several slots under the first of their names.
         self._slots: list[tuple[dict[str, Any], str, str, Tensor]] = [
             (table, name, first_name[id(value)], value)
             for layer in module.modules()
             for table in (layer._parameters, layer._buffers)
             for name, value in table.items()
-            if value is not None
+            if value is not None and first_name[id(value)] not in fixed
         ]
-        buffers = set(self.buffers)
-        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
+        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in self.buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
 
@@ -103,12 +116,13 @@ class Network:
         initial = {name: value for _, _, name, value in self._slots}
         shapes = {name: getattr(value, "shape", None) for name, value in tree.items()}  # a stack has another one
         there = {name for name, value in initial.items() if shapes.get(name) == value.shape}
+        there |= self.constants.keys()
         vectors = [buffers for names, buffers in self._spectral_layers if there.issuperset(names + buffers)]
         if not vectors:
             return {key: self.consistent(value) for key, value in tree.items()}
         with torch.no_grad():
             buffers = self.run(initial | tree, set_singular_vectors, train=False)[1]
-        return tree | {name: buffers[name] for names in vectors for name in names}
+        return tree | {name: buffers[name] for names in vectors for name in names if name in tree}
 
     def draw_weights(self) -> Weights:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
@@ -119,7 +133,7 @@ class Network:
         for layer in module.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
-        return {name: value.to(devices[name]) for name, value in weights_of(module).items()}
+        return {name: value.to(devices[name]) for name, value in weights_of(module).items() if name in devices}
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -153,8 +167,12 @@ def gradients(
         leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
     with torch.enable_grad():
         value, aux = loss(leaves)
-        values = torch.autograd.grad(
-            value, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+        values = (
+            torch.autograd.grad(
+                value, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+            )
+            if leaves
+            else ()
         )
     grads = dict(zip(leaves, values, strict=True))
     return (grads, value, aux) if create_graph else (grads, value.detach(), detach(aux))

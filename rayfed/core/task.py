@@ -2,14 +2,15 @@
 
 import copy
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rayfed.core.errors import BadHook, UsageError
-from rayfed.core.modules import batch_norm_names, batch_norm_statistics, copied
+from rayfed.core.modules import batch_norm_names, batch_norm_statistics, constant_names, copied, has_convolutions
 from rayfed.core.network import Network, gradients
 from rayfed.core.outputs import Outputs
 from rayfed.core.trees import Weights, only
@@ -62,6 +63,9 @@ class Output(NamedTuple):
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits [batch, classes], y [batch]) -> mean over the batch, a scalar."""
 
+_moved: MutableMapping[Any, dict[Any, Tensor]] = WeakTensorKeyDictionary()
+"""Constants by the tensor that they are copies of, by their device and memory format."""
+
 LossTerm = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
 """A term that a wrapper adds to the objective: (loss so far, weights, output) -> (loss, output)."""
 
@@ -88,8 +92,9 @@ class Task:
         model: The network.
         modules: Additional networks of the algorithm, by name.
         feature_shape: Shape of one representation at the split; empty if the model has no split.
-        trainable: Names of the parameters that are trained: those of the model and of the loss with `requires_grad`.
-        parameters, buffers: Names of all parameters and buffers, those of the loss included.
+        trainable: Names of the parameters that are trained, those of the loss included.
+        parameters, buffers: Names of the parameters and buffers that are weights, those of the loss included. The
+            constants of the network are none; see `rayfed.core.modules.constant_names`.
         loss_names: Names of the parameters and buffers of the loss, which begin with `loss.`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
@@ -114,13 +119,15 @@ class Task:
         rows_interact: bool = False,
     ):
         self.device = torch.device(device)
-        self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
+        self.channels_last = has_convolutions(model)
         self.num_clients, self.num_classes = num_clients, num_classes
         self._loss = loss_on(self.device, loss)
         self._scoring_loss = self._loss if scoring_loss is None else loss_on(self.device, scoring_loss)
         self._learned_loss: Network | None = None
-        if isinstance(self._loss, nn.Module) and _is_learned(self._loss):
-            self._learned_loss = Network(nn.ModuleDict({"loss": self._loss}))
+        if isinstance(self._loss, nn.Module):
+            network = Network(nn.ModuleDict({"loss": self._loss}))
+            own = not type(self._loss).__module__.startswith("torch.")  # the buffers of torch's losses do not change
+            self._learned_loss = network if network.parameters or (own and network.buffers) else None
         self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
         self.rows_interact = rows_interact
         self.modules: dict[str, Network] = {}
@@ -132,38 +139,45 @@ class Task:
         model = self._here(model)
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
-        named = [*model.named_parameters(), *model.named_buffers()]
-        self._initial = {name: value.detach() for name, value in named}
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._initial = {name: named[name].detach() for name in self.model.parameters + self.model.buffers}
         finite = {name: torch.isfinite(value) for name, value in self._initial.items()}
         self._not_finite = {name: ~mask for name, mask in finite.items() if not mask.all()}
-        layers, statistics = batch_norm_names(model), batch_norm_statistics(model)
+        layers, statistics = (
+            find(model).intersection(self._initial) for find in (batch_norm_names, batch_norm_statistics)
+        )
         self.batch_norm_names = layers
         local = {"local": layers, "local_statistics": statistics}
         self.personal_names: frozenset[str] = local.get(self.batch_norm, frozenset())
-        frozen = layers if self.batch_norm == "frozen" else frozenset()
-        trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
-        self.trainable = tuple(name for name in trained if name not in frozen)
         self.parameters, self.buffers, self.loss_names = self.model.parameters, self.model.buffers, frozenset[str]()
         if (network := self._learned_loss) is not None:
             self.loss_names = frozenset((*network.parameters, *network.buffers))
-            if clash := self.loss_names & self._initial.keys():
+            if clash := self.loss_names & named.keys():
                 raise UsageError(f"loss: its {min(clash)} is also the name of a weight of the model; rename that")
-            named = [*network.module.named_parameters(), *network.module.named_buffers()]
-            self._initial |= {name: value.detach() for name, value in named}
-            self.trainable += tuple(name for name, value in network.module.named_parameters() if value.requires_grad)
+            own = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
+            self._initial |= {name: own[name].detach() for name in network.parameters + network.buffers}
             self.parameters, self.buffers = self.parameters + network.parameters, self.buffers + network.buffers
-        self.head_names, width = _head(model, self.feature_shape)
+        self.trainable = self.parameters
+        of_head, width = _head(model, self.feature_shape)
+        self.head_names = of_head.intersection(self._initial)
         self.num_outputs = max(self.num_classes, width if self.outputs == "classes" else 0)
 
     def _here(self, model: nn.Module) -> nn.Module:
         """Return a copy of `model`, whose modules are new and whose tensors are shared where they lie right already.
 
-        Two templates that share a module would switch each other's training mode.
+        Two templates that share a module would switch each other's training mode. Constants that do not lie right are
+        moved once for all tasks of the process.
         """
+        fixed = constant_names(model, frozen_batch_norm=self.batch_norm == "frozen")
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        constants = {id(value) for name, value in named.items() if name in fixed}
 
         def moved(tensor: Tensor) -> Tensor:
-            result: Tensor = self.to_memory_format(tensor.detach().to(self.device))
-            return result
+            elsewhere = _moved.setdefault(tensor, {}) if id(tensor) in constants else {}
+            where = self.device, self.channels_last
+            if where not in elsewhere:
+                elsewhere[where] = self.to_memory_format(tensor.detach().to(self.device))
+            return elsewhere[where]
 
         here: dict[int, Tensor] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
         here |= {id(buffer): moved(buffer) for buffer in model.buffers()}
@@ -215,9 +229,8 @@ class Task:
 
     @property
     def untrained(self) -> frozenset[str]:
-        """The names of buffers and frozen parameters, those of `modules` included."""
-        buffers = (name for network in self.modules.values() for name in network.buffers)
-        return frozenset(self._initial).difference(self.trainable).union(buffers)
+        """The names of buffers, those of `modules` included."""
+        return frozenset(self.buffers).union(*(network.buffers for network in self.modules.values()))
 
     def is_finite(self, path: str, tensor: Tensor) -> bool:
         """Return whether a tensor of a state is finite, apart from what was not at first, such as a mask of -inf."""
@@ -327,12 +340,6 @@ def loss_on(device: str | torch.device, loss: Loss) -> Loss:
         options = {key: v.to(device) if isinstance(v, Tensor) else v for key, v in loss.keywords.items()}
         return functools.partial(loss_on(device, loss.func), *loss.args, **options)
     return loss
-
-
-def _is_learned(loss: nn.Module) -> bool:
-    """Return whether a loss has parameters, or buffers that may change; the buffers of torch's losses do not."""
-    constant = type(loss).__module__.startswith("torch.")
-    return any(True for _ in loss.parameters()) or (not constant and any(True for _ in loss.buffers()))
 
 
 def _dicts(tree: Any) -> Iterator[dict[str, Any]]:

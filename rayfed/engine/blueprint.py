@@ -13,6 +13,7 @@ from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
+from rayfed.core.modules import Parcel
 from rayfed.core.optim import Optimizer
 from rayfed.core.outputs import Outputs
 from rayfed.core.rng import torch_state_kept
@@ -75,6 +76,12 @@ class Blueprint:
     sampler: Sampler = UNIFORM
     outputs: Outputs = "classes"
     rows_interact: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"model": Parcel.of(self.model)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, model=state["model"].unpacked())
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""

@@ -15,11 +15,12 @@ from torch import nn
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, NoAugment
 from rayfed.core.errors import UsageError
-from rayfed.core.network import weights_of
+from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
+from rayfed.core.trees import only
 from rayfed.data.clients import Client, MadeClients
 from rayfed.data.draws import floor_share
 from rayfed.data.loading import population_without_domain
@@ -37,6 +38,7 @@ from rayfed.experiments.plan_data import input_type, load_data, partition_seed, 
 from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.user_code import (
     ModuleSource,
+    check_base,
     checked_code_hash,
     display_name,
     given_objects,
@@ -119,6 +121,7 @@ class Plan:
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
+        base_hash: A hash of the model's constants, such as frozen weights, None without any.
         sources: The user's modules in which that code is, for machines without their files.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
     """
@@ -134,6 +137,7 @@ class Plan:
     model_label: str | None = None
     loss_label: str | None = None
     code_hash: str | None = None
+    base_hash: str | None = None
     sources: tuple[ModuleSource, ...] = ()
     keep_state: bool = False
 
@@ -168,7 +172,8 @@ class Plan:
     def configuration_hash(self) -> str:
         """A hash of what determines the outcome, except code; checkpoints share it with the trial that resumes."""
         hashes = self.data_hash, self.model_label, self.loss_label
-        return configuration_hash(self.trial, outcome_values(self.config), *(value or "" for value in hashes))
+        base = [self.base_hash] if self.base_hash else []
+        return configuration_hash(self.trial, outcome_values(self.config), *(value or "" for value in hashes), *base)
 
     def values(self) -> dict[str, Any]:
         """Return the row of the trials table, as far as it is known before the start."""
@@ -184,6 +189,7 @@ class Plan:
             "partition_seed": self.partition_seed,
             "clients_scored": scored if isinstance(scored := self.evaluation.clients, int) else None,
             "code_hash": self.code_hash,
+            "base_hash": self.base_hash,
         }
 
     def holdings(self) -> list[Holding]:
@@ -248,11 +254,15 @@ def make_plan(
     evaluation = _evaluation(config, blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
     loss_label = None if loss is None else display_name(loss, object_hash(loss))
-    weights_hash = "" if model is None else state_hash(weights_of(blueprint.model))
+    weights = dict(blueprint.model.named_parameters()) | dict(blueprint.model.named_buffers())
+    fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
+    weights_hash = "" if model is None else state_hash(weights)
     given_hash = f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}"
     trial = trial_name(config, given_hash)
     objects = named_objects(config) | given_objects(model, loss, clients)
     code_hash = checked_code_hash(config, trial, objects)
+    base_hash = state_hash(only(weights, fixed)) if fixed else None
+    check_base(config, trial, base_hash)
     return Plan(
         config=config,
         population=population,
@@ -265,6 +275,7 @@ def make_plan(
         model_label=model_label,
         loss_label=loss_label,
         code_hash=code_hash,
+        base_hash=base_hash,
         sources=() if code_hash is None else tuple(module_sources(objects)),
     )
 

@@ -294,8 +294,8 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
                 if before.get(name) != facts.get(name):
                     kind, _, attribute = name.partition(".")
                     raise UsageError(
-                        f"{kind}: training changes {attribute or 'its state'}, which is no buffer and would go from "
-                        "client to client; keep it by register_buffer in the model, or leave it out"
+                        f"{kind}: training changes {attribute or 'its state'}, which is no buffer of its state_dict "
+                        "and would go from client to client; keep it by register_buffer in the model, or leave it out"
                     )
 
 
@@ -316,6 +316,8 @@ def _facts(name: str, value: Any, visited: set[int]) -> Iterator[tuple[str, obje
 def _parts(value: Any) -> Iterator[tuple[object, Any]]:
     if isinstance(value, nn.Module):
         yield from ((key, part) for key, part in vars(value).items() if key not in _TORCHS)
+        frozen = ((key, part) for key, part in value._parameters.items() if part is not None)
+        yield from ((key, part._version) for key, part in frozen if not part.requires_grad)
     elif isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, (list, tuple, deque)):

@@ -213,7 +213,7 @@ def identity_of(config: Config, given: Given, populations: "Populations") -> Map
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:
-    names = ("trial", "given_hash", "clients_hash", "model_label", "loss_label", "code_hash")
+    names = ("trial", "given_hash", "clients_hash", "model_label", "loss_label", "code_hash", "base_hash")
     return {name: getattr(plan, name) for name in names}
 
 

@@ -1,9 +1,12 @@
 """The trained model of a simulation as a module: the user's own, or the one that the configuration names."""
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context
@@ -11,7 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.modules import copied, recompute
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.core.trees import without
+from rayfed.core.trees import only, without
 from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.evaluation import downloads
@@ -39,12 +42,13 @@ def trained_model(
         participants = participants_of(plan.population)
         ctx = ctx.at(Moment("round", min(state.round, ctx.rounds)), cohort=participants)
         weights = _global(plan, ctx, state) if client is None else _of_client(plan, ctx, state, client)
+        constants = ctx.task.model.constants
         names = set(_tensors(plan.blueprint.model))
         if not _is_network(weights):
             raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
         weights = without(weights, ctx.task.loss_names)
         if set(weights) <= names:
-            module = _users(plan, given, weights)
+            module = _users(plan, given, only(constants, names) | weights)
         elif set(weights) <= set(_tensors(ctx.task.model.module)):
             module = _filled(copied(ctx.task.model.module), weights)  # the algorithm added layers
         else:
@@ -52,6 +56,16 @@ def trained_model(
             raise _not_one_network(plan, f"the weights of the model, and {', '.join(extra[:3])}")
     recompute(module.eval())
     return module
+
+
+def save_module(module: nn.Module, folder: Path) -> None:
+    """Write the weights of a module, and the adapters of PEFT in it, to `folder`; see `Result.save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(module, str(folder / "model.safetensors"))
+    if (peft := sys.modules.get("peft")) is not None:  # else nothing in the module can be of PEFT
+        for name, part in module.named_modules():
+            if isinstance(part, peft.PeftModel):
+                part.save_pretrained(str(folder / name))
 
 
 def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:

@@ -140,6 +140,16 @@ def checked_code_hash(config: Config, trial: str, objects: Mapping[str, Any]) ->
     return now
 
 
+def check_base(config: Config, trial: str, base_hash: str | None) -> None:
+    """Raise UsageError if `config` resumes `trial`, which was run with a model of other frozen weights."""
+    before = recorded_value(config.results, config.experiment, trial, "base_hash") if config.resume else None
+    if before is not None and before != base_hash:
+        raise UsageError(
+            f"resume={str(config.resume).lower()}: the frozen weights of the model changed since {trial} ran; give the "
+            "same weights, another experiment, or resume=false"
+        )
+
+
 @dataclass(frozen=True)
 class ModuleSource:
     """The source of a module as it was imported, with which machines without its file import it."""

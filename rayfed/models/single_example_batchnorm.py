@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rayfed.core.modules import batch_norm_layers
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Task
 
@@ -32,7 +33,7 @@ def trains_on_single_examples(task: Task, shape: Sequence[int], *, tokens: bool)
     The network is tried: batch norm can average over the positions of a feature map, but not over a single vector.
     `shape` is that of one input; `tokens` says whether inputs are integers that stand for words.
     """
-    if not task.batch_norm_names:
+    if not batch_norm_layers(task.model.module):
         return True
     weights = task.initial_weights()
     dtype = torch.long if tokens else next(v.dtype for v in weights.values() if v.is_floating_point())

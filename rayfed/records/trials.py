@@ -61,6 +61,7 @@ FIXED: dict[str, pa.DataType] = {
     "clients_scored": pa.int64(),
     "vmap_clients": pa.int64(),
     "code_hash": pa.string(),
+    "base_hash": pa.string(),
     "parameters": pa.int64(),
     "macs": pa.int64(),
     "version_rayfed": pa.string(),
@@ -77,7 +78,8 @@ trial; see `rayfed.records.owners`. `default_eval_point` is the point at which t
 the `min`. `partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own
 clients; `partition_seed` is the seed with which the partition drew. `clients_scored` is the size of the fixed sample of
 clients that was scored. `vmap_clients` is the number of clients that hosts train at once, given or measured.
-`code_hash` covers the user's own classes that the configuration names. `parameters` and `macs` (multiply-accumulates of
+`code_hash` covers the user's own classes that the configuration names, and `base_hash` the model's frozen weights and
+other constants. `parameters` and `macs` (multiply-accumulates of
 one example's forward pass) are the model's."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip

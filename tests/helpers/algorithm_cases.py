@@ -231,7 +231,8 @@ def finished(plan) -> Server:
 
 
 def everything(server: Server) -> dict[str, Any]:
-    return {"server": server.state, "clients": dict(server.fleet.states)}
+    constants = server.ctx.task.model.constants
+    return {"server": server.state, "clients": dict(server.fleet.states), "constants": constants}
 
 
 @dataclasses.dataclass

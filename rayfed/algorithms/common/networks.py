@@ -68,7 +68,7 @@ class ModelWithProjection(nn.Module):
 
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
-        self.model: Any = copied(model)
+        self.model: Any = copied(model, {id(value): value for value in model.parameters() if not value.requires_grad})
         slots = [id(value) for _, value in self.model.named_parameters(remove_duplicate=False)]
         tied = {name for name, value in self.model.named_parameters() if slots.count(id(value)) > 1}
         for name in unused - tied:  # the features may use tied weights
@@ -97,12 +97,13 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
     """
-    first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
+    module = task.model.module
+    first = next(itertools.chain(module.parameters(), module.buffers())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
         widths = (width, OUTPUT_WIDTH) if widths is None else widths
-        model = ModelWithProjection(task.model.module, [width, *widths], task.num_outputs, task.head_names)
+        model = ModelWithProjection(module, [width, *widths], task.num_outputs, task.head_names)
     return task.with_model(model)
 
 

@@ -1,0 +1,274 @@
+"""Frozen weights and buffers that are not saved: constants of the task, which no state, message or checkpoint has."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm
+
+import rayfed
+from helpers.algorithm_cases import MAIN_CASES, everything, finished, plan_of
+from helpers.federations import blobs, blueprint, net, reshaped, simulate
+from rayfed.algorithms.common.networks import with_projection
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.network import Network, vectorised, weights_of
+from rayfed.core.trees import named_tensors
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.run_summary import run_summary
+from rayfed.models.build import build_model
+from rayfed.models.split_model import ensure_split
+
+HEAD = ("head.weight", "head.bias")
+FROZEN = ("first.weight", "first.bias", "norm.weight", "norm.bias", "scale")
+
+
+class Half(nn.Module):
+    """A frozen layer, a frozen batch norm with running statistics, a table that is not saved, and a trained end."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        if seed is not None:
+            torch.manual_seed(seed)
+        self.first, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.middle, self.fc = nn.Linear(8, 5), nn.Linear(5, 3)
+        self.register_buffer("scale", torch.linspace(1, 2, 8), persistent=False)
+        for layer in (self.first, self.norm):
+            layer.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.middle(torch.relu(self.norm(self.first(x))) * self.scale)))
+
+
+def clients(count=3, seed=0):
+    parts = ("train", "val", "test")
+    people = blobs(count, sizes=(20,), seed=seed).clients
+    return [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in people]
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(model=Half, people=None, **changes):
+        values = {"results": str(tmp_path / "r"), "local.batch_size": 10, "local.lr": 0.1, "resume": False}
+        return rayfed.run(values | changes, clients=people or clients(), model=model, quiet=True)
+
+    return run
+
+
+def test_weights_are_those_of_a_plain_loop_to_the_bit(run):
+    """One client with momentum: a batch is its whole data, and the mean is its model."""
+    (client,) = people = clients(1)
+    result = run(people=people, rounds=1, **{"local.epochs": 4, "local.batch_size": 20, "local.momentum": 0.9})
+    model = Half().train()
+    sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, momentum=0.9)
+    order = np.arange(20)
+    for _ in range(4):
+        x, y = (torch.from_numpy(values[order]) for values in client["train"])
+        sgd.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        sgd.step()
+    trained = result.model().state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=2e-6, atol=2e-7)
+    assert all(torch.equal(trained[name], value) for name, value in Half().state_dict().items() if name in FROZEN)
+    assert not torch.equal(trained["norm.running_mean"], torch.zeros(8))
+
+
+def test_bytes_and_checkpoints_are_those_of_what_is_trained(run, tmp_path):
+    big = nn.Sequential(nn.Linear(6, 4000), nn.ReLU(), nn.Linear(4000, 8), nn.Linear(8, 3))
+    for model, frozen in ((Half(), FROZEN), (big, ("0.weight", "0.bias", "2.weight", "2.bias"))):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        result = run(model, rounds=2, **{"checkpoint.every": 1})
+        sent = sum(value.nbytes for name, value in model.state_dict().items() if name not in frozen)
+        for column in ("bytes_up", "bytes_down"):
+            assert result.rounds.query("round == 1")[column].item() == 3 * sent
+    files = [path.stat().st_size for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    assert max(files) < 30_000 < big[2].weight.nbytes
+    assert result.trials["base_hash"].item() != run(Half()).trials["base_hash"].item()
+
+
+@MAIN_CASES
+def test_no_state_of_any_method_has_a_constant(case):
+    model = copy.deepcopy(case.changes.get("model") or net())
+    first = next(index for index, layer in enumerate(model.body) if isinstance(layer, nn.Linear))
+    name = f"body.{first}.weight"
+    model.body[first].weight.requires_grad_(False)
+    server = finished(plan_of(case, model=model, rounds=1))
+    assert [path for path in server.ctx.task.model.constants if path.endswith(name)]
+    paths = [path for path, _ in named_tensors(everything(server) | {"constants": None})]
+    assert [path for path in paths if path.endswith(f"body.{first}.bias")]
+    assert not [path for path in paths if path.endswith(name)]
+
+
+def test_clients_that_train_at_once_share_constants():
+    people = blobs(3, sizes=(20,))
+    ends = []
+    for width in (1, 3):
+        server, _ = simulate(blueprint(FedAvg(), people, model=ensure_split(Half(), (6,)), vmap_clients=width), people)
+        ends.append(server.state["weights"])
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value)
+    seen = []
+    with vectorised():
+        network, x = Network(Half()), torch.randn(2, 4, 6)
+        network.module.first.register_forward_hook(lambda layer, args, out: seen.append(layer.weight))
+        block = {name: torch.stack([value, value]) for name, value in weights_of(network.module).items()}
+        torch.vmap(lambda weights, x: network(weights, x)[0])(block, x)
+    assert seen[0] is network.module.first.weight
+
+
+def test_constants_lie_once_in_a_process_and_are_sent_as_arrays():
+    """Tasks share them, also those of wrapped models and channels-last copies; a pickle has them out of band."""
+    model = build_model("digits_cnn", {}, (1, 28, 28), 10)
+    model.features.requires_grad_(False)
+    plan, people = blueprint(FedAvg(), reshaped(blobs(2), (1, 2, 3)), model=model), reshaped(blobs(2), (1, 2, 3))
+    one, other = (plan.context(people, "cpu").task for _ in range(2))
+    wrapped = with_projection(other, None)
+    places = {name: value.data_ptr() for name, value in one.model.constants.items()}
+    assert {name for name, value in one.model.constants.items() if value.dim() == 4}
+    assert places == {name: value.data_ptr() for name, value in other.model.constants.items()}
+    assert set(places.values()) <= {value.data_ptr() for value in wrapped.model.constants.values()}
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(plan, protocol=5, buffer_callback=buffers.append)
+    assert sum(buffer.raw().nbytes for buffer in buffers) >= sum(value.nbytes for value in one.model.constants.values())
+    copies = [bytes(buffer) for buffer in buffers]  # read-only, as in the object store
+    sent = pickle.loads(data, buffers=copies)
+    for name, value in model.state_dict().items():
+        assert torch.equal(sent.model.state_dict()[name], value)
+    there = sent.context(people, "cpu").task.model.constants
+    stored = {np.frombuffer(part, np.uint8).ctypes.data for part in copies}
+    assert {value.data_ptr() for value in there.values()} <= stored
+
+
+def test_batch_norm_that_is_frozen_is_a_constant(run):
+    result = run(rounds=1, batch_norm="frozen")
+    assert set(result.server["weights"]) == {"features.middle.weight", "features.middle.bias", *HEAD}
+    assert torch.equal(result.model().norm.running_mean, Half().norm.running_mean)
+
+
+def test_tied_weights_are_frozen_under_all_their_names(run):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other, self.fc = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.other.weight = self.one.weight
+            self.one.weight.requires_grad_(False)
+
+        def forward(self, x):
+            return self.fc(self.other(torch.relu(self.one(x))))
+
+    model = Tied()
+    result = run(model, rounds=1)
+    trained = result.model()
+    assert not [name for name in result.server["weights"] if name in ("features.one.weight", "features.other.weight")]
+    assert trained.one.weight is trained.other.weight
+    assert torch.equal(trained.one.weight, model.one.weight)
+    assert not torch.equal(trained.other.bias, model.other.bias)
+
+
+@pytest.mark.parametrize("normalised", [parametrizations.spectral_norm, spectral_norm])
+def test_vectors_of_a_frozen_spectral_layer_stay_those_of_its_weight(normalised, run):
+    model = nn.Sequential(normalised(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    weight = next(value for name, value in model.named_parameters() if "orig" in name)
+    trained = run(model, rounds=1, **{"local.lr": 0.5}).model()
+    with torch.no_grad():
+        exact = weight / torch.linalg.matrix_norm(weight, 2)
+        torch.testing.assert_close(trained[0].weight, exact, rtol=0, atol=1e-5)
+
+
+def test_one_part_of_a_parametrised_weight_is_frozen(run):
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    model[0].parametrizations.weight.original1.requires_grad_(False)
+    result = run(model, rounds=1)
+    originals = [name[-9:] for name in result.server["weights"] if "original" in name]
+    assert originals == ["original0"]
+    trained = result.model()[0].parametrizations.weight
+    assert torch.equal(trained.original1, model[0].parametrizations.weight.original1)
+    assert not torch.equal(trained.original0, model[0].parametrizations.weight.original0)
+
+
+def moving(parameter):
+    class Moving(nn.Module):
+        """Follows the mean of its inputs in a tensor that is no state."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            if parameter:
+                self.centre = nn.Parameter(torch.zeros(6), requires_grad=False)
+            else:
+                self.register_buffer("centre", torch.zeros(6), persistent=False)
+
+        def forward(self, x):
+            if self.training:
+                with torch.no_grad():
+                    self.centre.lerp_(x.mean(0), 0.1)
+            return self.fc(x - self.centre)
+
+    return Moving
+
+
+@pytest.mark.parametrize("parameter", [True, False])
+def test_constants_that_training_changes_are_refused(parameter, run):
+    with pytest.raises(
+        rayfed.UsageError, match=r"model: training changes centre, which is no buffer of its state_dict"
+    ):
+        run(moving(parameter), rounds=1)
+
+
+class FromFile(nn.Module):
+    """A user's model whose frozen layer comes from a file."""
+
+    def __init__(self, shape, num_classes, base):
+        super().__init__()
+        self.base, self.fc = nn.Linear(6, 4), nn.Linear(4, num_classes)
+        self.base.load_state_dict(torch.load(base))
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.base(x)))
+
+
+def test_another_base_is_refused(run, tmp_path):
+    values = {"model.name": f"{__name__}:FromFile", "model.base": str(tmp_path / "base.pt"), "resume": True}
+    torch.save(nn.Linear(6, 4).state_dict(), tmp_path / "base.pt")
+    first = run(None, rounds=1, **values)
+    assert run(None, rounds=1, **values).weights_hash == first.weights_hash
+    torch.save(nn.Linear(6, 4).state_dict(), tmp_path / "base.pt")
+    with pytest.raises(rayfed.UsageError, match="resume=true: the frozen weights of the model changed since fedavg-"):
+        run(None, rounds=1, **values)
+    with pytest.raises(rayfed.UsageError, match="resume=anyway: the frozen weights of the model changed"):
+        run(None, rounds=2, **values | {"resume": "anyway"})
+    assert run(None, rounds=1, **values | {"resume": False}).weights_hash
+
+
+def test_saved_models_have_all_weights(run, tmp_path):
+    result = run(lambda: Half(seed=None), rounds=1, **{"algorithm.name": "fedbn"})  # the seed of the run draws the base
+    model = result.model(client=1)
+    saved = load_file(result.save(tmp_path / "a" / "model", client=1) / "model.safetensors")
+    state = model.state_dict()
+    assert saved.keys() == state.keys()
+    assert all(torch.equal(saved[name], state[name]) for name in state)
+    x, y = map(torch.from_numpy, clients()[1]["test"])
+    recorded = result.metrics.query("client == 1 and metric == 'loss' and split == 'test'").value.item()
+    assert F.cross_entropy(model(x), y).item() == pytest.approx(recorded, abs=1e-6)
+
+
+def test_summary_says_what_is_trained_and_sent():
+    plan = make_plan(Config.read({"local.batch_size": 10}, has_clients=True), clients=clients(), model=Half)
+    lines = run_summary(plan)
+    assert "135 parameters, 63 trained, 103 multiply-accumulates" in lines
+    assert "download per client: weights 324 B" in lines  # 63 parameters, 16 statistics and a counter
+
+
+@pytest.mark.ray
+def test_the_same_on_two_hosts(run):
+    hashes = {run(rounds=2, **{"placement.hosts": hosts, "placement.gpus": 0}).weights_hash for hosts in (0, 2)}
+    assert len(hashes) == 1
