@@ -4,5 +4,4 @@ SAMPLERS = {
     "uniform": "rayfed.sampling.base:Uniform",
     "by_size": "rayfed.sampling.samplers:BySize",
     "power_of_choice": "rayfed.sampling.samplers:PowerOfChoice",
-    "importance": "rayfed.sampling.samplers:Importance",
 }

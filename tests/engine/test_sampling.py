@@ -27,7 +27,7 @@ from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import Cohort, Drawing, Sampler, Uniform
-from rayfed.sampling.samplers import BySize, Importance, PowerOfChoice, inclusion_probabilities, systematic_sample
+from rayfed.sampling.samplers import BySize, PowerOfChoice
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.1])
 LOSSES = np.array([1.0, 4.0, 2.0, 3.0])
@@ -39,61 +39,15 @@ def drawing(seed=0, size=2, shares=SHARES, last_losses=LOSSES, losses=None):
     return Drawing(round=1, size=size, shares=shares, last_losses=last_losses, rng=rng, losses=ask)
 
 
-class TestImportance:
-    def test_probabilities_by_hand(self):
-        """u = 6, 2, 1, 1 and two clients: the first is certain, and one in 4 of the rest goes by u."""
-        assert inclusion_probabilities(np.array([1.0, 6.0, 2.0, 1.0]), 2) == pytest.approx([0.25, 1, 0.5, 0.25])
-        assert inclusion_probabilities(np.array([3.0, 2.0, 2.0, 1.0]), 2) == pytest.approx([0.75, 0.5, 0.5, 0.25])
-        assert inclusion_probabilities(np.array([9.0, 8.0, 1.0, 1.0]), 3) == pytest.approx([1, 1, 0.5, 0.5])
-        assert inclusion_probabilities(np.array([5.0, 1.0]), 2) == pytest.approx([1, 1])
-
-    @pytest.mark.parametrize("size", [1, 2, 5, 9])
-    def test_probabilities_sum_to_the_cohort_and_keep_the_order(self, size):
-        importance = np.random.default_rng(size).lognormal(0, 2, 10)
-        found = inclusion_probabilities(importance, size)
-        assert found.sum() == pytest.approx(size)
-        assert found.max() <= 1
-        below = found < 1
-        assert np.ptp(found[below] / importance[below]) == pytest.approx(0, abs=1e-9)  # proportional where uncertain
-        assert below.all() or importance[~below].min() >= importance[below].max()
-
-    def test_samples_have_their_probabilities_and_one_size(self):
-        probabilities = inclusion_probabilities(np.array([1.0, 6.0, 2.0, 1.0, 3.0]), 3)
-        rng, counts = np.random.default_rng(0), np.zeros(5)
-        for _ in range(4000):
-            chosen = systematic_sample(probabilities, 3, rng)
-            assert len(set(chosen.tolist())) == 3
-            counts[chosen] += 1
-        assert counts / 4000 == pytest.approx(probabilities, abs=0.03)
-
-    @pytest.mark.parametrize("by", ["size", "loss", "last_loss"])
-    def test_factors_are_inverse_probabilities(self, by):
-        sampler = Importance(by=by, explore=0.2)
-        importance = SHARES * (np.ones(4) if by == "size" else LOSSES)
-        probabilities = inclusion_probabilities(0.8 * importance / importance.sum() + 0.2 / 4, 2)
-        cohort = sampler.draw(drawing())
-        assert cohort.factors == pytest.approx(1 / probabilities[list(cohort.clients)])
-
-    def test_clients_without_a_loss_count_as_typical(self):
-        last = np.array([np.nan, 4.0, 2.0, np.nan])
-        cohort = Importance().draw(drawing(last_losses=last))
-        filled = Importance().draw(drawing(last_losses=np.array([3.0, 4.0, 2.0, 3.0])))
-        assert cohort == filled
-        Importance().draw(drawing(last_losses=np.full(4, np.nan)))
-        Importance().draw(drawing(last_losses=np.zeros(4)))
-
-
-@pytest.mark.parametrize("sampler", [BySize(), Importance(by="size"), Importance(by="loss", explore=0.01)])
-def test_factors_are_1_in_expectation(sampler):
-    """So that the expected aggregate is that of full participation, whatever the weights of the method."""
-    total, draws = np.zeros(4), 6000
-    for seed in range(draws):
-        cohort = sampler.draw(drawing(seed))
-        total[list(cohort.clients)] += cohort.factors
-    assert total / draws == pytest.approx(np.ones(4), abs=0.08)
-
-
 class TestBySize:
+    def test_factors_are_1_in_expectation(self):
+        """So that the expected aggregate is that of full participation, whatever the weights of the method."""
+        total, draws = np.zeros(4), 6000
+        for seed in range(draws):
+            cohort = BySize().draw(drawing(seed))
+            total[list(cohort.clients)] += cohort.factors
+        assert total / draws == pytest.approx(np.ones(4), abs=0.08)
+
     def test_who_is_drawn_several_times_counts_several_times(self):
         counts = np.random.default_rng(3).multinomial(5, SHARES)
         cohort = BySize().draw(drawing(3, size=5))
@@ -285,7 +239,7 @@ QUICK = {
 
 
 class TestRuns:
-    @pytest.mark.parametrize("name", ["by_size", "power_of_choice", "importance"])
+    @pytest.mark.parametrize("name", ["by_size", "power_of_choice"])
     def test_a_resumed_run_ends_as_without_the_interruption(self, tmp_path, name):
         given = QUICK | {"sampling.name": name, "checkpoint.every": 1, "algorithm.name": "ditto"}
         if name == "power_of_choice":
@@ -345,7 +299,7 @@ class TestRefusals:
             (BySize(), {"algorithm": Solo()}, "algorithm.name=solo averages nothing"),
             (BySize(), {"algorithm": FedProto()}, "algorithm.name=fedproto averages nothing"),
             (PowerOfChoice(), {"algorithm": Adcol()}, "algorithm.name=adcol averages nothing"),
-            (Importance(), {"availability": Availability(dropout=0.1)}, "availability.* makes some"),
+            (BySize(), {"availability": Availability(dropout=0.1)}, "availability.* makes some"),
             (PowerOfChoice(candidates=1), {}, "sampling.candidates=1: give at least the cohort (2)"),
             (PowerOfChoice(candidates=5), {}, "at most the number of clients (4)"),
         ],
@@ -359,8 +313,6 @@ class TestRefusals:
         ("values", "message"),
         [
             ({"sampling.name": "by_sise"}, "sampling.name=by_sise: did you mean by_size?"),
-            ({"sampling": {"name": "importance", "explore": 0}}, "sampling.explore=0.0: must be more than 0"),
-            ({"sampling": {"name": "importance", "by": "norm"}}, "sampling.by='norm': known: last_loss, loss, size"),
             ({"sampling.candidates": 3}, "sampling.candidates: no such key"),
         ],
     )
@@ -372,12 +324,11 @@ class TestRefusals:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("name", ["power_of_choice", "importance"])
-def test_hosts_change_no_bit(tmp_path, name):
+def test_hosts_change_no_bit(tmp_path):
     from helpers.ray_session import start_ray
 
     start_ray()
-    given = QUICK | {"sampling.name": name}
+    given = QUICK | {"sampling.name": "power_of_choice"}
     here = rayfed.run(given | {"results": str(tmp_path / "here")})
     there = rayfed.run(given | {"results": str(tmp_path / "there"), "placement": {"hosts": 2, "cpus": 0.5}})
     assert there.weights_hash == here.weights_hash
