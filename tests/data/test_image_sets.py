@@ -165,25 +165,28 @@ def decoded(file, size):
     return decoding.resize_image(decoding.open_image(file)[0], size).tobytes()
 
 
+def test_splits_may_have_domains(tmp_path):
+    for split in ("train", "test"):
+        image_sets.tree(tmp_path / "own" / split, ("day", "night"), ("cat", "dog"), each=2)
+    dataset = made("imagefolder", tmp_path, size=8)
+    assert (dataset.domains, dataset.num_classes) == (("day", "night"), 2)
+    assert dataset.domain[dataset.is_test].tolist() == dataset.domain[~dataset.is_test].tolist() == [0] * 4 + [1] * 4
+    (tmp_path / "own/train/day").rename(tmp_path / "own/train/dawn")
+    with pytest.raises(UsageError, match="own/(test/dawn|train/day): no such folder"):
+        made("imagefolder", tmp_path, size=8)
+
+
 @pytest.mark.parametrize("names", [("val", "test"), ("train", "test", "day"), ("day", "validation")])
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
-    words = r"would be domains, but have the names of splits; expected .*data\.test is the"
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=r"is named like a split; expected .*name them with data\.domains=\[") as caught:
         load("imagefolder", {"folder": str(tmp_path / "own")})
     assert "\n" not in str(caught.value)
     asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names)})
     assert [client.domain for client in asked.clients] == list(names)
-    one = load("imagefolder", {"folder": str(tmp_path / "own" / names[0])})
-    assert [client.domain for client in one.clients] == ["images"]
-
-
-def test_splits_inside_of_domains_are_refused(tmp_path):
-    for domain in ("day", "night"):
-        image_sets.tree(tmp_path / domain, ("train", "test"), ("cat", "dog"))
-    words = r"day has the folders test, train, named like splits; a split inside of a domain"
-    with pytest.raises(UsageError, match=words):
-        load("imagefolder", {"folder": str(tmp_path)})
+    image_sets.tree(tmp_path / "inside" / "day", names, ("cat", "dog"), each=1)  # these are no classes
+    with pytest.raises(UsageError, match=r"is named like a split; expected"):
+        load("imagefolder", {"folder": str(tmp_path / "inside")})
 
 
 SIZES = {"a": 157, "b": 1123, "c": 40}
@@ -552,7 +555,7 @@ class TestUsersImages:
             (root / "b" / name).write_bytes(b"")
         (root / "__MACOSX").mkdir()
         (root / "a" / "ward" / "again").symlink_to(root / "a")
-        dataset = made("imagefolder", tmp_path, size=8, test=0.0)
+        dataset = made("imagefolder", tmp_path, size=8, test=0.0, domains=["images"])
         assert dataset.labels.tolist() == [0] * 6 + [1]
         assert sorted(dataset.images[:6, 0, 4, 4].round(-1).tolist()) == [0, 40, 80, 120, 160, 200]
         said = "6 files were left out: 2 .txt, 1 .ipynb_checkpoints/, 1 hidden, 1 .pdf, 1 without an ending"
@@ -564,16 +567,12 @@ class TestUsersImages:
         with pytest.raises(UsageError, match=r"own/a: contains no image but 1 \.h5; expected files that end in \.png"):
             self.folder(tmp_path, lambda path: path.write_bytes(b"\x89HDF"), "scans.h5")
 
-    def test_patients_below_classes(self, tmp_path, capsys):
+    def test_patients_below_classes(self, tmp_path):
         own = tmp_path / "own"
         image_sets.tree(own, ("benign", "malignant"), ("p0", "p1"), each=2)
         assert made("imagefolder", tmp_path, size=8).domains == ("benign", "malignant")
-        assert made("imagefolder", tmp_path, size=8, domains=["images"]).num_classes == 2
-        for title in ("p0", "p1"):
-            (own / "malignant" / title).rename(own / "malignant" / f"other {title}")
-        dataset = made("imagefolder", tmp_path, size=8, test=0.0)
+        dataset = made("imagefolder", tmp_path, size=8, domains=["images"], test=0.0)
         assert (dataset.domains, dataset.labels.tolist()) == (("images",), [0] * 4 + [1] * 4)
-        assert f"{own}: benign,malignant are taken for classes, with all folders below" in capsys.readouterr().err
         picture(own / "loose.png")
         with pytest.raises(UsageError, match=r"own/loose.png: an image without a label"):
             made("imagefolder", tmp_path, size=8)

@@ -70,16 +70,11 @@ def folders(path: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not is_hidden(entry.name))
 
 
-def loose_images(path: Path) -> list[str]:
-    """Return the sorted names of the image files in `path` itself, without hidden files."""
-    names = (entry.name for entry in os.scandir(path) if not entry.is_dir() and not is_hidden(entry.name))
-    return sorted(name for name in names if _ending(name) in endings())
-
-
 def refuse_loose_images(folder: Path) -> None:
     """Raise UsageError if `folder`, which contains folders of classes, contains an image itself."""
-    for name in loose_images(folder):
-        raise UsageError(f"{folder / name}: an image without a label; move it to the folder of its class")
+    for entry in os.scandir(folder):
+        if entry.is_file() and not is_hidden(entry.name) and _ending(entry.name) in endings():
+            raise UsageError(f"{entry.path}: an image without a label; move it to the folder of its class")
 
 
 def image_files(path: Path, left_out: Counter[str]) -> list[str]:
