@@ -57,7 +57,7 @@ def _text(source: Source, dataset: str, root: str | None) -> str:
     if source.by_hand:
         lines, how = [*lines, f"  by hand   {source.by_hand}"], "put the files there"
     else:
-        lines += [f"  download  {source.size} from {source.address}", f"  checked   {source.checks}"]
+        lines.append(f"  download  {source.size} from {source.address}")
     if place := source.present(root):
         return "\n".join([*lines, f"  here      {place}"])
     return "\n".join([*lines, f"  missing   {source.home(root)}", f"  get it    {how}"])

@@ -6,9 +6,8 @@ import json
 import os
 import platform
 import shutil
-import stat
+import sys
 import tarfile
-import urllib.request
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +18,8 @@ import yaml
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.terminal import Bar, StatusLine
 from rayfed.data.cache import CacheUnusable, cache_folder, locked
 from rayfed.data.readers.files import ROOT_HELP, datasets_folder
-
-BLOCK = 1 << 20
-TIMEOUT = 60.0  # seconds without a byte after which a server counts as gone
-MB = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +55,6 @@ class Source:
         if self.hub:
             return f"https://huggingface.co/datasets/{self.hub['repo']}, revision {self.hub['revision']}"
         return self.base[0] or next(iter(self.archives), "")
-
-    @property
-    def checks(self) -> str:
-        """How a download is checked, in words."""
-        checks = [*self.files.values(), *self.archives.values(), *self.verify.values()]
-        kinds = {check.partition(":")[0] for check in checks}
-        words = {"md5": "MD5", "sha256": "SHA-256", "lines": "number of lines", "": "the archive's own CRC"}
-        rows = ["size and number of rows"] if self.hub else []
-        return ", ".join([*rows, *(text for kind, text in words.items() if kind in kinds)])
 
     def home(self, root: str | None) -> Path:
         """Return the folder below `root` that a download fills."""
@@ -129,14 +114,13 @@ class _Failed(Exception):
 def obtain(source: Source, folder: Path) -> None:
     """Download what `folder` lacks of a source, check it and put it there.
 
-    The files are assembled in a temporary folder beside `folder`. They appear there when all are complete, and nothing
+    The files are assembled in a temporary folder beside `folder`. They appear there when all are complete, and no file
     is left if the download fails, with UsageError. If several processes need a source, one downloads and others wait.
     """
     where = f"data.download=true: {source.name}"
     if source.by_hand:
         raise UsageError(f"{where}: {source.by_hand}; put the files into {folder}, see {source.page}")
     staging = folder.with_name(f".{source.name}.{platform.node()}.part")  # the lock is this machine's
-    made = [path for path in folder.parents if not path.exists()]
     lock = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     try:
         with locked(cache_folder() / f"download-{lock}.lock"):
@@ -145,10 +129,11 @@ def obtain(source: Source, folder: Path) -> None:
             try:
                 shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
                 staging.mkdir(parents=True)
-                needed, free = 2 * MB * (source.megabytes or 0), shutil.disk_usage(staging).free  # unpacked files, too
-                if free < needed:
-                    raise _Failed(f"needs {needed / 1e9:.1f} GB in {folder.parent}, which has {free / 1e9:.1f} GB")
-                _move(_assembled(source, staging, missing), folder)
+                assembled = _assembled(source, staging, missing)
+                if folder.exists():
+                    shutil.copytree(assembled, folder, dirs_exist_ok=True, copy_function=shutil.move)
+                else:
+                    assembled.rename(folder)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except (_Failed, CacheUnusable, OSError) as error:
@@ -157,69 +142,39 @@ def obtain(source: Source, folder: Path) -> None:
             f"{where}: {reason}; nothing was kept; give the same command again later, or put {source.expected} into "
             f"{folder} (from {source.page})"
         ) from error
-    finally:
-        for path in made:  # the nearest first
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
 
 
 def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
     """Fill `staging` and return the folder in it that is the dataset's."""
     if source.hub:
         _from_hub(source, staging)
-    with StatusLine() as status:
-        for number, (end, check) in enumerate(source.archives.items(), start=1):
-            archive = staging / f".archive{number}"
-            _fetch([base + end for base in source.base], archive, check, source, status)
-            status.show(f"{source.name}: unpacking")
-            _unpack(archive, staging)
-        if source.inner:
-            _unpack(staging / source.inner, staging)
-        result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
-        for file in filter(None, missing):
-            addresses = [base + Path(file).name for base in source.base]
-            _fetch(addresses, result / file, source.files[file], source, status)
+    for end, check in source.archives.items():
+        archive = staging / ".archive"
+        _fetch([base + end for base in source.base], archive, check)
+        _unpack(archive, staging)
+    if source.inner:
+        _unpack(staging / source.inner, staging)
+    result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
+    for file in filter(None, missing):
+        _fetch([base + Path(file).name for base in source.base], result / file, source.files[file])
     for file, check in source.verify.items():
         _check(result / file, check)
     return result
 
 
-def _move(assembled: Path, folder: Path) -> None:
-    """Rename the assembled folder to `folder`, or add its files to a `folder` that exists."""
-    if not folder.exists():
-        assembled.rename(folder)
-        return
-    for path in list(assembled.rglob("*")):
-        if path.is_file():
-            target = folder / path.relative_to(assembled)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(target)
-
-
-def _fetch(addresses: Iterable[str], path: Path, check: str, source: Source, status: StatusLine) -> None:
+def _fetch(addresses: Iterable[str], path: Path, check: str) -> None:
     """Download the first of `addresses` that has the right file."""
+    from torch.hub import download_url_to_file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     problems = []
     for address in addresses:
         try:
-            _download(address, path, source, status)
+            download_url_to_file(address, str(path), progress=sys.stderr.isatty())
             return _check(path, check)
         except (_Failed, OSError, HTTPException) as error:
             problems.append(f"{address}: {str(error).strip('<>')}")
     raise _Failed("; ".join(problems))
-
-
-def _download(address: str, path: Path, source: Source, status: StatusLine) -> None:
-    request = urllib.request.Request(address, headers={"User-Agent": "rayfed"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, open(path, "wb") as file:
-        size, done = answer.length, 0
-        while block := answer.read(BLOCK):
-            file.write(block)
-            done += len(block)
-            total = size / MB if size else max(done / MB, source.megabytes or 0)
-            status.show([Bar(f"{source.name}, MB", round(done / MB, 1), round(total, 1), Path(address).name)])
-    if size is not None and done < size:
-        raise _Failed(f"the connection broke after {done:,} of {size:,} bytes")
 
 
 def _check(path: Path, check: str) -> None:
@@ -237,29 +192,15 @@ def _unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or .tar archive, compressed or not, into `folder`, and delete it."""
     try:
         if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as packed:
-                for entry in packed.infolist():
-                    _inside(folder, entry.filename, not stat.S_ISLNK(entry.external_attr >> 16))
-                packed.extractall(folder)
+            with zipfile.ZipFile(archive) as zipped:
+                zipped.extractall(folder)
         else:
             with tarfile.open(archive) as tar:
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 and older lack it
-                for member in tar:
-                    _inside(folder, member.name, member.isreg() or member.isdir())
-                    tar.extract(member, folder)
-    except _Failed:
-        raise
+                tar.extractall(folder)
     except Exception as error:  # a damaged archive raises whatever its decompressor likes
         raise _Failed(f"the archive cannot be unpacked ({type(error).__name__}: {error})") from error
     archive.unlink()
-
-
-def _inside(folder: Path, name: str, plain: bool = True) -> Path:
-    """Return the path of the archive's member `name` in `folder`; raise if it is not `plain` or lies elsewhere."""
-    path = folder / name
-    if not plain or not Path(os.path.normpath(path)).is_relative_to(folder):
-        raise _Failed(f"the archive is not to be trusted: it would write {name!r} outside of the dataset's folder")
-    return path
 
 
 def _from_hub(source: Source, folder: Path) -> None:
@@ -309,7 +250,7 @@ def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str)
         for batch in file.iter_batches(256, columns=["image", domain, label]):
             for row in batch.to_pylist():
                 parts = [names[key][row[key]] if names[key] else str(row[key]) for key in (domain, label)]
-                path = _inside(folder, f"{parts[0]}/{parts[1]}/{number:06}.jpg")
+                path = folder.joinpath(*(Path(part).name for part in parts), f"{number:06}.jpg")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(row["image"]["bytes"])
                 number += 1

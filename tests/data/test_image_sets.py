@@ -172,14 +172,16 @@ def test_splits_may_have_domains(tmp_path):
     assert (dataset.domains, dataset.num_classes) == (("day", "night"), 2)
     assert dataset.domain[dataset.is_test].tolist() == dataset.domain[~dataset.is_test].tolist() == [0] * 4 + [1] * 4
     (tmp_path / "own/train/day").rename(tmp_path / "own/train/dawn")
-    with pytest.raises(UsageError, match="own/(test/dawn|train/day): no such folder"):
+    with pytest.raises(UsageError, match=r"own/(test/dawn|train/day): no such folder"):
         made("imagefolder", tmp_path, size=8)
 
 
 @pytest.mark.parametrize("names", [("val", "test"), ("train", "test", "day"), ("day", "validation")])
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
-    with pytest.raises(UsageError, match=r"is named like a split; expected .*name them with data\.domains=\[") as caught:
+    with pytest.raises(
+        UsageError, match=r"is named like a split; .*name them with data\.domains=\["
+    ) as caught:
         load("imagefolder", {"folder": str(tmp_path / "own")})
     assert "\n" not in str(caught.value)
     asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names)})
