@@ -35,6 +35,16 @@ def generator(seed: int, purpose: str, moment: Moment | None = None, **fields: o
     return np.random.Generator(np.random.PCG64(stream_seed(seed, purpose, moment, **fields)))
 
 
+def numpy_generator(seed: int | None, *purpose: int) -> np.random.Generator:
+    """Return numpy's PCG64 generator for a seed and a purpose, so that each purpose has its own stream; None is 0."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed or 0, *purpose])))
+
+
+def floor_share(size: int, fraction: float) -> int:
+    """Return `size` x `fraction` rounded down, tolerating float error such as 0.29 x 100 = 28.999999999999996."""
+    return int(size * fraction + 1e-9)
+
+
 def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> None:
     """Seed torch's global generators for a stream; see `stream_seed` for the arguments.
 

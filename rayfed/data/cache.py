@@ -12,7 +12,6 @@ import numpy as np
 from filelock import FileLock
 
 from rayfed.core.errors import UsageError
-from rayfed.core.machine import memory_bytes
 from rayfed.core.paths import absolute
 
 Arrays = dict[str, np.ndarray]
@@ -72,7 +71,7 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
         write: Called with `create`, which returns a writable array of zeros for a name, a shape and a type.
 
     Raises:
-        UsageError: The arrays fit neither into the cache nor into half of the memory.
+        UsageError: The arrays fit neither into the cache nor into memory.
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
@@ -126,13 +125,11 @@ def _in_memory(name: str, write: Callable[[Create], None], unusable: CacheUnusab
     arrays: Arrays = {}
 
     def create(field: str, shape: Shape, dtype: np.dtype | str) -> np.ndarray:
-        arrays[field] = np.zeros(shape, dtype)
-        size = sum(array.nbytes for array in arrays.values())
-        if size > memory_bytes() / 2:
-            raise UsageError(
-                f"RAYFED_CACHE={cache_folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
-                "set the environment variable to a folder with room"
-            )
+        try:
+            arrays[field] = np.zeros(shape, dtype)
+        except MemoryError as error:
+            remedy = "set the environment variable to a folder with room"
+            raise UsageError(f"RAYFED_CACHE={cache_folder()}: {name}: {unusable}, and {error}; {remedy}") from error
         return arrays[field]
 
     write(create)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -12,6 +12,7 @@ from rayfed.core.ids import ClientId
 from rayfed.data.lazy_rows import LazyRows, select_rows
 
 SPLITS = ("train", "val", "test")
+BLOCK = 1024  # examples that are hashed or checked at a time
 LOOKED_AT = 8  # clients that are made to look at the data where all of them are made on demand
 
 
@@ -29,6 +30,21 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """The type of the inputs."""
+        return self.x.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of inputs and labels."""
+        return self.x.nbytes + self.y.nbytes
+
     def read(self) -> "Examples":
         """Return the same examples in memory."""
         return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
@@ -36,6 +52,19 @@ class Examples:
     def select(self, rows: Any) -> "Examples":
         """Return a selection of these examples; inputs in a file are not read."""
         return Examples(select_rows(self.x, rows), self.y[rows])
+
+    def seen_through(self, view: Callable[[np.ndarray], np.ndarray]) -> "Examples":
+        """Return the same examples with `view` applied to the inputs: now, or when they are read if in a file."""
+        return replace(self, x=self.x.with_view(view) if isinstance(self.x, LazyRows) else view(self.x))
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the inputs in memory, `BLOCK` at a time."""
+        return (self.x[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Examples"]) -> "Examples":
+        """Return the examples of `parts` in memory, one part after the other."""
+        return cls(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -72,36 +101,23 @@ class PooledExamples:
     """The examples of all clients in one array each, so that many clients take no more memory than their examples.
 
     Attributes:
-        examples_of_all: The examples, client by client, each with its training, validation and test part in order.
+        pool: The examples, client by client, each with its training, validation and test part in order.
         bounds: Where the parts begin and the last one ends, int64 [3 N + 1].
-        views: How a client sees inputs that are read from a file; see `rayfed.data.dataset.ClientView`.
     """
 
-    examples_of_all: Examples
+    pool: Examples
     bounds: np.ndarray
-    views: Callable[[int, np.ndarray], np.ndarray] | None = None
 
     def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
         start, val, test, end = self.bounds[3 * number : 3 * number + 4].tolist()
-        train, validation, tests = (self._part(number, *ends) for ends in ((start, val), (val, test), (test, end)))
-        return train, validation, tests
-
-    def _part(self, number: int, start: int, end: int) -> Examples:
-        part = self.examples_of_all.select(slice(start, end))
-        if self.views is None or not isinstance(part.x, LazyRows):
-            return part
-        return Examples(part.x.with_view(partial(self.views, number)), part.y)
+        select = self.pool.select
+        return select(slice(start, val)), select(slice(val, test)), select(slice(test, end))
 
     def examples(self) -> Sequence[Examples]:
-        if self.views is None:
-            return [self.examples_of_all]
-        return [part for number in range(len(self.bounds) // 3) for part in self.parts(number)]
+        return [self.pool]
 
     def read(self) -> "PooledExamples":
-        if self.views is None:
-            return replace(self, examples_of_all=self.examples_of_all.read())
-        x = np.concatenate([part.x[:] for part in self.examples()])
-        return PooledExamples(Examples(x, self.examples_of_all.y), self.bounds)
+        return replace(self, pool=self.pool.read())
 
 
 @dataclass(frozen=True)

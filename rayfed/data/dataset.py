@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.clients import Examples
+from rayfed.data.lazy_rows import LazyRows, select_rows
 from rayfed.data.population import (
     TestSet,
     as_array,
@@ -148,6 +149,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def select(self, rows: np.ndarray) -> Examples:
+        """Return the examples of some rows; those in a file are not read."""
+        return Examples(select_rows(self.images, rows), self.labels[rows])
 
     def rows(self, *, is_test: bool | None = None, domain: str | None = None) -> np.ndarray:
         """Return the rows that clients may hold (in no "ood" domain), optionally of one split or one domain only."""

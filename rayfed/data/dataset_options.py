@@ -11,8 +11,8 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
+from rayfed.core.rng import floor_share, numpy_generator
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import floor_share, numpy_generator
 
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 MEAN_HELP = "subtracted from images in [0, 1]; one number, or one per channel"

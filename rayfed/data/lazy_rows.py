@@ -163,5 +163,6 @@ def as_lazy_rows(array: Any) -> Any:
 
 
 def select_rows(array: Any, rows: Any) -> Any:
-    """Return `array[rows]`, without reading it if the array is `LazyRows`."""
+    """Return `array[rows]`, without reading rows that are in a file."""
+    array = as_lazy_rows(array)
     return array.select(rows) if isinstance(array, LazyRows) else array[rows]

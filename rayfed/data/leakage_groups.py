@@ -6,8 +6,8 @@ Partitions keep the rows of a group together, so that no client is tested on an 
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.rng import floor_share
 from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.draws import floor_share
 
 
 def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
-from rayfed.data.clients import ClientTable, Examples, MadeClients, PooledExamples
-from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.clients import Client, ClientTable, Examples, MadeClients, PooledExamples
+from rayfed.data.dataset import ClientRows, ClientView, Dataset
 from rayfed.data.dataset_options import DomainSelection
-from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
+from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
-from rayfed.data.partitions.file import client_domain, partition_hash
+from rayfed.data.partitions.file import partition_hash
 from rayfed.data.partitions.natural import Natural
 from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
 from rayfed.data.readers.files import note
@@ -76,13 +77,12 @@ def load(
     dataset, held_rows = _partitioned(data, partition, leave_out)
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
-    dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
     clients = client_table(dataset, held_rows)
     return Population(
         name=dataset.name,
         clients=clients,
         num_classes=dataset.num_classes,
-        shape=tuple(clients[0].train.x.shape[1:]),
+        shape=clients[0].train.shape,
         mean=dataset.mean,
         std=dataset.std,
         tests=(*map(_lazy_test_set, dataset.tests), *(_ood_test_set(dataset, held_rows, name) for name in dataset.ood)),
@@ -109,11 +109,11 @@ def _made_population(data: Synthetic, partition: Natural) -> Population:
     sizes = partition.sizes(data.sizes())
     made = MadeClients(_NaturalClient(data, partition), sizes)
     clients = ClientTable(made, sizes, [f"client-{number}" for number in range(len(sizes))])
-    shape = tuple(clients[0].train.x.shape[1:])
     tested = f"tested on {partition.test:g} of their rows" if partition.test else "no test examples"
     digest = hashlib.blake2b(repr(partition).encode(), digest_size=6)
     digest.update(np.ascontiguousarray(sizes).data)
-    return Population(data.name, clients, data.classes, shape, partition_hash=digest.hexdigest(), test_source=tested)
+    shape, name = clients[0].train.shape, digest.hexdigest()
+    return Population(data.name, clients, data.classes, shape, partition_hash=name, test_source=tested)
 
 
 def load_partitioned(
@@ -132,7 +132,6 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
     dataset = load_without_domain(data, leave_out)
     clients = _clients(partition.split(dataset), type(partition).__name__)
     _check_clients(dataset, clients)
-    _tell_equal_images(dataset)
     untested = [client.id for client in clients if not len(client.test)]
     if 0 < len(untested) < len(clients):
         ids = ", ".join(map(str, untested[:5])) + (", …" if len(untested) > 5 else "")
@@ -181,40 +180,28 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
 
 
 def _check_inputs(dataset: Dataset, name: str) -> None:
-    parts = {"images": dataset.images, **{f"test set {test.domain}": test.examples.x for test in dataset.tests}}
-    for part, values in parts.items():
-        if not len(values):
+    parts = {"images": Examples(dataset.images, dataset.labels)}
+    parts |= {f"test set {test.domain}": test.examples for test in dataset.tests}
+    for part, examples in parts.items():
+        if not len(examples):
             raise UsageError(f"data.name={name}: {part}: no examples")
-        check_inputs(f"data.name={name}: {part}", values)
-
-
-def _tell_equal_images(dataset: Dataset) -> None:
-    """Name each class of a domain whose images are all equal, which shows that something was lost."""
-    if dataset.images.ndim < 3 or not len(dataset):
-        return
-    groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
-    order = np.argsort(groups, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        first = select_rows(dataset.images, rows[:1])[:]
-        others = (select_rows(dataset.images, rows[place : place + 1])[:] for place in range(1, len(rows)))
-        if len(rows) > 1 and all(np.array_equal(first, other) for other in others):
-            domain = dataset.domains[dataset.domain[rows[0]]]
-            note(f"{dataset.name}: all {len(rows)} images of class {dataset.labels[rows[0]]} of {domain} are equal")
+        check_inputs(f"data.name={name}: {part}", examples)
 
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:
     """Return the clients of a partition, with their rows of the dataset copied into one array, client by client."""
+    if dataset.client_view:
+        return ClientTable.of([_seen(dataset, dataset.client_view, client) for client in held_rows])
     parts = [rows for client in held_rows for rows in client[2:]]
     sizes = np.array([len(rows) for rows in parts], np.int64)
-    rows, views = np.concatenate(parts), dataset.client_view.images if dataset.client_view else None
-    if views is None or isinstance(dataset.images, LazyRows):
-        images = select_rows(dataset.images, rows)
-    else:
-        images = np.concatenate([views(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows])
-        views = None
-    pool = PooledExamples(Examples(images, dataset.labels[rows]), np.append(0, np.cumsum(sizes)), views)
-    domains = [client_domain(dataset, client) for client in held_rows]
-    return ClientTable(pool, sizes.reshape(-1, 3), domains)
+    pool = PooledExamples(dataset.select(np.concatenate(parts)), np.append(0, np.cumsum(sizes)))
+    return ClientTable(pool, sizes.reshape(-1, 3), [client.domain for client in held_rows])
+
+
+def _seen(dataset: Dataset, view: ClientView, client: ClientRows) -> Client:
+    """Return a client whose images are seen through the dataset's view."""
+    parts = [dataset.select(rows).seen_through(partial(view.images, client.id)) for rows in client[2:]]
+    return Client(client.id, view.domain(client.id), *parts)
 
 
 def _lazy_test_set(test: TestSet) -> TestSet:
@@ -225,7 +212,7 @@ def _lazy_test_set(test: TestSet) -> TestSet:
 
 def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> TestSet:
     rows = leakage_groups.unheld_rows(dataset, clients, name)
-    return TestSet(name, "ood", Examples(select_rows(dataset.images, rows), dataset.labels[rows]))
+    return TestSet(name, "ood", dataset.select(rows))
 
 
 def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:
@@ -261,8 +248,7 @@ def _ood_clients(population: Population, domain: str) -> TestSet:
     parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts if len(part)]
     if not parts:
         raise UsageError(f"leave_out={domain}: its clients have no examples to score")
-    examples = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-    return TestSet(domain, "ood", examples)
+    return TestSet(domain, "ood", Examples.joined(parts))
 
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:

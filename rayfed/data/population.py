@@ -9,10 +9,8 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.clients import LOOKED_AT, SPLITS, ClientTable, Examples, MadeClients, spread
-from rayfed.data.lazy_rows import LazyRows
 
 MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
-BLOCK = 1024  # examples that are hashed or checked at a time
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,8 @@ class Population:
 
     def nbytes(self) -> int:
         """Return the bytes of all examples; those of clients made on demand are taken to be as large as the first."""
-        first = self.clients[0].train.select(slice(1))
-        of_one = (first.x.nbytes + first.y.nbytes) / len(first)
-        of_tests = sum(test.examples.x.nbytes + test.examples.y.nbytes for test in self.tests)
-        return round(int(self.clients.sizes.sum()) * of_one) + of_tests
+        of_one = self.clients[0].train.select(slice(1)).nbytes
+        return int(self.clients.sizes.sum()) * of_one + sum(test.examples.nbytes for test in self.tests)
 
     def read(self) -> "Population":
         """Return the same population with all examples in memory."""
@@ -136,41 +132,33 @@ def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[An
         raise UsageError(f"{where}: uint8 {list(shape)}, channels last; {expected}")
 
 
-def check_inputs(where: str, x: np.ndarray | LazyRows) -> None:
-    """Raise UsageError if a model cannot work with inputs [n, ...]: images of another form, NaN or infinity."""
-    check_channels_first(where, x.shape, x.dtype)
-    if x.dtype == np.uint8 and x.ndim < 3:
+def check_inputs(where: str, part: Examples) -> None:
+    """Raise UsageError if a model cannot work with inputs: images of another form, NaN or infinity."""
+    check_channels_first(where, part.x.shape, part.dtype)
+    if part.dtype == np.uint8 and len(part.shape) < 2:
         raise UsageError(
-            f"{where}: uint8 with the shape {list(x.shape)}; uint8 is for images [n, channels, height, width], so give "
-            "tabular data as x.astype('float32')"
+            f"{where}: uint8 with the shape {list(part.x.shape)}; uint8 is for images [n, channels, height, width], so "
+            "give tabular data as x.astype('float32')"
         )
-    if count := not_finite(x):
+    if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
         remedy = "are too large for float32; remove or replace them"
-        raise UsageError(f"{where}: {count} of {len(x)} inputs hold NaN or infinity, or {remedy}")
+        raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")
+
+
+def not_finite(values: np.ndarray) -> int:
+    """Return how many rows of `values` [n, ...] hold NaN or infinity."""
+    return int((~np.isfinite(values).reshape(len(values), -1).all(1)).sum()) if values.size else 0
 
 
 def as_array(where: str, given: Any) -> np.ndarray:
-    """Return an array or a tensor as an array whose type, byte order and strides torch takes.
-
-    UsageError if it is sparse, has masked values, or is no array.
-    """
-    if hasattr(given, "toarray") or str(getattr(given, "layout", "torch.strided")) != "torch.strided":
-        dense = "toarray()" if hasattr(given, "toarray") else "to_dense()"
-        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .{dense}")
+    """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
     if isinstance(given, np.ma.MaskedArray) and given.mask.any():
-        remedy = "fill them in, as by .filled(0), or leave these rows out"
-        raise UsageError(f"{where} has {given.mask.sum()} masked values; {remedy}")
+        raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
     try:
-        if hasattr(given, "detach"):  # a tensor, without importing torch; NumPy has no bfloat16
-            given = given.detach().cpu()
-            given = (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()
-        values = np.asarray(given)
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)  # torch takes no other byte order
+        values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        return np.asarray(values, values.dtype.newbyteorder("="), order="C")
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
         raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
-    if any(stride < 0 or stride % values.itemsize for stride in values.strides):  # such as x[::-1]
-        return np.ascontiguousarray(values)
-    return values
 
 
 def model_inputs(where: str, given: Any) -> np.ndarray:
@@ -181,17 +169,7 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return x.astype(np.float32, copy=False)
-    if x.dtype == np.uint64 and x.size and x.max() > np.iinfo(np.int64).max:
-        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
-
-
-def not_finite(values: np.ndarray | LazyRows) -> int:
-    """Return how many rows of `values` [n, ...] hold NaN or infinity."""
-    if values.dtype.kind != "f":
-        return 0
-    blocks = (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
-    return sum(int((~np.isfinite(block).reshape(len(block), -1).all(1)).sum()) for block in blocks if block.size)
 
 
 def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]:
@@ -232,7 +210,8 @@ def population_hash(population: Population) -> str:
 
 
 def _update(digest: Any, examples: Examples) -> None:
-    for array in (examples.x, examples.y):
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        for start in range(0, len(array), BLOCK):  # in blocks, as the array may not fit into memory
-            digest.update(np.ascontiguousarray(array[start : start + BLOCK]).data)
+    digest.update(f"{examples.dtype.str}{examples.x.shape}".encode())
+    for block in examples.blocks():  # as the array may not fit into memory
+        digest.update(np.ascontiguousarray(block).data)
+    digest.update(f"{examples.y.dtype.str}{examples.y.shape}".encode())
+    digest.update(np.ascontiguousarray(examples.y).data)

@@ -1,7 +1,7 @@
 """A user's own clients, given as arrays or tensors in place of a dataset and a partition."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,11 +53,9 @@ class Clients:
         parts = {split: np.asarray(self.sizes.get(split, np.zeros(len(self.sizes["train"]), int))) for split in SPLITS}
         count = len(parts["train"])
         for split, sizes in parts.items():
-            if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
+            if sizes.shape != (count,) or sizes.dtype.kind not in "iu" or (sizes < 0).any():
                 form = f"{sizes.dtype} {list(sizes.shape)}"
-                raise UsageError(f"clients.sizes[{split!r}]: got {form}; expected integers [clients] from 0")
-            if len(sizes) != count:
-                raise UsageError(f"clients.sizes[{split!r}]: {len(sizes)} clients, but {count} in sizes['train']")
+                raise UsageError(f"clients.sizes[{split!r}]: got {form}; expected {count} integers from 0, as in train")
         if self.domains is not None and len(self.domains) != count:
             raise UsageError(f"clients.domains: {len(self.domains)} clients, but {count} in sizes")
         return np.stack(list(parts.values()), axis=1).astype(np.int64)
@@ -67,19 +65,19 @@ class Clients:
 class _Maker:
     """Makes clients of a user's `Clients`, and checks them as those of a list.
 
-    All inputs have the form `like`, as soon as the first client has been made.
+    All inputs are like `first`, the training part of the first client, as soon as that client has been made.
     """
 
     make: Callable[[int], Mapping[str, Any]]
     classes: bool
     num_classes: int
-    like: tuple[tuple[int, ...], "np.dtype[Any]"] | None = None
+    first: Examples | None = None
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
         client = _client(number, self.make(number), self.classes)
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"
-            _check_part(where, part, *(self.like or (client.train.x.shape[1:], client.train.x.dtype)))
+            _check_part(where, part, self.first or client.train)
             if self.classes:
                 count_classes(where, [part.y], "num_classes", self.num_classes)
         return client.parts
@@ -88,16 +86,14 @@ class _Maker:
 def _made_population(clients: Clients, num_classes: int | None, *, classes: bool) -> Population:
     """Return a population of clients that are made on demand; the first one is made at once."""
     sizes = clients.columns()
-    if not len(sizes):
-        raise UsageError("clients: expected at least one")
     if num_classes is None and classes:
         raise UsageError("num_classes: give the number of classes with rayfed.Clients, whose labels are not all read")
-    first = MadeClients(_Maker(clients.make, classes, num_classes or 1), sizes[:1]).parts(0)[0].x
-    like = tuple(first.shape[1:]), first.dtype
-    maker = _Maker(clients.make, classes, num_classes or 1, like)
+    maker = _Maker(clients.make, classes, num_classes or 1)
+    first = MadeClients(maker, sizes[:1]).parts(0)[0]
+    maker = replace(maker, first=first.select(slice(0)))
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
     table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
-    return Population("clients", table, num_classes or 1, like[0])
+    return Population("clients", table, num_classes or 1, first.shape)
 
 
 def user_population(
@@ -125,10 +121,10 @@ def user_population(
     checked = [_client(i, _mapping(c) if isinstance(c, Client) else c, classes) for i, c in enumerate(clients)]
     if not checked:
         raise UsageError("clients: expected at least one")
-    first = next((client.train.x for client in checked if len(client.train)), checked[0].train.x)
+    first = next((client.train for client in checked if len(client.train)), checked[0].train)
     for number, client in enumerate(checked):
         for split, part in zip(SPLITS, client.parts, strict=True):
-            _check_part(f"clients[{number}].{split}", part, first.shape[1:], first.dtype)
+            _check_part(f"clients[{number}].{split}", part, first)
     labels = [part.y for client in checked for part in client.parts if len(part)]
     numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
     if num_classes is None and not classes:  # of integers that may count from anything
@@ -136,7 +132,7 @@ def user_population(
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     if classes:
         check_class_count("clients", num_classes)
-    return Population("clients", ClientTable.of(checked), num_classes, tuple(first.shape[1:]))
+    return Population("clients", ClientTable.of(checked), num_classes, first.shape)
 
 
 def _mapping(client: Client) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _client(number: int, given: Any, classes: bool) -> Client:
         if key not in given:
             raise UsageError(f"{where}: {key!r} is missing; give a pair (x, y)")
     train = _examples(given["train"], f"{where}.train", classes)
-    empty = Examples(train.x[:0], train.y[:0])
+    empty = train.select(slice(0))
     val = _examples(given["val"], f"{where}.val", classes) if given.get("val") is not None else empty
     domain = f"client-{number}" if given.get("domain") is None else str(given["domain"])
     return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes))
@@ -167,10 +163,9 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
         whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
     x, y = (as_array(f"{where}: {name}", part) for name, part in zip("xy", pair, strict=True))
-    if not x.ndim or not y.ndim:
-        raise UsageError(f"{where}: expected arrays x [n, ...] and y [n], got a single number")
-    if len(x) != len(y):
-        raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        sizes = f"x {list(x.shape)} and y {list(y.shape)}"
+        raise UsageError(f"{where}: got {sizes}; expected arrays of equal length n, x [n, ...] and y [n, ...]")
     return Examples(model_inputs(f"{where}: x", x), _classes(y, where) if classes else _targets(y, where))
 
 
@@ -185,26 +180,22 @@ def _classes(y: np.ndarray, where: str) -> np.ndarray:
 
 def _targets(y: np.ndarray, where: str) -> np.ndarray:
     """Return labels as int64 or float32."""
-    if y.dtype.kind not in "biuf":
-        # Numbers from a table of mixed columns have the dtype object.
-        strings = [value for value in y.reshape(-1).tolist() if not isinstance(value, (int, float))]
-        if strings:
-            raise UsageError(
-                f"{where}: label {strings[0]!r} is not a number; number the classes of all clients from 0, for example "
-                "by classes.index(label)"
-            )
-        y = y.astype(np.float64)
+    if y.dtype.kind not in "biuf":  # numbers from a table of mixed columns are objects
+        try:
+            y = y.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            remedy = "number the classes of all clients from 0, for example by classes.index(label)"
+            raise UsageError(f"{where}: labels are not numbers ({error}); {remedy}") from error
     return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(np.float32)
 
 
-def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
-    """Check that inputs have the shape and dtype of the first client's, and that all numbers are finite."""
-    x = part.x
-    if len(part) and (x.shape[1:] != shape or x.dtype != dtype):
+def _check_part(where: str, part: Examples, first: Examples) -> None:
+    """Check that inputs have the form of the `first` client's, and that all numbers are finite."""
+    if len(part) and (part.shape, part.dtype) != (first.shape, first.dtype):
         raise UsageError(
-            f"{where}: an input is {tuple(x.shape[1:])} of {x.dtype}, but the first client's are {tuple(shape)} of "
-            f"{dtype}; all inputs must be alike"
+            f"{where}: an input is {part.shape} of {part.dtype}, but the first client's are {first.shape} of "
+            f"{first.dtype}; all inputs must be alike"
         )
-    check_inputs(where, x)
-    if count := not_finite(part.y):
+    check_inputs(where, part)
+    if part.y.dtype.kind == "f" and (count := not_finite(part.y)):
         raise UsageError(f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them")

@@ -15,10 +15,9 @@ from rayfed.augment.base import Augment
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.machine import memory_bytes
 from rayfed.core.records import SERVER
-from rayfed.core.rng import generator, torch_state_kept
+from rayfed.core.rng import floor_share, generator, torch_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.clients import SPLITS, Client, Examples, MadeClients
-from rayfed.data.draws import floor_share
 from rayfed.data.lazy_rows import LazyRows, select_rows
 from rayfed.data.population import Population
 

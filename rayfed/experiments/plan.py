@@ -18,11 +18,10 @@ from rayfed.core.errors import UsageError
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
-from rayfed.core.rng import global_generators_seeded, torch_state_kept
+from rayfed.core.rng import floor_share, global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only
 from rayfed.data.clients import Client, MadeClients
-from rayfed.data.draws import floor_share
 from rayfed.data.loading import population_without_domain
 from rayfed.data.population import Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population

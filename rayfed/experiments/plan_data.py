@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from rayfed.core.errors import UsageError
-from rayfed.core.rng import generator
+from rayfed.core.rng import floor_share, generator
 from rayfed.core.task import Batch
 from rayfed.data.clients import Client, ClientTable, Examples
-from rayfed.data.draws import floor_share
 from rayfed.data.loading import build_data, load
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config

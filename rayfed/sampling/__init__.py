@@ -2,6 +2,6 @@
 
 SAMPLERS = {
     "uniform": "rayfed.sampling.base:Uniform",
-    "by_size": "rayfed.sampling.samplers:BySize",
-    "power_of_choice": "rayfed.sampling.samplers:PowerOfChoice",
+    "by_size": "rayfed.sampling.base:BySize",
+    "power_of_choice": "rayfed.sampling.base:PowerOfChoice",
 }

@@ -160,12 +160,9 @@ def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable
     assert not list(home.glob("*.part"))
 
 
-def test_where_the_cache_cannot_hold_it_a_large_array_is_refused(unusable, monkeypatch):
-    monkeypatch.setattr(cache, "memory_bytes", lambda: 200)
-    with pytest.raises(
-        UsageError, match=r"^RAYFED_CACHE=.*: counting needs 0\.0 GB there, but .*; set the env"
-    ) as raised:
-        get(Counting())
+def test_what_neither_the_cache_nor_memory_can_hold_is_refused(unusable):
+    with pytest.raises(UsageError, match=r"^RAYFED_CACHE=.*: counting: .*; set the env") as raised:
+        get(Counting(), (1 << 30, 1 << 30))
     assert "\n" not in str(raised.value)
 
 

@@ -64,22 +64,6 @@ def as_tensors(folder, sides):
         torch.save((torch.from_numpy(images), torch.from_numpy(labels)), folder / f"mnist_m_{side}.pt")
 
 
-def as_published(folder, sides):
-    for side, (images, labels) in sides.items():
-        (folder / f"mnist_m_{side}").mkdir()
-        names = [f"{number:08}.png" for number in range(len(images))]
-        for name, image in zip(names, images, strict=True):
-            Image.fromarray(image).save(folder / f"mnist_m_{side}" / name)
-        lines = [f"{name} {label}\n" for name, label in zip(names, labels, strict=True)]
-        (folder / f"mnist_m_{side}_labels.txt").write_text("".join(lines))
-
-
-def as_pickle(folder, sides):
-    (images, labels), (test, test_labels) = sides["train"], sides["test"]
-    held = {"train": images[:9], "train_label": labels[:9], "valid": images[9:], "valid_label": labels[9:]}
-    (folder / "mnistm_data.pkl").write_bytes(pickle.dumps({**held, "test": test, "test_label": test_labels}))
-
-
 def as_fedbn(folder, sides):
     for side, pair in sides.items():
         (folder / f"{side}.pkl").write_bytes(pickle.dumps(pair, protocol=4))
@@ -93,26 +77,15 @@ def as_fedbn_parts(folder, sides):
     (folder / "test.pkl").write_bytes(pickle.dumps(sides["test"], protocol=5))
 
 
-def as_folders(folder, sides):
-    """Sorted by digit, as a listing gives them."""
-    for side, (images, labels) in sides.items():
-        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-            path = folder / side / str(label) / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(path)
-
-
-@pytest.mark.parametrize("write", [as_tensors, as_published, as_pickle, as_fedbn, as_fedbn_parts, as_folders])
+@pytest.mark.parametrize("write", [as_tensors, as_fedbn, as_fedbn_parts])
 def test_every_form_gives_the_same_pixels_and_labels(tmp_path, write):
     sides = {"train": image_sets.digits(20, 28, 28, 3), "test": image_sets.digits(10, 28, 28, 3)}
     (tmp_path / "MNIST_M").mkdir()
     write(tmp_path / "MNIST_M", sides)
     found, dataset = whole(tmp_path, "mnist_m", 28)
     images, labels = (np.concatenate([sides[side][place] for side in sides]) for place in (0, 1))
-    order = np.concatenate([np.argsort(sides["train"][1], kind="stable"), 20 + np.argsort(sides["test"][1])])
-    order = order if write is as_folders else np.arange(30)
-    np.testing.assert_array_equal(found, images[order].transpose(0, 3, 1, 2))
-    assert dataset.labels.tolist() == labels[order].tolist()
+    np.testing.assert_array_equal(found, images.transpose(0, 3, 1, 2))
+    assert dataset.labels.tolist() == labels.tolist()
     assert dataset.is_test.tolist() == [False] * 20 + [True] * 10
 
 
@@ -130,17 +103,6 @@ def test_mnist_m_is_made_from_mnist_and_photographs(tmp_path):
     picture(tmp_path / "photographs/one.png", 40)  # another photograph, other pixels
     again, _ = whole(tmp_path, "mnist_m", 28, photographs=str(tmp_path / "photographs"))
     assert (again != found).any()
-
-
-def test_the_list_of_mnist_m_may_be_wrong(tmp_path):
-    (tmp_path / "MNIST_M").mkdir()
-    as_published(tmp_path / "MNIST_M", {side: image_sets.digits(3, 28, 28, 3) for side in ("train", "test")})
-    path = tmp_path / "MNIST_M/mnist_m_test_labels.txt"
-    for text, words in (("", "has no lines"), ("00000000.png 0\n00000001.png 12\n", "line 2: '00000001.png 12'")):
-        path.write_text(text)
-        with pytest.raises(UsageError, match=words) as caught:
-            whole(tmp_path, "mnist_m", 28)
-        assert str(caught.value).startswith(str(path))
 
 
 def test_adcol_draws_a_fifth_and_cuts_to_the_smallest(tmp_path):

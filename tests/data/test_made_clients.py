@@ -94,7 +94,7 @@ def test_the_hash_follows_what_is_declared_and_a_few_contents():
     ("changes", "message"),
     [
         ({"sizes": {"train": [1]}}, "clients.sizes: .*test"),
-        ({"sizes": {**SIZES, "test": [4, 8]}}, r"sizes\['test'\]: 2 clients, but 4"),
+        ({"sizes": {**SIZES, "test": [4, 8]}}, r"sizes\['test'\]: got int64 \[2\]; expected 4"),
         ({"sizes": {**SIZES, "train": [1.5, 2, 3, 4]}}, r"sizes\['train'\]: .*integers"),
         ({"sizes": {**SIZES, "train": [11, 20, 8, 16]}}, r"make\(0\) returned 12 train examples, .* is 11"),
         ({"domains": ["a"]}, "clients.domains: 1 clients, but 4"),

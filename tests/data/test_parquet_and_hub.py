@@ -122,7 +122,7 @@ class TestFeatures:
         write(tmp_path / "folder", "0.parquet", image=cells[:1100], label=values[:1100] % 3)
         write(tmp_path / "folder", "1.parquet", image=cells[1100:], label=values[1100:] % 3)
         dataset = Table(file=str(tmp_path / "folder")).load()
-        assert dataset.images.ravel().tolist() == values.tolist()
+        assert dataset.images[:].ravel().tolist() == values.tolist()
         assert dataset.labels.tolist() == (values % 3).tolist()
         assert dataset.index.tolist() == list(range(2100))
 
@@ -178,8 +178,7 @@ class TestRows:
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
             ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"row 1: x: has values that are not finite, as in 1"),
             ({"label": [0, 1], "x": ["1", "b"]}, {}, r"row 1: column 'x' has 'b', no number, as 1 of 2 rows"),
-            ({"label": [0, 1], "x": ["1", "2"]}, {}, r"column 'x' is text; save its numbers as numbers"),
-            ({"label": [0, 1], "x": [1.5, float("nan")]}, {}, r"row 1: column 'x' is empty, as in 1 of 2 rows; fill"),
+            ({"label": [0, 1], "x": [1.5, float("nan")]}, {}, r"row 1: column 'x' has a gap, no number, as 1 of 2"),
             ({"label": [0, 1], "x": pa.array([0, 1], pa.date32())}, {}, r"column 'x' is date32.*expected numbers"),
             ({"label": [0, 1], "who": ["a", "a "]}, {"client": "who"}, r"column 'who' has 'a' and 'a ', which differ"),
             ({"label": [0, 1], "who": [0.5, 1.0]}, {"client": "who"}, r"column 'who' is double; expected integers or"),
@@ -252,22 +251,6 @@ class TestHub:
         only = HuggingFace(folder=str(tmp_path / "pets"), splits=["train"]).load()
         assert (len(only), only.is_test.any()) == (4, False)
         assert len(HuggingFace(folder=str(tmp_path / "pets" / "train")).load()) == 4
-
-    def test_the_cache_of_huggingface_hub(self, tmp_path):
-        home = tmp_path / "datasets--owner--pets"
-        for revision, value in (("aaa", 1), ("bbb", 2)):
-            for split, size in (("train", 3), ("test", 1)):
-                name = f"{split}-00000-of-00001.parquet"
-                image = [{"bytes": png(value, "L"), "path": "x.png"}] * size
-                write(home / "snapshots" / revision / "data", name, image=image, label=[0] * size)
-        with pytest.raises(UsageError, match=r"snapshots: 2 revisions; set data.folder"):
-            HuggingFace(folder=str(home)).load()
-        (home / "refs").mkdir()
-        (home / "refs" / "main").write_text("bbb")
-        dataset = HuggingFace(folder=str(home)).load()
-        assert dataset.name == "pets"
-        assert dataset.images.ravel()[0] == 2
-        assert dataset.is_test.tolist() == [False] * 3 + [True]
 
     def test_the_cache_of_datasets_and_clients(self, tmp_path):
         folder = tmp_path / "letters" / "default" / "0.0.0" / "abc"
@@ -424,24 +407,12 @@ class TestCsv:
         assert dataset.client.tolist() == [7, 10, -3] * 2
         assert dataset.labels.tolist() == [0, 1] * 3
 
-    @pytest.mark.parametrize(("mark", "point"), [(";", "."), (";", ","), ("\t", ","), ("|", "."), (",", ".")])
-    def test_separators_and_decimal_commas(self, tmp_path, mark, point):
-        rows = [f"{i}{point}5{mark}{i % 2}{mark}{'north, south'[i % 2 :] if mark == ';' else 'x'}" for i in range(4)]
+    @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+    def test_separators(self, tmp_path, mark):
+        rows = [f"{i}.5{mark}{i % 2}{mark}{'north' if i else 'south'}" for i in range(4)]
         dataset = self.table(self.csv(tmp_path, f"a{mark}y{mark}site", *rows), features=["a"], label="y", domain="site")
         assert dataset.images.tolist() == [[0.5], [1.5], [2.5], [3.5]]
-        assert dataset.domains == (("north, south", "orth, south") if mark == ";" else ("x",))
-
-    def test_a_point_beside_decimal_commas_may_be_of_thousands(self, tmp_path):
-        file = self.csv(tmp_path, "a;b;y", "0,5;1.200;0", "1,5;800;1")
-        with pytest.raises(
-            UsageError, match=r"line 2: column 'b' has '1.200', no number beside decimal commas, as 1 of"
-        ):
-            self.table(file, features=["a", "b"], label="y")
-
-    def test_integers_that_float32_rounds_are_counted(self, tmp_path, capsys):
-        file = self.csv(tmp_path, "a,y", "16777216,0", "16777217,1")
-        self.table(file, features=["a"], label="y")
-        assert "column 'a' has 1 integers of more digits than float32, which rounds them" in capsys.readouterr().err
+        assert dataset.domains == ("north", "south")
 
     def test_a_file_that_was_changed_is_read_again(self, tmp_path):
         assert len(self.table(self.csv(tmp_path))) == 12

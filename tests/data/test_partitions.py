@@ -12,7 +12,7 @@ from rayfed.core.options import build
 from rayfed.core.registry import resolve
 from rayfed.data.dataset import Dataset
 from rayfed.data.partitions import PARTITIONS
-from rayfed.data.partitions.base import Draw, draw_until
+from rayfed.data.partitions.base import draw_until
 
 
 def pin(parts):
@@ -146,7 +146,7 @@ def test_a_draw_that_rarely_does_is_repeated():
     def draw():
         sizes = random.binomial(10, 0.5, 8)
         draws.append(sizes)
-        return Draw(sizes, lambda: [np.arange(size) for size in sizes])
+        return [np.arange(size) for size in sizes]
 
     rows = draw_until(draw, 5, keys="")  # (1 - P[Bin(10, 1/2) < 5])^8 = 0.623^8 = 1 / 44
     assert [len(held) for held in rows] == draws[-1].tolist()

@@ -8,8 +8,8 @@ from PIL import Image
 
 from helpers.federations import blobs
 from rayfed.core.registry import resolve
+from rayfed.core.rng import numpy_generator
 from rayfed.data.dataset_options import DomainSampling
-from rayfed.data.draws import numpy_generator
 from rayfed.data.loading import load_partitioned
 from rayfed.data.partitions.base import ASSIGNMENT, VALIDATION
 from rayfed.data.partitions.base import TEST as TEST_PURPOSE

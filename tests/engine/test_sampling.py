@@ -26,8 +26,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
 from rayfed.records.recorder import Recorder
-from rayfed.sampling.base import Cohort, Drawing, Sampler, Uniform
-from rayfed.sampling.samplers import BySize, PowerOfChoice
+from rayfed.sampling.base import BySize, Cohort, Drawing, PowerOfChoice, Sampler, Uniform
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.1])
 LOSSES = np.array([1.0, 4.0, 2.0, 3.0])

@@ -18,8 +18,7 @@ from rayfed.core.records import Record, Score
 from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.sampling.base import Uniform
-from rayfed.sampling.samplers import PowerOfChoice
+from rayfed.sampling.base import PowerOfChoice, Uniform
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 

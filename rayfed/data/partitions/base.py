@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import floor_share, numpy_generator
 from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.draws import floor_share, numpy_generator
 from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_group, own_tests
 
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
@@ -155,14 +155,7 @@ def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
     return [rows[labels == label] for label in range(dataset.num_classes)]
 
 
-class Draw(NamedTuple):
-    """A division of rows that may be refused: the sizes of the clients, int [clients], and how to make their rows."""
-
-    sizes: np.ndarray
-    rows: Callable[[], list[np.ndarray]]
-
-
-def draw_until(draw: Callable[[], Draw], least: int, *, keys: str) -> list[np.ndarray]:
+def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str) -> list[np.ndarray]:
     """Repeat `draw` until every client has `least` rows, and return the rows of each client.
 
     Raises:
@@ -171,15 +164,16 @@ def draw_until(draw: Callable[[], Draw], least: int, *, keys: str) -> list[np.nd
     """
     best, short = 0, list[int]()
     for count in range(1, MAX_DRAWS + 1):
-        drawn = draw()
-        if (smallest := int(drawn.sizes.min())) >= least:
-            return drawn.rows()
-        best = max(best, smallest)
-        short.append(int((drawn.sizes < least).sum()))
+        rows = draw()
+        sizes = [len(held) for held in rows]
+        if min(sizes) >= least:
+            return rows
+        best = max(best, min(sizes))
+        short.append(sum(size < least for size in sizes))
         if count == FIRST_DRAWS and np.mean(short) > HOPELESS * max(float(np.std(short)), 0.5):
             break
     raise UsageError(
-        f"{keys}: in {count} draws, {min(short)} to {max(short)} of {len(drawn.sizes)} clients had fewer than "
+        f"{keys}: in {count} draws, {min(short)} to {max(short)} of {len(rows)} clients had fewer than "
         f"min_size={least} samples (the smallest at most {best}); raise alpha, lower min_size or use fewer clients"
     )
 

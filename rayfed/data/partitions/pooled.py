@@ -10,9 +10,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import numpy_generator
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import numpy_generator
-from rayfed.data.partitions.base import ASSIGNMENT, Draw, PooledPartition, by_class, check_min_size, draw_until
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +39,18 @@ class Dirichlet(PooledPartition):
         draw = partial(self._draw, stacks, len(rows), random)
         return [random.permutation(held) for held in draw_until(draw, least, keys=f"partition.alpha={self.alpha}")]
 
-    def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> Draw:
+    def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> list[np.ndarray]:
         sizes = np.zeros(self.clients, int)
-        shuffled, ends = [], []
+        piles = []
         for stack in stacks:
             eligible = sizes < total / self.clients if self.capped and len(stack) else np.ones(self.clients, bool)
             weights = random.dirichlet(np.full(self.clients, self.alpha)) * eligible
             if not weights.sum() > 0:  # a tiny alpha put all weight on full clients: divide equally instead
                 weights = eligible.astype(float)
-            ends.append((np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int))
-            shuffled.append(random.permutation(stack))
-            sizes += np.diff(ends[-1], prepend=0, append=len(stack))
-
-        def rows() -> list[np.ndarray]:
-            piles = [np.split(stack, cuts) for stack, cuts in zip(shuffled, ends, strict=True)]
-            return [np.concatenate(held) for held in zip(*piles, strict=True)]
-
-        return Draw(sizes, rows)
+            ends = (np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int)
+            piles.append(np.split(random.permutation(stack), ends))
+            sizes += np.diff(ends, prepend=0, append=len(stack))
+        return [np.concatenate(held) for held in zip(*piles, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,9 +236,8 @@ class Quantity(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         shuffled = random.permutation(rows)
 
-        def draw() -> Draw:
+        def draw() -> list[np.ndarray]:
             shares = random.dirichlet(np.full(self.clients, self.alpha))
-            ends = (np.cumsum(shares)[:-1] * len(rows)).astype(int)
-            return Draw(np.diff(ends, prepend=0, append=len(rows)), lambda: np.split(shuffled, ends))
+            return np.split(shuffled, (np.cumsum(shares)[:-1] * len(rows)).astype(int))
 
         return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}")

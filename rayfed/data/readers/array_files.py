@@ -2,7 +2,6 @@
 
 import _codecs
 import gzip
-import hashlib
 import pickle
 import struct
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from numpy._core import multiarray, numeric
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached_arrays
-from rayfed.data.readers.files import files_hash, note, readable
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 2  # raise it when the pixels or labels change
 
@@ -31,41 +30,19 @@ class Arrays(NamedTuple):
     key: str = ""
 
 
-def read_once(
-    name: str, root: Path, files: Sequence[str], read: Callable[[], Arrays], published: str | None = None
-) -> Arrays:
+def read_once(name: str, root: Path, files: Sequence[str], read: Callable[[], Arrays]) -> Arrays:
     """Return what `read` reads from `files` below `root`, read-only, and cache it under `name`.
 
-    Later, only the files' sizes and modification times are checked. `published` is torchvision's class of the dataset,
-    with whose checksums the files are compared when they are read.
+    Later, only the files' sizes and modification times are checked.
     """
 
     def make() -> dict[str, np.ndarray]:
         images, labels, is_test, _ = read()
-        if published:
-            compare_checksums([root / file for file in files], published)
         return {"images": images, "labels": labels, "is_test": is_test}
 
     key = files_hash(root, files)
     arrays = cached_arrays(name, {"version": VERSION, "files": key}, make)
     return Arrays(arrays["images"], np.array(arrays["labels"]), np.array(arrays["is_test"]), key)
-
-
-def compare_checksums(paths: Sequence[Path], name: str) -> None:
-    """Print a warning for each file whose MD5 differs from the one that torchvision's class `name` lists.
-
-    A difference is no error, as a repacked or reordered copy may be intended.
-    """
-    import torchvision  # imported late: takes half a second or more
-
-    dataset = getattr(torchvision.datasets, name)
-    lists = [getattr(dataset, kind, ()) for kind in ("resources", "train_list", "test_list")]
-    published = {file: md5 for entries in lists for file, md5 in entries}
-    published |= {file: md5 for _, file, md5 in getattr(dataset, "split_list", {}).values()}
-    for path in paths:
-        actual = hashlib.md5(path.read_bytes()).hexdigest()
-        if (expected := published.get(path.name, actual)) != actual:
-            note(f"{path}: md5 {actual}, but the published file has {expected}; repacked, changed or damaged")
 
 
 def validated_arrays(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:

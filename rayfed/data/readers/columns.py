@@ -51,7 +51,8 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     """
     values = _typed(files, column(files, name), NUMBERS)
     if pa.types.is_string(values.type):
-        rows = not_numbers(values) if tables.is_csv(files[0]) else np.empty(0, int)
+        is_word = pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy()
+        rows = np.flatnonzero(is_word) if tables.is_csv(files[0]) else np.empty(0, int)
         if 0 < len(rows) < len(values):  # the numbers would be words as well
             raise UsageError(
                 f"{tables.place(files, name, int(rows[0]))}: column {name!r} has {values[int(rows[0])].as_py()!r}, and "
@@ -80,11 +81,6 @@ def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") ->
         if set(pc.utf8_lower(cells).to_pylist()) <= {"true", "false"}:
             return values.cast(pa.bool_())
     return values
-
-
-def not_numbers(values: pa.ChunkedArray) -> np.ndarray:
-    """Return the rows of a column of strings that are no numbers."""
-    return np.flatnonzero(pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy())
 
 
 def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -157,48 +153,19 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
 
 
 def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:
-    """Yield the numbers of each column, float32 [rows].
-
-    A CSV file whose separator is no comma may have decimal commas; then a point is no decimal point.
-    """
-    columns, is_csv = {name: column(files, name) for name in names}, tables.is_csv(files[0])
-    commas = is_csv and tables.separator(files[0]) != ","
-    commas = commas and any(pc.any(pc.match_substring(cells, ",")).as_py() for cells in columns.values())
-    if commas:
-        note(f"{files[0]}: commas in numbers are read as decimal points")
-    for name, cells in columns.items():
-        values = cells
-        if is_csv and not commas:
-            try:
-                values = cells.cast(pa.float64())
-            except pa.ArrowInvalid:
-                values = _typed(files, cells)
-        if pa.types.is_string(values.type):
-            missing = pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(MISSING)).to_numpy()
-            if missing.any():
-                _refuse_missing(files, name, missing)
-            text = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".") if commas else cells
-            rows = not_numbers(text)
-            for row in rows[:1].tolist():
-                beside = " beside decimal commas" if commas and "." in cells[row].as_py() else ""
-                raise UsageError(
-                    f"{tables.place(files, name, row)}: column {name!r} has {cells[row].as_py()!r}, no number{beside}, "
-                    f"as {len(rows)} of {len(cells)} rows"
-                )
-            if not is_csv:
-                raise UsageError(f"{files[0]}: column {name!r} is text; save its numbers as numbers")
-            values = pandas.to_numeric(text.to_pandas())
-        elif not _is_number(values.type):
+    """Yield the numbers of each column, float32 [rows]."""
+    for name in names:
+        cells = _typed(files, column(files, name))
+        if not (_is_number(cells.type) or pa.types.is_string(cells.type)):
             expected = "expected numbers, or one column of lists or images"
-            raise UsageError(f"{files[0]}: column {name!r} is {values.type}; {expected}")
-        numbers = values.to_numpy()
-        if (missing := np.isnan(numbers)).any():  # as pandas writes gaps
-            _refuse_missing(files, name, missing)
+            raise UsageError(f"{files[0]}: column {name!r} is {cells.type}; {expected}")
+        numbers = pandas.to_numeric(cells.to_pandas(), errors="coerce").to_numpy()
+        if len(wrong := np.flatnonzero(np.isnan(numbers))):
+            cell, row = cells[int(wrong[0])].as_py(), tables.place(files, name, int(wrong[0]))
+            found = repr(cell) if isinstance(cell, str) else "a gap"
+            raise UsageError(f"{row}: column {name!r} has {found}, no number, as {len(wrong)} of {len(cells)} rows")
         with np.errstate(over="ignore"):
-            rounded = numbers.astype(np.float32)
-        if count := ((rounded != numbers) & (numbers == np.floor(numbers))).sum():
-            note(f"{files[0]}: column {name!r} has {count} integers of more digits than float32, which rounds them")
-        yield rounded
+            yield numbers.astype(np.float32)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -89,11 +89,6 @@ def place(files: Sequence[Path], name: str, row: int) -> str:
     raise IndexError(row)
 
 
-def separator(path: Path) -> str:
-    """Return what separates the cells of a CSV file."""
-    return (_csv(path).schema.metadata or {})[b"separator"].decode()
-
-
 def check_columns(path: Path, columns: Sequence[str]) -> None:
     """Raise UsageError if a file lacks one of the `columns`."""
     names = schema(path).names
@@ -138,14 +133,10 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     )
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
-    cells = pa.Table.from_pandas(table, preserve_index=False).rename_columns(names)
-    return cells.replace_schema_metadata({"separator": mark})
+    return pa.Table.from_pandas(table, preserve_index=False).rename_columns(names)
 
 
-FORMATS = (
-    "expected a folder written by datasets.save_to_disk, a copy of a dataset's repository with Parquet files, or its "
-    "folder in the cache of huggingface_hub or datasets"
-)
+FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a dataset's repository with Parquet or Arrow files"
 
 
 def tables_by_split(folder: Path) -> dict[str, list[Path]]:
@@ -158,7 +149,7 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     if (folder / "state.json").is_file():
         return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
     by_split: dict[str, list[Path]] = {}
-    for path in files_below(_snapshot(folder)):
+    for path in files_below(folder):
         if path.suffix in ENDINGS and not path.name.startswith("cache-"):
             by_split.setdefault(_split_of(path), []).append(path)
     if not by_split:
@@ -169,21 +160,6 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
             several = f"{split} files in {len(parents)} folders, including {parents[0].name} and {parents[1].name}"
             raise UsageError(f"data.folder={folder}: {several}; set data.folder to one of them")
     return by_split
-
-
-def _snapshot(folder: Path) -> Path:
-    """Return the folder of the current revision in a huggingface_hub cache; return any other folder unchanged."""
-    snapshots = folder / "snapshots"
-    if not snapshots.is_dir():
-        return folder
-    main = folder / "refs" / "main"
-    revisions = sorted(path for path in snapshots.iterdir() if path.is_dir())
-    current = snapshots / main.read_text().strip() if main.is_file() else None
-    if current in revisions:
-        return current
-    if len(revisions) != 1:
-        raise UsageError(f"{snapshots}: {len(revisions)} revisions; set data.folder to the folder of one of them")
-    return revisions[0]
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class CifarFiles(Published, ChannelNormalisation):
             return join_splits(*([self._read(folder / file) for file in side] for side in (self.train, self.test)))
 
         names = (*self.train, *self.test)
-        return read_once(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
+        return read_once(self.folder, folder, names, read)
 
     def _read(self, path: Path) -> Arrays:
         kind = f"a pickled dict with the keys data and {self.key}"

@@ -1,6 +1,5 @@
 """Digits-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M, and the file formats in which they come."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +10,19 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import numpy_generator
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSampling, SampledRows
-from rayfed.data.draws import numpy_generator
 from rayfed.data.published import Published, obtain, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read_pickle, validated_arrays
-from rayfed.data.readers.class_folders import walk
-from rayfed.data.readers.decoding import open_image, resize_image, run_in_threads, tell_changes
+from rayfed.data.readers.decoding import resize_image, run_in_threads
 from rayfed.data.readers.files import readable
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
 GENERATED, PUBLISHED_MNIST_M = "mnist_m", "published_mnist_m"  # the domain, and its source if it is not generated
-PUBLISHED = {"svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +30,17 @@ class Digits5(Published, DomainSampling):
     """Digits-5: ten digits in five domains, in colour. Each domain has a folder with files in one of these formats.
 
     MNIST (LeCun et al. 1998; 70,000): `MNIST/raw/` as for data.name=mnist. SVHN (Netzer et al. 2011; 99,289; for
-    non-commercial use): `SVHN/train_32x32.mat` (md5 e26dedcc434d2e4c54c9b2d4a06d8373) and `test_32x32.mat`
-    (eb5a983be6a315427106f1b164d9cef3). USPS (Hull 1994; 9,298): `USPS/usps.bz2` (ec16c51db3855ca6c91edd34d0e9b197) and
-    `usps.t.bz2` (8ea070ee2aca1ac39742fdd1ef5ed118). SynthDigits (Ganin and Lempitsky 2015; 488,953):
-    `SynthDigits/synth_train_32x32.mat` and `synth_test_32x32.mat`. MNIST-M (Ganin et al. 2016): `MNIST_M/` with
-    `mnist_m_train.pt` and `mnist_m_test.pt` (archives: 191ed53db9933bd85cc9700558847391 and
-    e11cb4d7fff76d7ec588b1134907db59), or Ganin's `mnist_m_train/`, `mnist_m_train_labels.txt`, … (68,002), or FedBN's
-    `mnistm_data.pkl`; without the folder, and with `photographs`, it is generated from MNIST.
+    non-commercial use): `SVHN/train_32x32.mat` and `test_32x32.mat`. USPS (Hull 1994; 9,298): `USPS/usps.bz2` and
+    `usps.t.bz2`. SynthDigits (Ganin and Lempitsky 2015; 488,953): `SynthDigits/synth_train_32x32.mat` and
+    `synth_test_32x32.mat`. MNIST-M (Ganin et al. 2016): `MNIST_M/mnist_m_train.pt` and `mnist_m_test.pt`; without the
+    folder, and with `photographs`, it is generated from MNIST.
 
     MNIST-M shows MNIST's digits. If it is generated here, both domains are tested on the same digits. The published
     files do not identify the digits, so a random split tests MNIST-M on digits that MNIST trains on, and vice versa:
     with both domains use split=published, whose test digits are those of t10k.
 
-    Any domain may instead consist of FedBN's `train.pkl` and `test.pkl`, of `partitions/train_part0.pkl` … `9` and
-    `test.pkl`, or of images in `train/0/` … `test/9/`.
+    Any domain may instead consist of FedBN's `train.pkl` and `test.pkl`, or `partitions/train_part0.pkl` … `9` and
+    `test.pkl`.
 
     ADCOL (section 5.1): the defaults and per_party=smallest. FRAug (section 4): domains=[mnist,mnist_m,svhn,usps],
     size=32, test=0.1, share=0.01, ImageNet's mean and std. FedBN: its files and split=published.
@@ -116,12 +110,12 @@ class Digits5(Published, DomainSampling):
         folder, formats = self.find(source.name), (*FORMATS[domain], *COMMON_FORMATS)
         if domain == "mnist" and (folder / "raw").is_dir():
             return Mnist(root=self.root, download=self.download).files()
-        usable = [form for form in formats if all((folder / file).exists() for file in form.required)]
+        usable = [form for form in formats if all((folder / file).exists() for file in form.files)]
         if not usable:
             if self.download and source.missing(folder):
                 obtain(source, folder)
                 return self._arrays(domain)
-            first = FORMATS[domain][0].required if FORMATS[domain] else ("raw",)
+            first = FORMATS[domain][0].files if FORMATS[domain] else ("raw",)
             missing = " and no ".join(file for file in first if not (folder / file).exists())
             raise UsageError(f"{folder}: no {missing}; expected {source.expected}; from {source.page}")
         form = usable[0]
@@ -130,8 +124,7 @@ class Digits5(Published, DomainSampling):
             sides = zip(SIDES, (form.train, form.test), strict=True)
             return join_splits(*([form.read(folder / file, side) for file in files] for side, files in sides))
 
-        published = PUBLISHED.get(domain)
-        return read_once(f"{self.name}-{domain}", folder, form.files(folder), read, published=published)
+        return read_once(f"{self.name}-{domain}", folder, form.files, read)
 
     def _generates_mnist_m(self) -> bool:
         return bool(self.photographs) and not sources()[PUBLISHED_MNIST_M].present(self.root)
@@ -192,12 +185,6 @@ def read_fedbn(path: Path, side: str) -> Arrays:
     return validated_arrays(path, images, labels, (None, None, 3) if in_colour else (None, None), 10)
 
 
-def read_folders(path: Path, side: str) -> Arrays:
-    """Read the images in folders 0 … 9."""
-    entries = walk(path.parent, {0: path.name}, CLASSES)
-    return _read_images(path.parent, [(entry.file, entry.label) for entry in entries])
-
-
 def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
     """Read a pair of tensors, images [n, 28, 28, 3] and labels [n], from a .pt file."""
     import torch  # imported late: other datasets need no torch to load
@@ -207,85 +194,26 @@ def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
     return validated_arrays(path, images, labels, (None, None, 3), 10)
 
 
-def read_mnist_m_lists(path: Path, side: str) -> Arrays:
-    """Read Ganin's folder mnist_m_train or mnist_m_test by its list of lines such as "00000000.png 5"."""
-    entries = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
-        file, _, label = line.rpartition(" ")
-        if not file or label not in CLASSES:
-            raise UsageError(f"{path}, line {number}: {line[:60]!r}; expected a file name and a label 0..9")
-        entries.append((f"mnist_m_{side}/{file}", int(label)))
-    if not entries:
-        raise UsageError(f"{path}: has no lines; expected one per image")
-    return _read_images(path.parent, entries)
-
-
-def read_mnist_m_pickle(path: Path, side: str) -> Arrays:
-    """Read mnistm_data.pkl, a dict with the keys train, valid and test, and train_label, … for their labels."""
-    kind = "a pickled dict with the keys train, train_label, valid, …, test_label"
-    keys = ("train", "valid") if side == "train" else ("test",)
-    with readable(path, kind):
-        content = read_pickle(path, kind)
-        images, labels = (np.concatenate([content[f"{key}{end}"] for key in keys]) for end in ("", "_label"))
-    return validated_arrays(path, images, labels, (None, None, 3), 10)
-
-
-def _read_images(folder: Path, entries: list[tuple[str, int]]) -> Arrays:
-    """Read image files, resized to squares as wide as the first one: uint8 [n, side, side, 3]."""
-    side = open_image(folder / entries[0][0])[0].width
-    images, changes = np.empty((len(entries), side, side, 3), np.uint8), np.zeros(len(entries), np.uint8)
-
-    def read(row: int) -> None:
-        image, changes[row] = open_image(folder / entries[row][0])
-        images[row] = resize_image(image, side).transpose(1, 2, 0)
-
-    run_in_threads(read, len(entries), f"{folder.name}: reading images (only once)")
-    tell_changes(str(folder), changes)
-    return validated_arrays(folder, images, [label for _, label in entries], (None, None, 3), 10)
-
-
 class FileFormat(NamedTuple):
-    """A file format of a domain: its training and test files or folders, and the reader of one of them.
-
-    The reader opens further files in `folders`.
-    """
+    """A file format of a domain: its training and test files, and the reader of a file."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
     read: Callable[[Path, str], Arrays]
-    folders: tuple[str, ...] = ()
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return self.train + self.test + self.folders
-
-    def files(self, folder: Path) -> list[str]:
-        """Return all files that are read, relative to `folder`."""
-        files: list[str] = []
-        for name in self.required:
-            below = sorted(path for path in (folder / name).rglob("*") if path.is_file())
-            files += [os.path.relpath(path, folder) for path in below] or [name]
-        return files
+    def files(self) -> tuple[str, ...]:
+        return self.train + self.test
 
 
 COMMON_FORMATS = (
     FileFormat(("train.pkl",), ("test.pkl",), read_fedbn),
     FileFormat(tuple(f"partitions/train_part{number}.pkl" for number in range(10)), ("test.pkl",), read_fedbn),
-    FileFormat(("train",), ("test",), read_folders),
 )
 FORMATS = {
     "mnist": (),  # beside the IDX files
     "svhn": (FileFormat(("train_32x32.mat",), ("test_32x32.mat",), read_mat),),
     "usps": (FileFormat(("usps.bz2",), ("usps.t.bz2",), read_usps),),
     "synthdigits": (FileFormat(("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_mat),),
-    "mnist_m": (
-        FileFormat(("mnist_m_train.pt",), ("mnist_m_test.pt",), read_mnist_m_tensors),
-        FileFormat(
-            ("mnist_m_train_labels.txt",),
-            ("mnist_m_test_labels.txt",),
-            read_mnist_m_lists,
-            folders=("mnist_m_train", "mnist_m_test"),
-        ),
-        FileFormat(("mnistm_data.pkl",), ("mnistm_data.pkl",), read_mnist_m_pickle),
-    ),
+    "mnist_m": (FileFormat(("mnist_m_train.pt",), ("mnist_m_test.pt",), read_mnist_m_tensors),),
 }

@@ -1,7 +1,6 @@
 """Published images in folders: PACS, OfficeHome, Office-Caltech-10 and DomainNet by domain, and Tiny ImageNet."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +25,7 @@ from rayfed.data.readers.decoding import decode_images
 from rayfed.data.readers.files import readable, tell_left_out
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+LISTS = (tuple, list, np.ndarray)  # in which FedBN pickles paths and class names
 Spellings = dict[str, tuple[str, ...]]  # the common spellings of the folder of each domain
 
 
@@ -149,18 +149,30 @@ class FedBnLists(DomainFolders):
 
     def load(self) -> Dataset:
         """Return the images as `DomainFolders` does, or those in FedBN's lists with their split."""
-        if self.split == "random":
-            return super().load()
-        domains = self.selected_domains()
-        folder = self.find(self.source)
+        return super().load() if self.split == "random" else self.listed("pkl")
+
+    def listed(self, ending: str) -> Dataset:
+        """Return the images in the lists `<domain>_train.<ending>` and `<domain>_test.<ending>`."""
+        domains, folder = self.selected_domains(), self.find(self.source)
         entries = [
             Entry(file, label, number, part == "test")
             for number, domain in enumerate(domains)
             for part in ("train", "test")
-            for file, label in read_lists(folder / f"{domain}_{part}.pkl", self.classes)
+            for file, label in self.read_list(folder / f"{domain}_{part}.{ending}")
         ]
-        # FedBN's paths start with the name of the dataset's folder.
-        return self.dataset(Listing.of(folder.parent, entries), domains, self.count, published=True)
+        root = folder.parent if ending == "pkl" else folder  # FedBN's paths start with the name of the folder
+        return self.dataset(Listing.of(root, entries), domains, self.count, published=self.split == "published")
+
+    def read_list(self, path: Path) -> list[tuple[str, int]]:
+        """Return the files of a list of FedBN, relative to the folder of datasets, and their labels."""
+        kind = "a pickled pair of lists, paths and class names"
+        with readable(path, kind):
+            files, titles = (list(part) for part in read_pickle(path, kind) if isinstance(part, LISTS))
+            pairs = [(str(file), str(title)) for file, title in zip(files, titles, strict=True)]
+        for file, title in pairs:
+            if title not in self.classes:
+                raise UsageError(f"{path}: {file!r} has the class {title!r}; expected one of {', '.join(self.classes)}")
+        return [(file, self.classes.index(title)) for file, title in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,38 +231,17 @@ class DomainNet(DomainNet10):
 
     def load(self) -> Dataset:
         """Return the images in DomainNet's lists."""
-        domains = self.selected_domains()
-        folder = self.find(self.source)
-        entries = [
-            Entry(file, label, number, part == "test")
-            for number, domain in enumerate(domains)
-            for part in ("train", "test")
-            for file, label in read_list(folder / f"{domain}_{part}.txt", self.count)
-        ]
-        return self.dataset(Listing.of(folder, entries), domains, self.count, published=self.split == "published")
+        return self.listed("txt")
 
-
-def read_lists(path: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the files of a list of FedBN, relative to the folder of datasets, and their labels."""
-    kind = "a pickled pair of lists, paths and class names"
-    with readable(path, kind):
-        files, titles = (list(part) for part in read_pickle(path, kind) if isinstance(part, (tuple, list, np.ndarray)))
-        pairs = [(str(file), str(title)) for file, title in zip(files, titles, strict=True)]
-    for file, title in pairs:
-        if title not in classes:
-            raise UsageError(f"{path}: {file!r} has the class {title!r}; expected one of {', '.join(classes)}")
-    return [(file, classes.index(title)) for file, title in pairs]
-
-
-def read_list(path: Path, classes: int) -> list[tuple[str, int]]:
-    """Return the files and labels of a list of DomainNet with one line "file label" per image."""
-    with readable(path, f"a list of lines with a file name and a label 0..{classes - 1}"):
-        lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
-        entries = [(file, int(label)) for file, _, label in lines]
-        for number, (file, label) in enumerate(entries, start=1):
-            if not file or not 0 <= label < classes:
-                raise ValueError(f"line {number}: label {label}")
-    return entries
+    def read_list(self, path: Path) -> list[tuple[str, int]]:
+        """Return the files and labels of a list with one line "file label" per image."""
+        with readable(path, f"a list of lines with a file name and a label 0..{self.count - 1}"):
+            lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
+            entries = [(file, int(label)) for file, _, label in lines]
+            for number, (file, label) in enumerate(entries, start=1):
+                if not file or not 0 <= label < self.count:
+                    raise ValueError(f"line {number}: label {label}")
+        return entries
 
 
 PARTS, CLASSES = ("train", "val"), 200
@@ -260,8 +251,8 @@ PARTS, CLASSES = ("train", "val"), 200
 class TinyImageNet(Published, ChannelNormalisation):
     """Tiny ImageNet (Le and Yang 2015): 100,000 training and 10,000 validation images of 200 classes.
 
-    From http://cs231n.stanford.edu/tiny-imagenet-200.zip (md5 90528d7ca1a48142e341f4ef8d21d0de), unpacked:
-    `tiny-imagenet-200/wnids.txt`, `train/n01443537/images/*.JPEG`, `val/val_annotations.txt`, `val/images/*.JPEG`.
+    From http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked: `tiny-imagenet-200/wnids.txt`,
+    `train/n01443537/images/*.JPEG`, `val/val_annotations.txt`, `val/images/*.JPEG`.
     ImageNet's terms: non-commercial research and education.
 
     Classes are numbered as in wnids.txt. `is_test` marks the validation images; `source` is train or val, `index` the

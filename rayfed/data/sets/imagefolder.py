@@ -58,14 +58,11 @@ class ImageFolder(ImageFiles):
             splits = {name: name.lower() in tests for name in outer}
             outer = folders(root / outer[0])
         inner = sorted({name for title in outer for name in folders(root / next(iter(splits)) / title)})
-        if not inner or self.domains == ["images"]:
-            domains, classes = ("images",), tuple(outer)
-        else:
-            domains, classes = tuple(outer), tuple(inner)
+        domains, classes = (["images"], outer) if not inner or self.domains == ["images"] else (outer, inner)
         for name in (*domains, *classes):
             if name.lower() in TRAIN | TEST | VAL and name not in self.domains:
                 remedy = f"to make the folders domains, name them with data.domains=[{','.join(outer)}]"
                 raise UsageError(f"{where}: {name} is named like a split; {LAYOUT}; {remedy}")
         if not classes:
             raise UsageError(f"{where}: no images in folders; {LAYOUT}")
-        return splits, domains, classes
+        return splits, tuple(domains), tuple(classes)

@@ -13,7 +13,7 @@ from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.dataset_options import ChannelNormalisation, DropClients
-from rayfed.data.lazy_rows import as_lazy_rows, select_rows
+from rayfed.data.lazy_rows import select_rows
 from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.files import files_below, tell_left_out
@@ -61,10 +61,9 @@ class LabelledTable(DropClients, ChannelNormalisation):
         elif self.drop_clients:
             raise UsageError(f"data.drop_clients={self.drop_clients}: set data.client to the column of the clients")
         images = columns.read_inputs(name, files, features, len(labels), self.size)
-        all_rows = len(rows) == len(labels)  # then nothing is copied from the cache file
         return Dataset.of(
             name,
-            images if all_rows else select_rows(as_lazy_rows(images), rows),
+            select_rows(images, rows),
             labels[rows],
             num_classes=num_classes,
             sources=sources,
@@ -154,9 +153,8 @@ class HubTables(LabelledTable):
 class HuggingFace(HubTables):
     """A labelled dataset of the hub in a local folder, read by pyarrow; nothing is downloaded.
 
-    `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, is a copy of the dataset's
-    repository with its Parquet files (`hf download … --repo-type dataset`), or is its folder in the cache of
-    huggingface_hub (`datasets--owner--name`) or of datasets. For licences, see the datasets' pages.
+    `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, or is a copy of the dataset's
+    repository with its Parquet files (`hf download … --repo-type dataset`). For licences, see the datasets' pages.
 
     Columns are used as in `parquet`. The split named test contains the test examples; all others are for training.
     Without such a split, the partition holds out a quarter of each client or domain.

@@ -46,7 +46,7 @@ Pool = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class IdxFiles(Published):
     """Base class: four IDX files in `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
 
-    folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which lists the checksums
+    folder: ClassVar[str] = "MNIST"
     source: ClassVar[str] = "mnist"
 
     def files(self) -> Arrays:
@@ -60,7 +60,7 @@ class IdxFiles(Published):
                 raise UsageError(f"{raw}: {absent}; set data.download=true to download them, {remedy}")
             obtain(sources()[self.source], root / self.folder)
         files = list(present_files(raw).values())
-        return read_once(self.folder.lower(), raw, files, lambda: read_all(raw), published=self.folder)
+        return read_once(self.folder.lower(), raw, files, lambda: read_all(raw))
 
     def pool(self) -> Pool:
         """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N]."""
@@ -71,10 +71,7 @@ class IdxFiles(Published):
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(IdxFiles, ChannelNormalisation):
-    """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled.
-
-    .gz files are compared with torchvision's checksums once, when they are read for the cache.
-    """
+    """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled."""
 
     name: ClassVar[str] = "mnist"
     default_partition: ClassVar[str] = "dirichlet"

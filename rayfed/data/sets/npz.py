@@ -11,7 +11,7 @@ from rayfed.core.paths import absolute, looked_in
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation, DropClients
-from rayfed.data.lazy_rows import as_lazy_rows, select_rows
+from rayfed.data.lazy_rows import select_rows
 from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs
 from rayfed.data.readers.files import files_hash, readable
 
@@ -55,7 +55,7 @@ class Npz(DropClients, ChannelNormalisation):
         where = f"data.file={self.file}: labels"  # of all clients, so that dropping one keeps the classes
         return Dataset.of(
             path.stem,
-            images if len(rows) == len(client) else select_rows(as_lazy_rows(images), rows),
+            select_rows(images, rows),
             labels[rows],
             is_test=arrays["is_test"][rows],
             num_classes=count_classes(where, [labels], "data.num_classes", self.num_classes),

@@ -13,7 +13,7 @@ from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import MEAN_HELP, STD_HELP
-from rayfed.data.lazy_rows import as_lazy_rows, select_rows
+from rayfed.data.lazy_rows import select_rows
 from rayfed.data.population import TestSet
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
 from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES
@@ -79,7 +79,7 @@ class RotatedMnist(IdxFiles):
         train, test = np.flatnonzero(source == 0), order[source[order] == 1][: self.per_domain]
         return Dataset.of(
             self.name,
-            select_rows(as_lazy_rows(images), train),
+            select_rows(images, train),
             labels[train],
             num_classes=10,
             sources=MNIST_SOURCES,

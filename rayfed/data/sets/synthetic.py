@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from rayfed.core.options import option
+from rayfed.core.rng import numpy_generator
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import numpy_generator
 
 SHARED = 2**31  # the number of the stream of what all clients share; clients have numbers below it
 MOST_POOLED = 10_000  # clients whose examples are all drawn at the start

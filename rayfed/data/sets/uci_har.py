@@ -10,6 +10,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.dataset_options import DropClients
+from rayfed.data.lazy_rows import select_rows
 from rayfed.data.published import Published
 from rayfed.data.readers.files import files_hash, readable
 
@@ -47,7 +48,7 @@ class UciHar(Published, DropClients):
         rows = self.remaining_rows(client, folder)
         return Dataset.of(
             self.name,
-            arrays["signals"] if len(rows) == len(client) else arrays["signals"][rows],
+            select_rows(arrays["signals"], rows),
             arrays["labels"][rows],
             is_test=source[rows] == 1,
             num_classes=CLASSES,
