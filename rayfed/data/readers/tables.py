@@ -136,7 +136,7 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     return pa.Table.from_pandas(table, preserve_index=False).rename_columns(names)
 
 
-FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a dataset's repository with Parquet or Arrow files"
+FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a dataset's repository with Parquet files"
 
 
 def tables_by_split(folder: Path) -> dict[str, list[Path]]:

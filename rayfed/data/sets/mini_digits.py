@@ -113,14 +113,8 @@ def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarr
 
 SIDE = 28
 FONTS = [
-    "Sans",
-    "Sans-Bold",
-    "Sans-Oblique",
-    "SansMono",
-    "SansMono-BoldOblique",
-    "Serif",
-    "Serif-BoldItalic",
-    "Serif-Italic",
+    *("Sans", "Sans-Bold", "Sans-Oblique", "SansMono"),
+    *("SansMono-BoldOblique", "Serif", "Serif-BoldItalic", "Serif-Italic"),
 ]
 Random = np.random.Generator
 
