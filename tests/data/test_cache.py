@@ -45,27 +45,6 @@ def test_an_array_is_filled_once_and_then_mapped(home):
     assert fill.calls == 1
 
 
-def test_several_arrays_are_computed_once():
-    calls = []
-
-    def make():
-        calls.append(1)
-        return {"a": np.arange(6).reshape(2, 3), "b": np.array([True, False])}
-
-    for _ in range(2):
-        arrays = {field: array.tolist() for field, array in cache.cached_arrays("pair", KEY, make).items()}
-        assert arrays == {"a": [[0, 1, 2], [3, 4, 5]], "b": [True, False]}
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (1,), (300, 1000)])
-def test_any_shape_will_do(shape):
-    for _ in range(2):
-        array = get(fill := Counting(), shape)
-        assert array.shape == shape
-    assert fill.calls == 0
-
-
 def test_another_key_shape_or_dtype_is_another_array():
     fill = Counting()
     get(fill)

@@ -80,13 +80,6 @@ def test_a_damaged_file_is_named(name, file, damage, written, tmp_path):
     assert name not in IMAGES or "empty, truncated, damaged or not an image" in message
 
 
-@pytest.mark.parametrize("name", ["domainnet", "tiny_imagenet", "camelyon17", "rxrx1"])
-def test_an_image_that_is_listed_but_not_there_is_named(name, written, tmp_path):
-    path = written(name, tmp_path) / IMAGES[name]
-    path.unlink()
-    assert refused(name, tmp_path).startswith(f"{path}: cannot be opened (No such file")
-
-
 @pytest.mark.parametrize(
     ("pixels", "facts"),
     [
@@ -170,12 +163,6 @@ def test_wrong_lists_are_named(name, file, change, facts, written, tmp_path):
     assert message.startswith(str(path))
     for fact in facts:
         assert fact in message
-
-
-def test_rxrx1_without_enough_experiments_for_four_groups(written, tmp_path):
-    root = written("rxrx1", tmp_path)
-    message = refused("rxrx1", root, groups_per_type=2)
-    assert message == "data.groups_per_type=2: HEPG2 has 3 experiments; expected at least 4"
 
 
 BATCH = image_sets.cifar_batch(4, "labels", 10)

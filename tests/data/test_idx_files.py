@@ -7,8 +7,6 @@ import pytest
 
 from helpers.mnist_files import idx_bytes
 from rayfed.core.errors import UsageError
-from rayfed.data.loading import load
-from rayfed.data.sets import mnist
 from rayfed.data.sets.mnist import FashionMnist, Mnist
 
 COUNTS = {"train": 12, "t10k": 6}
@@ -49,13 +47,6 @@ def test_plain_and_gzipped_files_give_the_same_pixels_and_are_left_alone(root):
     assert dataset.images.shape == (18, 1, 28, 28)
     assert (dataset.mean, dataset.std, dataset.sources) == ((0.5,), (0.5,), ("train", "t10k"))
     assert sorted(path.name for path in root.rglob("*")) == before
-
-
-def test_root_comes_from_the_environment(root, monkeypatch):
-    monkeypatch.setenv("RAYFED_DATA", str(root))
-    population = load("mnist", {"mean": [0.1], "std": [0.3]}, "iid", {"clients": 2, "test": 0.25})
-    assert [len(client.test) for client in population.clients] == [3, 3]
-    assert (population.mean, population.std) == ((0.1,), (0.3,))
 
 
 def test_missing_files_name_folder_files_and_remedies(root):
@@ -102,18 +93,3 @@ def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, fact
     for fact in facts:
         assert fact in message
     assert "\n" not in message
-
-
-def test_images_are_decoded_once(root, monkeypatch):
-    data = Mnist(root=str(root))
-    first, calls, read = data.load(), [], mnist.read_all
-    monkeypatch.setattr(mnist, "read_all", lambda raw: calls.append(raw) or read(raw))
-    again = data.load()
-    assert calls == []
-    np.testing.assert_array_equal(again.images, first.images)
-    np.testing.assert_array_equal(again.labels, first.labels)
-    images, labels = arrays()["train"]
-    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(idx_bytes(255 - images))  # other files are other images
-    np.testing.assert_array_equal(data.load().images[: len(labels), 0], (255 - images).astype(np.uint8))
-    assert len(calls) == 1

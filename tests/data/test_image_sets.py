@@ -260,13 +260,6 @@ def test_domainnet_keeps_its_lists_or_draws(roots):
     assert (sorted(drawn.labels), int(drawn.is_test.sum())) == ([0, 0, 0, 7, 344], 1)
 
 
-def test_domains_may_be_all_for_training(roots):
-    """FL augmentation: nobody tests, a tenth validates, sketches are unseen."""
-    population = load("pacs", {"root": str(roots("pacs")), "test": 0}, leave_out="sketch")
-    assert [(len(client.train), len(client.val), len(client.test)) for client in population.clients] == [(32, 3, 0)] * 3
-    assert [(test.domain, len(test.examples)) for test in population.tests] == [("sketch", 35)]
-
-
 def fedbn_lists(root, lists):
     """FedBN's pickles of the domain amazon: a train and a test list of (path, class)."""
     for part, pairs in zip(("train", "test"), lists, strict=True):
@@ -356,12 +349,6 @@ class TestWilds:
         dataset = made("camelyon17", roots("camelyon17"))
         assert set(dataset.client[dataset.domain == 3]) == {3}
 
-    def test_all_hospitals_may_be_held_where_the_split_is_drawn(self, roots):
-        root = {"root": str(roots("camelyon17"))}
-        assert len(load("camelyon17", {**root, "split": "random"}, leave_out=[]).clients) == 5
-        with pytest.raises(UsageError, match="split=published: hospital-1 has no split"):
-            load("camelyon17", root, leave_out=[])
-
     def test_rxrx1_trains_on_site_1_of_the_training_experiments(self, roots):
         dataset = made("rxrx1", roots("rxrx1"), size=8)
         assert dataset.domains == ("HEPG2", "HUVEC", "RPE", "U2OS", "val", "test")
@@ -421,12 +408,6 @@ class TestRotatedCifar10:
         images = np.asarray(dataset.images)
         np.testing.assert_array_equal(dataset.client_view.images(1, images), images)
         assert dataset.client_view.domain(1) == "0deg"
-
-
-def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rayfed.core.terminal.LINE_SECONDS", 0.0)
-    decoding.run_in_threads(lambda row: None, 130, "images")
-    assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]
 
 
 RED, SQUARE = (220, 30, 10), np.pad(np.full((4, 4), 255, np.uint8), 2)

@@ -161,16 +161,6 @@ def test_check_finds_wrong_names_and_options_without_loading(own, arguments, wor
         build_data(*arguments)
 
 
-def test_check_reads_no_file():
-    build_data("mnist", {"root": "/nowhere"})
-    build_data("npz", {"file": "/nowhere/none.npz"})
-    data, partition = build_data("rotated_mnist", {"recipe": "feddebias"}, None, {"alpha": 1.0})
-    assert (type(data).__name__, type(partition).__name__) == ("RotatedMnist", "Lda")
-    assert (partition.alpha, partition.base, partition.validation, partition.test) == (1.0, "prior", 0.2, 0.0)
-    _, partition = build_data("rotated_mnist", {"recipe": "feddebias"}, "iid")
-    assert partition.test is None
-
-
 def test_fingerprint_follows_every_byte():
     options = {"per_domain": 20}
     first = load("mini_digits", options, leave_out="font")

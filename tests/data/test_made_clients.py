@@ -7,7 +7,7 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.data.clients import ClientTable, MadeClients
+from rayfed.data.clients import MadeClients
 from rayfed.data.loading import load
 from rayfed.data.population import population_hash
 from rayfed.data.sets import synthetic
@@ -148,13 +148,6 @@ def test_a_selection_keeps_the_clients_numbers():
         chosen.place(2)
 
 
-def test_a_million_clients_are_columns():
-    sizes = np.tile([8, 0, 2], (1_000_000, 1))
-    clients = ClientTable(MadeClients(lambda number: None, sizes), sizes, np.full(len(sizes), "d").tolist())
-    assert len(clients[: len(clients) - 10]) == 999_990
-    assert clients.place(999_999) == 999_999
-
-
 @pytest.mark.parametrize("partition", [{"test": 0.2}, {"test": None}, {"test": 0.0, "validation": 0.0}])
 def test_many_clients_of_a_synthetic_set_are_those_of_few(monkeypatch, partition):
     options = {"clients": 12, "most_examples": 70}
@@ -166,8 +159,3 @@ def test_many_clients_of_a_synthetic_set_are_those_of_few(monkeypatch, partition
         replace(made, clients=list(made.clients))
     )
     assert made.clients.domain(7) == pooled.clients.domain(7)
-
-
-def test_another_partition_draws_all_examples(monkeypatch):
-    monkeypatch.setattr(synthetic, "MOST_POOLED", 3)
-    assert not isinstance(load("synthetic", {"clients": 4}, "iid", {"clients": 2}).clients.source, MadeClients)

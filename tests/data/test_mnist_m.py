@@ -91,14 +91,6 @@ def test_the_images_are_made_once_and_mapped(monkeypatch):
     assert all(isinstance(client.train.x, LazyRows) for client in population.clients)
 
 
-@pytest.mark.parametrize("size", [28, 32])
-def test_blocks_give_the_images_of_one_pass(monkeypatch, tmp_path, size):
-    whole = MnistM(size=size).load()
-    monkeypatch.setattr(mnist_m, "BLOCK", 7)
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
-    np.testing.assert_array_equal(MnistM(size=size).load().images, whole.images)
-
-
 def test_folders_without_good_photographs_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.photographs=.*contains no image; expected files that end in \.png"):
         MnistM(photographs=str(tmp_path)).load()

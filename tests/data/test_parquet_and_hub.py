@@ -3,7 +3,6 @@
 import io
 import json
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -15,7 +14,6 @@ from pyarrow import parquet
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
-from rayfed.data.readers import decoding
 from rayfed.data.sets.labelled_table import HuggingFace, Table
 
 
@@ -193,11 +191,6 @@ class TestRows:
         with pytest.raises(UsageError, match=words) as caught:
             Table(**({"file": file, "features": ["x"]} | options)).load()
         assert "\n" not in str(caught.value)
-
-    def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
-        file = Path(write(tmp_path, image=pa.array([], pa.binary())))
-        with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' has no image"):
-            decoding.decode_column("mine", [file], "image", 3, None)
 
     def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
         with pytest.raises(UsageError, match=r"none.parquet: no such file"):

@@ -232,27 +232,6 @@ class TestDomainMixes:
         equal = split("domain_mixes", dataset, size_sd=0, alpha=1e9, base="prior", validation=0.0)
         assert all(7 <= np.bincount(dataset.labels[part.train])[1] <= 8 for part in equal)
 
-    # PACS's photographs and cartoons; 65 classes as in OfficeHome's products, the smallest with 38 rows
-    PHOTO, CARTOON = (189, 202, 182, 186, 199, 280, 432), (389, 457, 346, 135, 324, 288, 405)
-    PRODUCT = (38,) * 20 + tuple(np.linspace(40, 99, 45).astype(int))
-
-    @pytest.mark.parametrize(
-        ("counts", "left"), [(PHOTO, 0.22), (CARTOON, 0.25), (PRODUCT, 0.32)], ids=["photo", "cartoon", "product"]
-    )
-    def test_no_seed_is_refused_and_sizes_are_not_drawn_small(self, counts, left):
-        dataset = of(np.repeat(np.arange(len(counts)), counts))
-        total, sizes = sum(counts), []
-        for seed in range(30):
-            rows = held(split("domain_mixes", dataset, seed=seed, validation=0.0))
-            assert len(set(np.concatenate(rows))) == sum(map(len, rows))
-            assert min(map(len, rows)) > 0
-            sizes.append([len(own) for own in rows])
-        first = np.mean(sizes, 0)[0]  # of the first client no class runs out; each loses half a row of every class
-        assert first == pytest.approx(total / 5 - len(counts) / 2, abs=60)  # the mean of 30 has sd 18
-        assert 1 - np.mean(np.sum(sizes, 1)) / total == pytest.approx(left, abs=0.03)
-        again = held(split("domain_mixes", dataset, seed=29, validation=0.0))
-        assert [len(own) for own in again] == sizes[-1]
-
     def test_a_client_without_rows_is_drawn_again_and_refused_in_the_end(self):
         dataset = of(np.arange(60) % 2)
         for seed in range(20):  # sizes ~ Normal(12, 10^2): the least of four is below 1 in two draws of five

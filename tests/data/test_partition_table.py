@@ -1,8 +1,6 @@
 """A partition saved, read back, hashed, drawn and printed, and the command that does it."""
 
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
 import pandas
@@ -129,14 +127,6 @@ def test_table():
     ]
 
 
-def test_table_of_many_clients():
-    dataset = toy()
-    lines = describe(dataset, split("iid", dataset, clients=70, test=0.25)).splitlines()
-    assert len(lines) == 2 + 60 + 3
-    assert lines[2].split()[:5] == ["0", "mixed", "12", "1", "5"]
-    assert "10 more" in lines[-3]
-
-
 class TestCounts:
     def test_rows_that_are_trained_on_or_validated_with(self):
         dataset = dataclasses.replace(toy(20), labels=np.arange(20) % 3 + 1, num_classes=5)
@@ -158,12 +148,6 @@ class TestCommand:
         assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
         assert printed[-2].startswith("partition ")
 
-    def test_says_how_to_read_a_partition_without_validation(self, capsys):
-        main(["data.per_domain=40", "partition.validation=0", "--save", "s.parquet"])
-        *_, hashed, saved = capsys.readouterr().out.splitlines()
-        main(["data.per_domain=40", *saved.removeprefix("saved: ").split()])
-        assert capsys.readouterr().out.splitlines()[-1] == hashed
-
     @pytest.mark.parametrize(
         ("given", "words"),
         [
@@ -178,7 +162,3 @@ class TestCommand:
         printed = capsys.readouterr()
         assert words in printed.err
         assert printed.err.count("\n") == 1
-
-    def test_does_without_ray(self):
-        code = "import sys, rayfed.cli.partition; sys.exit('ray' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,10 +8,7 @@ import pytest
 
 from helpers.partitions import OWNED, split, toy
 from rayfed.core.errors import UsageError
-from rayfed.core.options import build
-from rayfed.core.registry import resolve
 from rayfed.data.dataset import Dataset
-from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import draw_until
 
 
@@ -206,25 +203,6 @@ def test_the_datasets_own_split_is_kept_unless_a_share_is_given(name):
     assert dataset.is_test[np.concatenate([part.train for part in drawn])].any()
     without = toy(is_test=np.zeros(1200, bool))
     assert pin(split(name, without, clients=5)) == pin(split(name, without, clients=5, test=0.25))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "has_tests", "words"),
-    [
-        ("iid", {}, True, "tested on the dataset's own test examples"),
-        ("iid", {"test": 0.2}, True, "tested on 0.2 of their rows, drawn from its training and test examples together"),
-        ("iid", {"test": 0.0}, True, "trained on its test examples, too"),
-        ("iid", {"common_test": True}, True, "tested on equal shares of the dataset's own test examples"),
-        ("iid", {}, False, "tested on 0.25 of their rows"),
-        ("domains", {}, True, "tested on the dataset's own test examples"),
-        ("domains", {}, False, "no test examples"),
-        ("natural", {"test": 0.5}, False, "tested on 0.5 of their rows"),
-    ],
-)
-def test_what_clients_are_tested_on_is_named(name, options, has_tests, words):
-    dataset = toy() if has_tests else toy(is_test=np.zeros(1200, bool))
-    partition = build(resolve(name, PARTITIONS, where="partition"), options, where="partition")
-    assert partition.test_source(dataset) == words
 
 
 def test_clients_hold_groups_of_classes_and_are_tested_on_them_or_on_the_others():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from rayfed.data.loading import load
 from rayfed.data.sets.rotated import TEN_ANGLES, RotatedMnist, RotationMix, rotate
@@ -40,16 +39,6 @@ def test_quarter_turns_are_exact_and_outside_is_black(digits):
     corner = rotate(np.full((1, 1, 28, 28), 255, np.uint8), 45)[0, 0]
     assert corner[0, 0] == corner[27, 27] == 0
     assert corner[14, 14] == 255
-
-
-@pytest.mark.parametrize("angle", [15, 60, 135])
-def test_rotation_agrees_with_pillow_up_to_rounding(digits, angle):
-    """Pillow turns counter-clockwise too; it treats the outermost pixels differently, so those are left out."""
-    own = rotate(digits[:1, None], angle)[0, 0].astype(int)
-    pillow = np.asarray(Image.fromarray(digits[0]).rotate(angle, Image.Resampling.BILINEAR)).astype(int)
-    down, across = np.indices((28, 28)) - 13.5
-    inside = np.hypot(down, across) < 12.5
-    assert np.abs(own - pillow)[inside].max() <= 2
 
 
 def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(digits):
@@ -94,15 +83,6 @@ def test_feddebias_turns_each_client_and_ten_common_test_sets(digits):
         np.testing.assert_array_equal(np.sort(test.examples.y), np.sort(np.arange(TEST) % 10))
         expected = {image.tobytes() for image in rotate(digits[TRAIN:, None], angle)}
         assert {image.tobytes() for image in test.examples.x} == expected
-
-
-def test_feddebias_of_more_clients_small_images_and_caps():
-    options = {"recipe": "feddebias", "size": 14, "per_domain": 40}
-    population = load("rotated_mnist", options, None, {"clients": 12, "per_client": 20, "base": "ones"})
-    assert [client.domain for client in population.clients[9:]] == ["135deg", "0deg", "15deg"]
-    assert {(len(c.train), len(c.val)) for c in population.clients} == {(16, 4)}
-    assert {test.examples.x.shape for test in population.tests} == {(40, 1, 14, 14)}
-    assert len({test.examples.y.tobytes() for test in population.tests}) == 1
 
 
 def angles(seed, client, images):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import pickle
 
 import numpy as np
@@ -121,15 +120,6 @@ def test_a_receiver_without_the_file_or_with_another_of_that_name_is_told(home, 
     np.save(tmp_path / "own.npy", WHOLE ^ 1)
     with pytest.raises(UsageError, match="differs on this machine from the machine that started the run"):
         pickle.loads(sent)[:]
-
-
-def test_a_file_that_shrinks_under_a_reader_is_an_error_and_no_crash(tmp_path):
-    np.save(tmp_path / "own.npy", WHOLE)
-    rows = as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r"))
-    rows[0]
-    os.truncate(tmp_path / "own.npy", 1000)
-    with pytest.raises(OSError, match="ends at byte 1000"):
-        rows[:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,11 @@ import numpy as np
 import pandas
 import pytest
 
-from helpers.commands import command
 from helpers.text_and_sensors import NEWS, write_har, write_news
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.ag_news import AgNews, vocabulary, words
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
-
-main = command("run")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 class TestTokens:
@@ -84,34 +76,6 @@ class TestAgNews:
             AgNews(root=str(tmp_path)).load()
         assert "\n" not in str(caught.value)
 
-    def test_missing_files(self, tmp_path):
-        with pytest.raises(UsageError, match=r"AG_NEWS .*no such folder; .*/ag_news; data.download=true .*root"):
-            AgNews(root=str(tmp_path)).load()
-        (write_news(tmp_path) / "test.csv").unlink()
-        with pytest.raises(UsageError, match=r"AG_NEWS: contains neither test.csv nor test\*.parquet"):
-            AgNews(root=str(tmp_path)).load()
-
-    def test_fasttext_trains(self, tmp_path, capsys):
-        random = np.random.default_rng(0)
-        topics = [["vote", "war"], ["goal", "match"], ["oil", "bank"], ["chip", "code"]]
-        rows = [(c + 1, topics[c][n % 2], " ".join(random.choice(topics[c], 5))) for n in range(60) for c in range(4)]
-        write_news(tmp_path, {"train": rows[:200], "test": rows[200:]})
-        given = [f"data.root={tmp_path}", "data.name=ag_news", "data.length=20", "partition.clients=3", "rounds=2"]
-        given += ["partition.alpha=100", "model.name=fasttext", "model.vocabulary=20", "local.lr=2", "local.epochs=5"]
-        assert main([*given, f"results={tmp_path / 'results'}"]) == 0
-        accuracy = pandas.read_parquet(tmp_path / "results" / "run" / "metrics")
-        chosen = accuracy[(accuracy.metric == "accuracy") & (accuracy["round"] == 2) & (accuracy.split == "test")]
-        assert chosen["value"].mean() > 0.9
-        assert "3 clients" in capsys.readouterr().err
-
-    def test_a_model_with_too_few_words_is_refused(self, tmp_path, capsys):
-        write_news(tmp_path, {"train": NEWS["train"] * 4, "test": NEWS["test"]})
-        given = [f"data.root={tmp_path}", "data.name=ag_news", "partition.name=iid", "partition.clients=2"]
-        assert main([*given, "model.name=fasttext", "model.vocabulary=9", "local.batch_size=2"]) == 2
-        error = capsys.readouterr().err
-        assert "model.name=fasttext: fails on inputs of ag_news, which are " in error
-        assert "such as one with model.vocabulary=2" in error
-
 
 class TestUciHar:
     def test_windows_people_and_sides(self, tmp_path):
@@ -157,10 +121,3 @@ class TestUciHar:
         with pytest.raises(UsageError, match=words) as caught:
             UciHar(root=str(tmp_path)).load()
         assert "\n" not in str(caught.value)
-
-    def test_missing_files(self, tmp_path):
-        with pytest.raises(UsageError, match=r"UCI HAR Dataset .*no such folder"):
-            UciHar(root=str(tmp_path)).load()
-        (write_har(tmp_path) / "test" / "Inertial Signals" / "body_gyro_x_test.txt").unlink()
-        with pytest.raises(UsageError, match=r"body_gyro_x_test.txt: "):
-            UciHar(root=str(tmp_path)).load()

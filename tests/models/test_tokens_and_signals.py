@@ -103,24 +103,3 @@ def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
     test = result.metrics[(result.metrics.split == "test") & (result.metrics.metric == "loss")]
     losses = test.groupby("round").value.mean()
     assert losses.iloc[-1] < 0.7 * losses.iloc[0]
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_the_transformer_trains_in_the_engine(tmp_path, width):
-    rng = np.random.default_rng(0)
-    clients = [
-        {p: (rng.normal(size=(8, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 8)) for p in ("train", "test")}
-        for _ in range(2)
-    ]
-    result = rayfed.run(
-        {
-            "model": {"name": "cct", "depth": 2, "heads": 2, "head_width": 8},
-            "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
-            "rounds": 1,
-            "placement.vmap_clients": width,
-            "results": str(tmp_path),
-        },
-        clients=clients,
-        num_classes=3,
-    )
-    assert result.metrics.value.notna().all()
