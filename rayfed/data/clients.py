@@ -53,10 +53,6 @@ class Examples:
         """Return a selection of these examples; inputs in a file are not read."""
         return Examples(select_rows(self.x, rows), self.y[rows])
 
-    def seen_through(self, view: Callable[[np.ndarray], np.ndarray]) -> "Examples":
-        """Return the same examples with `view` applied to the inputs: now, or when they are read if in a file."""
-        return replace(self, x=self.x.with_view(view) if isinstance(self.x, LazyRows) else view(self.x))
-
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the inputs in memory, `BLOCK` at a time."""
         return (self.x[start : start + BLOCK] for start in range(0, len(self), BLOCK))

@@ -1,12 +1,10 @@
 """Rows of an array in a file, behind numpy's interface, which are read only when they are used."""
 
-import functools
 import math
 import mmap
 import os
 import weakref
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from rayfed.core.errors import UsageError
 
 BLOCK, BLOCKS = 1 << 16, 1 << 10  # bytes per block, and blocks, by which machines compare a file: 64 MiB
 REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each machine"
-View = Callable[[np.ndarray], np.ndarray]
 
 
 class ArrayFile:
@@ -86,55 +83,37 @@ class ArrayFile:
 
 
 class LazyRows:
-    """Rows of an `ArrayFile` with the interface of a numpy array. Each index or slice reads the selected rows anew.
+    """Rows of an `ArrayFile` with the interface of a numpy array. Each index or slice reads the selected rows anew."""
 
-    `view`, if given, is applied to the rows that were read; it must treat every row on its own.
-    """
-
-    def __init__(self, file: ArrayFile, rows: np.ndarray, view: View | None = None):
-        self.file, self.rows, self.view = file, rows, view
-
-    @functools.cached_property
-    def _empty(self) -> np.ndarray:
-        """An array of no rows, with the right shape and dtype."""
-        empty = np.empty((0, *self.file.shape[1:]), self.file.dtype)
-        return empty if self.view is None else self.view(empty)
+    def __init__(self, file: ArrayFile, rows: np.ndarray):
+        self.file, self.rows = file, rows
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self._empty.shape[1:])
+        return (len(self.rows), *self.file.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
-        return self._empty.dtype
+        return self.file.dtype
 
     @property
     def ndim(self) -> int:
-        return self._empty.ndim
+        return len(self.file.shape)
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return len(self.rows) * self.file.row_bytes
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def select(self, rows: Any) -> "LazyRows":
         """Return a selection of these rows without reading them."""
-        return LazyRows(self.file, self.rows[rows], self.view)
-
-    def with_view(self, view: View) -> "LazyRows":
-        """Return the same rows seen through `view`, without reading them."""
-        return LazyRows(self.file, self.rows, view)
+        return LazyRows(self.file, self.rows[rows])
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` [n, ...], contiguous, with the selected rows."""
-        if self.view is None:
-            self.file.read(self.rows[rows], out)
-        else:
-            raw = np.empty((len(rows), *self.file.shape[1:]), self.file.dtype)
-            self.file.read(self.rows[rows], raw)
-            out[...] = self.view(raw)
+        self.file.read(self.rows[rows], out)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         first, *others = index if isinstance(index, tuple) else (index,)

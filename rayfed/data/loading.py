@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
-from rayfed.data.clients import Client, ClientTable, Examples, MadeClients, PooledExamples
-from rayfed.data.dataset import ClientRows, ClientView, Dataset
+from rayfed.data.clients import ClientTable, Examples, MadeClients, PooledExamples
+from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
-from rayfed.data.partitions.file import partition_hash
+from rayfed.data.partitions.file import client_domain, partition_hash
 from rayfed.data.partitions.natural import Natural
 from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
 from rayfed.data.readers.files import note
@@ -78,6 +77,8 @@ def load(
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     clients = client_table(dataset, held_rows)
+    unheld = {name: leakage_groups.unheld_rows(dataset, held_rows, name) for name in dataset.ood}
+    ood = [TestSet(name, "ood", dataset.select(rows)) for name, rows in unheld.items()]
     return Population(
         name=dataset.name,
         clients=clients,
@@ -85,7 +86,7 @@ def load(
         shape=clients[0].train.shape,
         mean=dataset.mean,
         std=dataset.std,
-        tests=(*map(_lazy_test_set, dataset.tests), *(_ood_test_set(dataset, held_rows, name) for name in dataset.ood)),
+        tests=(*map(_lazy_test_set, dataset.tests), *ood),
         partition_hash=partition_hash(dataset, held_rows),
         test_source=partition.test_source(dataset) if isinstance(partition, Partition) else "",
     )
@@ -190,29 +191,20 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:
     """Return the clients of a partition, with their rows of the dataset copied into one array, client by client."""
-    if dataset.client_view:
-        return ClientTable.of([_seen(dataset, dataset.client_view, client) for client in held_rows])
     parts = [rows for client in held_rows for rows in client[2:]]
     sizes = np.array([len(rows) for rows in parts], np.int64)
-    pool = PooledExamples(dataset.select(np.concatenate(parts)), np.append(0, np.cumsum(sizes)))
-    return ClientTable(pool, sizes.reshape(-1, 3), [client.domain for client in held_rows])
-
-
-def _seen(dataset: Dataset, view: ClientView, client: ClientRows) -> Client:
-    """Return a client whose images are seen through the dataset's view."""
-    parts = [dataset.select(rows).seen_through(partial(view.images, client.id)) for rows in client[2:]]
-    return Client(client.id, view.domain(client.id), *parts)
+    pool = dataset.select(np.concatenate(parts))
+    if view := dataset.client_view:
+        seen = [view.images(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows]
+        pool = Examples(np.concatenate(seen), pool.y)
+    source = PooledExamples(pool, np.append(0, np.cumsum(sizes)))
+    return ClientTable(source, sizes.reshape(-1, 3), [client_domain(dataset, client) for client in held_rows])
 
 
 def _lazy_test_set(test: TestSet) -> TestSet:
     x = as_lazy_rows(test.examples.x)
     x = x if isinstance(x, LazyRows) else model_inputs(f"test set {test.domain}", x)
     return dataclasses.replace(test, examples=Examples(x, as_array(f"test set {test.domain}", test.examples.y)))
-
-
-def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> TestSet:
-    rows = leakage_groups.unheld_rows(dataset, clients, name)
-    return TestSet(name, "ood", dataset.select(rows))
 
 
 def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:
@@ -253,13 +245,9 @@ def _ood_clients(population: Population, domain: str) -> TestSet:
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
     """Raise UsageError if `rows`, which a partition gave to clients, include rows that no client may hold."""
-    forbidden = np.setdiff1d(rows, dataset.rows())
-    if len(forbidden) and not 0 <= forbidden[0] <= forbidden[-1] < len(dataset):
-        row = forbidden[0] if forbidden[0] < 0 else forbidden[-1]
-        raise UsageError(f"partition: gives clients row {row} of {dataset.name}; expected 0..{len(dataset) - 1}")
-    for row in forbidden[:1]:
-        domain = dataset.domains[dataset.domain[row]]
-        raise UsageError(f"partition: gives clients row {row} of {dataset.name}, of {domain}, which is left out")
+    for row in np.setdiff1d(rows, dataset.rows())[:1]:
+        expected = f"expected 0..{len(dataset) - 1}{', of no domain that is left out' * bool(dataset.ood)}"
+        raise UsageError(f"partition: gives clients row {row} of {dataset.name}; {expected}")
 
 
 def _checked_domains(leave_out: str | Sequence[str], available: Iterable[str], name: str) -> tuple[str, ...]:

@@ -81,6 +81,6 @@ def test_contact_sheet(tmp_path):
     save_contact_sheet(MiniDigits(per_domain=20).load(), tmp_path / "new" / "sheet.png", columns=10)
     with Image.open(tmp_path / "new" / "sheet.png") as image:
         assert image.format == "PNG"
-        assert image.height == 5 * (2 * 28 + 2)
+        assert image.height == 5 * (2 * 28 + 2) + 2
     with pytest.raises(UsageError, match=r"expected uint8 \[N, 1 or 3, height, width\]"):
         save_contact_sheet(Dataset.of("flat", np.zeros((2, 4)), np.zeros(2)), tmp_path / "flat.png")

@@ -356,7 +356,7 @@ class TestCsv:
             (None, "", {"features": ["aeg"]}, f"{FILE} no column 'aeg'; it has age, pressure, ill, hospital, split"),
             (4, "old,1,0,a,train", {}, "visits.csv: line 5: column 'age' has 'old', no number"),
             (4, "33,,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
-            (4, "33,NA,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty, as in 1 of 12 rows"),
+            (4, "33,NA,0,a,train", {}, "visits.csv: line 5: column 'pressure' has 'NA', no number, as 1 of 12 rows"),
             (4, "33, ,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
             (4, "33,1,,a,train", {}, "visits.csv: line 5: column 'ill' is empty, as in 1 of 12 rows"),
             (4, '33,"1,5",0,a,train', {}, f"{FILE} line 5: column 'pressure' has '1,5', no number, as 1 of 12 rows"),

@@ -1,7 +1,6 @@
 """Rows of an array in a file: what numpy gives for the array, read when looked at, and sent as a path."""
 
 import dataclasses
-import functools
 import pickle
 
 import numpy as np
@@ -68,19 +67,6 @@ def test_whoever_takes_them_for_an_array_gets_one():
         np.array(rows, copy=False)
 
 
-def flipped(images, by=1):
-    return np.flip(images, axis=-1)[:, :by]
-
-
-def test_a_view_is_applied_to_what_is_read():
-    rows = as_lazy_rows(mapped()).select(ORDERS["runs"]).with_view(functools.partial(flipped, by=2))
-    expected = flipped(WHOLE[ORDERS["runs"]], 2)
-    assert rows.shape == expected.shape
-    np.testing.assert_array_equal(rows[:], expected)
-    np.testing.assert_array_equal(rows[np.array([3, 0])], expected[[3, 0]])
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows))[:], expected)
-
-
 @pytest.mark.parametrize("part", [np.s_[:], np.s_[10:], np.s_[10:40], np.s_[3:4]])
 def test_part_of_a_mapped_array_lies_where_it_does(part, tmp_path):
     np.testing.assert_array_equal(as_lazy_rows(mapped()[part])[:], WHOLE[part])
@@ -127,31 +113,20 @@ class Pictures:
     """A dataset of pictures, on disk or in memory, of two domains, one of them nobody's."""
 
     on_disk: bool = option(True, help="")
-    personal: bool = option(False, help="")
 
     def load(self):
         labels, domain = np.arange(50) % 3, np.repeat(np.arange(2, dtype=np.int16), [40, 10])
         others = {"domain": domain, "domains": ("a", "b"), "ood": ("b",), "num_classes": 3}
         images = mapped() if self.on_disk else WHOLE
-        return Dataset.of("pictures", images, labels, client_view=Flipped() if self.personal else None, **others)
+        return Dataset.of("pictures", images, labels, **others)
 
 
-class Flipped:
-    def domain(self, client):
-        return f"own-{client}"
-
-    def images(self, client, images):
-        return np.roll(images, client, axis=-1)
-
-
-@pytest.mark.parametrize("personal", [False, True])
-def test_a_population_is_the_same_from_disk(monkeypatch, personal):
+def test_a_population_is_the_same_from_disk(monkeypatch):
     def unread(*args):
         raise AssertionError("read")
 
     def people(on_disk):
-        options = {"on_disk": on_disk, "personal": personal}
-        return load(f"{__name__}:Pictures", options, "iid", {"clients": 3})
+        return load(f"{__name__}:Pictures", {"on_disk": on_disk}, "iid", {"clients": 3})
 
     memory = people(False)
     with monkeypatch.context() as patch:
