@@ -162,7 +162,7 @@ def test_torchvisions_layout_has_its_own_split(tmp_path, names, tests):
 
 
 def decoded(file, size):
-    return decoding.resize_image(decoding.open_image(file)[0], size).tobytes()
+    return decoding.resize_image(decoding.open_image(file), size).tobytes()
 
 
 def test_splits_may_have_domains(tmp_path):
@@ -469,11 +469,7 @@ class TestUsersImages:
     def test_what_is_transparent_is_white(self, tmp_path, capsys, image, name, expected):
         options = {"lossless": True} if name == "x.webp" else {}
         np.testing.assert_array_equal(self.folder(tmp_path, image, name, **options), expected)
-        said = f"rayfed: {tmp_path / 'own'}: 1 of 2 images have transparent pixels, which are shown on white"
-        assert capsys.readouterr().err.splitlines() == [said]
-        note.cache_clear()  # as in another process, which finds the images in the cache
-        made("imagefolder", tmp_path, size=8, test=0.0)
-        assert capsys.readouterr().err.splitlines() == [said]
+        assert capsys.readouterr().err == "rayfed: some images have transparent pixels, which are shown on white\n"
 
     def test_white_on_nothing_is_refused(self, tmp_path):
         with pytest.raises(UsageError, match=r"x.png: only white is left where it is shown on white; save it with a"):
@@ -508,19 +504,14 @@ class TestUsersImages:
         np.testing.assert_array_equal(self.folder(tmp_path, image, name), expected)
         assert capsys.readouterr().err == ""
 
-    def test_what_is_lost_is_counted(self, tmp_path, capsys):
+    def test_16_bits_and_several_frames(self, tmp_path, capsys):
         written = []
         shown = self.folder(tmp_path, lambda path: written.append(sixteen_bits(path)))
         np.testing.assert_array_equal(shown, written[0])
-        assert "1 of 2 images have 16 bits per channel, of which the high 8 are read" in capsys.readouterr().err
-        (tmp_path / "own/a/x.ppm").write_bytes(b"P6 8 8 65535\n" + bytes(8 * 8 * 3 * 2))
-        made("imagefolder", tmp_path, size=8, test=0.0)
-        assert "2 of 3 images have 16 bits per channel, of which the high 8 are read" in capsys.readouterr().err
-        (tmp_path / "own/a/x.ppm").unlink()
         frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
         shown = self.folder(tmp_path, frames[0], "f.gif", save_all=True, append_images=frames[1:])
         assert (shown == 10).all()
-        assert "1 of 3 images have several frames, of which the first is read" in capsys.readouterr().err
+        assert "some images have several frames, of which the first is read" in capsys.readouterr().err
 
     def test_folders_below_a_class_are_read_and_other_files_counted(self, tmp_path, capsys):
         root = tmp_path / "own"

@@ -108,7 +108,7 @@ class TestFeatures:
         corners = [[(10, 10, 10)] * 2, [(200, 0, 55)] * 2, [(255, 255, 255), (250, 0, 0)], [(0, 0, 0), (90, 90, 90)]]
         corners.append([(255, 255, 255)] * 2)
         assert dataset.images[:, :, (0, 5), 0].transpose(0, 2, 1).tolist() == [list(map(list, two)) for two in corners]
-        assert "column 'image': 1 of 5 images have transparent pixels, which are shown" in capsys.readouterr().err
+        assert "some images have transparent pixels, which are shown" in capsys.readouterr().err
         grey = [png(10, "L"), cell(half.convert("LA")), cell(Image.fromarray(np.full((6, 4), 7, np.uint16)))]
         dataset = Table(file=write(tmp_path, "grey.parquet", image=grey, label=[0, 1, 0])).load()
         assert dataset.images.shape == (3, 1, 6, 4)

@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,14 +22,7 @@ BLOCK = 64  # files per task of a thread
 
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes with more than 8 bits per pixel."""
-_SIXTEEN_BITS = r";16|'RGB', \d{4}"  # in what Pillow says of the pixels of a file, also of a PPM
 GREY = ("1", "L", "LA", "La", *DEEP)
-CHANGES = {
-    1: "have transparent pixels, which are shown on white",
-    2: "have several frames, of which the first is read",
-    4: "have 16 bits per channel, of which the high 8 are read",
-}
-"""What of an image is lost, by the bit that stands for it."""
 
 
 def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
@@ -40,25 +32,14 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
     """
 
     def write(create: Create) -> None:
-        changes, images = create("changes", (len(files),), "uint8"), create("images", shape, "uint8")
+        images = create("images", (len(files), 3, size, size), "uint8")
 
         def decode(row: int) -> None:
-            image, changes[row] = open_image(root / files[row])
-            images[row] = resize_image(image, size)
+            images[row] = resize_image(open_image(root / files[row]), size)
 
         run_in_threads(decode, len(files), f"{name}: decoding images (only once)")
 
-    shape = (len(files), 3, size, size)
-    arrays = cached(name, {"version": VERSION, "files": files_hash(root, files), "size": size}, write)
-    tell_changes(str(root), arrays["changes"])
-    return arrays["images"]
-
-
-def tell_changes(where: str, changes: np.ndarray) -> None:
-    """Print how many images lose what; `changes` [n] are sums of the bits of `CHANGES`."""
-    for bit, words in CHANGES.items():
-        if count := np.count_nonzero(changes & bit):
-            note(f"{where}: {count} of {len(changes)} images {words}")
+    return cached(name, {"version": VERSION, "files": files_hash(root, files), "size": size}, write)["images"]
 
 
 def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
@@ -77,14 +58,14 @@ def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
             status.show(f"{what}: {done:,} of {count:,}")
 
 
-def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
-    """Return an opened image upright, grey (L) or in colour (RGB), and the sum of the bits of its `CHANGES`.
+def decoded(image: Image.Image, where: str) -> Image.Image:
+    """Return an opened image upright, grey (L) or in colour (RGB).
 
     Raises:
         UsageError: Pixels are not integers from 0 to 255, or only white is left of an image that is shown on white.
     """
-    changes = 2 if getattr(image, "is_animated", False) and image.format != "MPO" else 0  # previews in a photograph
-    changes |= 4 if image.mode not in DEEP and re.search(_SIXTEEN_BITS, str(getattr(image, "tile", ""))) else 0
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # previews in a photograph
+        note("some images have several frames, of which the first is read")
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     mode = "L" if image.mode in GREY else "RGB"
@@ -99,17 +80,16 @@ def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
         image = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
         given, shown = np.asarray(layers), np.asarray(image)
         if given[..., 3].min() < 255:
-            changes |= 1
+            note("some images have transparent pixels, which are shown on white")
             if (shown == shown[0, 0]).all() and not (given == given[0, 0]).all():
                 raise UsageError(f"{where}: only white is left where it is shown on white; save it with a background")
-    return image.convert(mode), changes
+    return image.convert(mode)
 
 
-def open_image(path: Path) -> tuple[Image.Image, int]:
-    """Open an image file as RGB, and return with it the sum of the bits of its `CHANGES`."""
+def open_image(path: Path) -> Image.Image:
+    """Open an image file as RGB."""
     with readable(path, "an image"), Image.open(path) as opened:
-        image, changes = decoded(opened, str(path))
-        return image.convert("RGB"), changes
+        return decoded(opened, str(path)).convert("RGB")
 
 
 def resize_image(image: Image.Image, size: int) -> np.ndarray:
@@ -140,14 +120,13 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
     def write(create: Create) -> None:
         cells = _cells(files, column)
         place, first = next(cells, (f"{files[0]}: row 0: column {column!r}", None))
-        width, height = (size, size) if size else _opened(first, place)[0].size
+        width, height = (size, size) if size else _opened(first, place).size
         grey = all(_mode(cell, place) in GREY for place, cell in itertools.chain([(place, first)], cells))
-        changes = create("changes", (rows,), "uint8")
         images = create("images", (rows, 1 if grey else 3, height, width), "uint8")
         cells, start = _cells(files, column), 0
         while block := list(itertools.islice(cells, ROWS)):
             end = start + len(block)
-            _decode(images[start:end], changes[start:end], block, resize=size is not None, name=name)
+            _decode(images[start:end], block, resize=size is not None, name=name)
             start = end
         if start < rows:
             raise UsageError(f"{files[-1]}: {start} images in column {column!r}, but {rows} rows; the file is damaged")
@@ -159,9 +138,7 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
         "rows": rows,
         "size": size,
     }
-    arrays = cached(name, key, write)
-    tell_changes(f"{files[0]}: column {column!r}", arrays["changes"])
-    return arrays["images"]
+    return cached(name, key, write)["images"]
 
 
 def _cells(files: Sequence[Path], column: str) -> Iterator[Cell]:
@@ -174,12 +151,12 @@ def _cells(files: Sequence[Path], column: str) -> Iterator[Cell]:
                 row += 1
 
 
-def _decode(out: np.ndarray, changes: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) -> None:
+def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) -> None:
     shape, mode = (out.shape[-1], out.shape[-2]), "L" if out.shape[1] == 1 else "RGB"
 
     def decode(position: int) -> None:
         place, cell = cells[position]
-        image, changes[position] = _opened(cell, place)
+        image = _opened(cell, place)
         if image.size != shape:
             if not resize:
                 (width, height), (w, h) = image.size, shape
@@ -198,7 +175,7 @@ def _mode(cell: object, place: str) -> str:
         return Image.open(_stream(cell, place)).mode
 
 
-def _opened(cell: object, place: str) -> tuple[Image.Image, int]:
+def _opened(cell: object, place: str) -> Image.Image:
     with readable(place, "an image"):
         return decoded(Image.open(_stream(cell, place)), place)
 

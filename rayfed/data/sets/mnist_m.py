@@ -20,7 +20,7 @@ from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, MEAN_HELP, STD_HELP, ChannelNormalisation
 from rayfed.data.readers.class_folders import EXPECTED, image_files
-from rayfed.data.readers.decoding import open_image, resize_image, tell_changes
+from rayfed.data.readers.decoding import open_image, resize_image
 from rayfed.data.readers.files import tell_left_out
 from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES
 from rayfed.data.sets.mnist import IdxFiles
@@ -132,9 +132,7 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
         problem = f"contains no image; expected {EXPECTED}" if root.is_dir() else f"no such folder{looked_in(folder)}"
         raise UsageError(f"data.photographs={folder}: {problem}; use null for scikit-learn's")
     tell_left_out(root, left_out)
-    opened = [open_image(path) for path in paths]
-    tell_changes(folder, np.array([changes for _, changes in opened]))
-    return [np.asarray(image) for image, _ in opened]
+    return [np.asarray(open_image(path)) for path in paths]
 
 
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:
