@@ -143,28 +143,6 @@ def test_wrong_folders_are_named(name, file, damage, facts, written, tmp_path):
 
 
 DN, TINY, CAMELYON = "DomainNet", "tiny-imagenet-200", "camelyon17_v1.0/metadata.csv"
-LISTS = [
-    ("domainnet", f"{DN}/real_test.txt", lambda t: [t[0], "real/1.jpg"], ["real_test.txt: ", "a label 0..344"]),
-    ("domainnet", f"{DN}/real_train.txt", lambda t: [t[0][:-1] + "345"], ["a label 0..344", "line 1: label 345"]),
-    ("tiny_imagenet", f"{TINY}/wnids.txt", lambda t: t[:-1], ["wnids.txt: ", "199 different classes", "200"]),
-    ("tiny_imagenet", f"{TINY}/val/val_annotations.txt", lambda t: [t[0], "a.JPEG\tn9"], ["'n9' is not in list"]),
-    ("camelyon17", CAMELYON, lambda t: [], ["metadata.csv: missing, empty"]),
-    ("camelyon17", CAMELYON, lambda t: t[:1], ["metadata.csv: ", "no rows"]),
-    ("camelyon17", CAMELYON, lambda t: [t[0].replace("tumor", "y"), *t[1:]], ["['tumor']", "node"]),
-    ("camelyon17", CAMELYON, lambda t: [*t[:3], t[3][:12]], ["metadata.csv: ", "a table with the columns"]),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "change", "facts"), LISTS)
-def test_wrong_lists_are_named(name, file, change, facts, written, tmp_path):
-    path = written(name, tmp_path) / file
-    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
-    message = refused(name, tmp_path)
-    assert message.startswith(str(path))
-    for fact in facts:
-        assert fact in message
-
-
 BATCH = image_sets.cifar_batch(4, "labels", 10)
 
 

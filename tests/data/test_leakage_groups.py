@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import image_sets
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows
@@ -115,22 +114,6 @@ def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
         UsageError, match=r"^partition: 400 test rows of mnist_m, the first of them row \d+, show originals"
     ):
         load("mnist_m", options("mnist_m", root), "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
-
-
-def test_either_of_the_two_domains_may_be_held_out(root):
-    for held in ("mnist", "mnist_m"):
-        given = {**options("digits5", root), "test": 0.25}
-        dataset, parts = load_partitioned("digits5", given, leave_out=held)
-        train, val, test = sides(dataset, parts)
-        left = digit_of(dataset)[unheld_rows(dataset, parts, held)].tolist()
-        assert (len(train | val), len(test), sorted(left)) == (300, 100, sorted(test))
-
-
-def test_the_published_files_of_mnist_m_have_no_common_names(root, tmp_path):
-    """Nothing says which digit is which there, so rows are dealt one by one, as before."""
-    image_sets.digits5(tmp_path)
-    dataset, _ = load_partitioned("digits5", {"root": str(tmp_path), "photographs": str(root / "photographs")})
-    assert dataset.leakage_group is None
 
 
 def toy():

@@ -6,7 +6,6 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
-from rayfed.data.loading import load
 from rayfed.data.partitions.summary import save_contact_sheet
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 
@@ -59,22 +58,6 @@ def test_a_subset_holds_the_same_pixels():
     np.testing.assert_array_equal(part.images[:50], whole.images[whole.domain == 3][:50])
     np.testing.assert_array_equal(part.images[50:], whole.images[:50])
     assert part.is_test.sum() == 20
-
-
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        ({"domains": ["plane"]}, ["data.domains=plane", "did you mean plain?"]),
-        ({"domains": ["plain", "plain"]}, ["data.domains", "named twice"]),
-        ({"per_domain": 450}, ["data.per_domain=450", "at most 449"]),
-    ],
-)
-def test_wrong_options_are_one_line(options, facts):
-    with pytest.raises(UsageError) as caught:
-        load("mini_digits", options)
-    assert "\n" not in str(caught.value)
-    for fact in facts:
-        assert fact in str(caught.value)
 
 
 def test_contact_sheet(tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist import VIEWS, MnistViews, faint, textured
 
@@ -65,9 +64,3 @@ def test_caps_size_order_and_parties():
     again, other = MnistViews(**options).load(), MnistViews(seed=1, **options).load()
     np.testing.assert_array_equal(np.sort(again.images, 0), np.sort(MnistViews(**options).load().images, 0))
     assert (again.index != other.index).any()
-
-
-def test_no_view_and_a_view_twice_are_refused():
-    for views in ([], ["plain", "plain"]):
-        with pytest.raises(UsageError, match=r"data\.views"):
-            MnistViews(views=views)

@@ -92,8 +92,6 @@ def test_clients_that_cannot_be_dropped(write):
         ({"labels": np.full(24, 0.5)}, ["labels: label 0.5; a class is an integer from 0", "24 of 24 labels"]),
         ({"labels": np.arange(24) % 4 + 1}, ["labels: the labels are 1 to 4; classes count from 0, so subtract 1"]),
         ({"labels": np.arange(24) % 2 * 2 - 1}, ["labels: label -1; ", "write -1 and 1 as 0 and 1"]),
-        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "booleans"]),
-        ({"client": np.full(24, -1)}, ["client has -1", "from 0"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),
         ({"images": np.zeros((24, 4, 4), int)}, ["images is int64 [24, 4, 4]", "uint8"]),
         ({"images": np.zeros((24, 32, 32, 3), np.uint8)}, ["channels last", "[n, channels, height, width]"]),

@@ -47,13 +47,6 @@ def test_sizes_are_50_and_a_log_normal_number():
     assert len(Synthetic(seed=largest, most_examples=60).examples(0)[1]) == 60
 
 
-def test_clients_that_are_alike_share_rule_and_distribution():
-    data = Synthetic(iid=True, clients=3)
-    assert (data.rule(0)[0] == data.rule(2)[0]).all()
-    assert not np.array_equal(data.examples(0)[0][:50], data.examples(1)[0][:50])
-    assert abs(np.concatenate([data.examples(k)[0] for k in range(3)]).mean()) < 0.05
-
-
 def test_more_clients_leave_the_first_as_they_are_and_a_seed_changes_all():
     few, more = Synthetic(clients=3).load(), Synthetic(clients=5).load()
     assert (more.images[: len(few)] == few.images).all()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayfed.core.errors import UsageError
-from rayfed.models.build import build_model, check_model
+from rayfed.models.build import build_model
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -103,23 +103,6 @@ def test_refusals_when_building(name, options, shape, message):
         build_model(name, options, shape, 10)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("cnnn", {}, "model.name=cnnn: did you mean cnn?"),
-        ("cnn", {"widht": 2}, "model.widht: no such key; did you mean model.width?"),
-        ("cnn", {"split": "conv3"}, "model.split='conv3'"),
-        ("resnet18", {"norm": "layer"}, "model.norm='layer'"),
-        ("torchvision", {}, "model.arch: required"),
-        ("mlp", {"hidden": [0]}, "model.hidden=0: must be at least 1"),
-    ],
-)
-def test_refusals_before_building(name, options, message):
-    with pytest.raises(UsageError) as caught:
-        check_model(name, options)
-    assert message in str(caught.value)
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):

@@ -121,9 +121,3 @@ def test_parts_of_one_are_refused(options, size):
     with pytest.raises(UsageError, match=message):
         check(PerFedAvg(**options), people, batch_size=size)
     check(PerFedAvg(**options), people, batch_size=size, model=net(batch_norm=False))
-
-
-def test_other_parts_are_not():
-    people = blobs(2, sizes=SIZES)
-    for options, size in (({}, 7), ({"finetune_steps": 5}, 5)):  # 5 of 6 batches
-        simulate(blueprint(PerFedAvg(**options), people, batch_size=size, drop_last=False), people)

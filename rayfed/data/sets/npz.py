@@ -12,7 +12,7 @@ from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation, DropClients
 from rayfed.data.lazy_rows import select_rows
-from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs
+from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs, not_finite
 from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 2  # raise it when the cached array changes
@@ -72,26 +72,19 @@ def _read(file: str) -> Arrays:
         with np.load(absolute(file), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in EXPECTED}
         images = arrays["images"]
-    rank, as_images = images.ndim, images.dtype == np.uint8 and images.ndim in (3, 4)
-    kinds = {"labels": "iuf", "client": "iu"}
-    valid = {name: arrays[name].dtype.kind in kind and arrays[name].ndim == 1 for name, kind in kinds.items()}
-    valid["is_test"] = arrays["is_test"].dtype == bool and arrays["is_test"].ndim == 1
-    valid["images"] = as_images or (images.dtype.kind == "f" and rank >= 2)
-    for name, is_valid in valid.items():
-        if not is_valid:
-            actual = f"{arrays[name].dtype} {list(arrays[name].shape)}"
-            raise UsageError(f"{where}: {name} is {actual}; expected {EXPECTED[name]}")
+    as_images = images.dtype == np.uint8 and images.ndim in (3, 4)
+    if not as_images and not (images.dtype.kind == "f" and images.ndim >= 2):
+        form = f"{images.dtype} {list(images.shape)}"
+        raise UsageError(f"{where}: images is {form}; expected {EXPECTED['images']}")
     check_channels_first(f"{where}: images", images.shape, images.dtype)
     sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1 or not len(images):
         lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise UsageError(f"{where}: arrays of different or no length ({lengths}); expected one length for all")
     arrays["labels"] = class_labels(f"{where}: labels", arrays["labels"])
-    if arrays["client"].min() < 0:
-        raise UsageError(f"{where}: client has {arrays['client'].min()}; expected {EXPECTED['client']}")
     if as_images:
-        return arrays | {"images": images[:, None] if rank == 3 else images}
+        return arrays | {"images": images[:, None] if images.ndim == 3 else images}
     floats = model_inputs(f"{where}: images", images)
-    if not np.isfinite(floats).all():
+    if not_finite(floats):
         raise UsageError(f"{where}: images has values that are not finite; expected {EXPECTED['images']}")
     return arrays | {"images": floats}
