@@ -17,8 +17,8 @@ from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
+from rayfed.data.partitions.domains import Natural
 from rayfed.data.partitions.file import client_domain, partition_hash
-from rayfed.data.partitions.natural import Natural
 from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS

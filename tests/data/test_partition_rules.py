@@ -83,7 +83,7 @@ class TestPathological:
                 r"no client is left for class 3",
             ),  # 2 for each of 0, 1; 1 for 2
             (4, {"clients": 4, "classes_per_client": 5}, r"classes_per_client=5: tiny has 4 classes"),
-            (2, {"clients": 2}, r"nothing of tiny is left for client 1"),
+            (2, {"clients": 2}, r"client 1 gets 0 samples of tiny"),
         ],
     )
     def test_numbers_that_do_not_fit(self, present, options, words):

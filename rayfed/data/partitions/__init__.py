@@ -11,6 +11,6 @@ PARTITIONS = {
     "pathological": "rayfed.data.partitions.pooled:Pathological",
     "classes": "rayfed.data.partitions.domains:Classes",
     "shards": "rayfed.data.partitions.pooled:Shards",
-    "natural": "rayfed.data.partitions.natural:Natural",
+    "natural": "rayfed.data.partitions.domains:Natural",
     "file": "rayfed.data.partitions.file:File",
 }

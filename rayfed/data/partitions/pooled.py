@@ -175,12 +175,6 @@ class Pathological(PooledPartition):
             sizes = self._sizes(len(stack), len(chosen), least, random)
             for client, pile in zip(chosen, np.split(stack, np.cumsum(sizes)), strict=True):
                 assigned[client].append(pile)
-        empty = [client for client, piles in enumerate(assigned) if not sum(map(len, piles))]
-        if empty:
-            raise UsageError(
-                f"partition.clients={self.clients}: nothing of {dataset.name} is left for client {empty[0]}; "
-                f"clients x classes_per_client should be a multiple of its {len(stacks)} classes"
-            )
         return [random.permutation(np.concatenate(piles)) for piles in assigned]
 
     def _sizes(self, size: int, clients: int, least: float, random: np.random.Generator) -> list[int]:
