@@ -248,15 +248,6 @@ def test_noise_comes_after_normalisation():
     assert torch.stack(gaps).std().item() == pytest.approx(0.7, rel=0.1)
 
 
-def test_images_that_are_floats_are_augmented_as_they_are():
-    population = people(np.float32)
-    _, plain = seen_by_steps(None, population)
-    _, found = seen_by_steps(HorizontalFlip(probability=1.0), population)
-    for key, batch in plain.items():
-        wanted = batch.x if key[2] == "finish" else batch.x.flip(-1)
-        assert torch.equal(found[key].x, wanted)
-
-
 @pytest.mark.parametrize("augment", [Rotation(), Moderate(), Noise()])
 def test_any_width_augments_alike(augment):
     population = people()

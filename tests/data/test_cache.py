@@ -45,15 +45,6 @@ def test_an_array_is_filled_once_and_then_mapped(home):
     assert fill.calls == 1
 
 
-def test_another_key_shape_or_dtype_is_another_array():
-    fill = Counting()
-    get(fill)
-    get(fill, key={**KEY, "version": 2})
-    get(fill, shape=(6, 5))
-    get(fill, dtype="int64")
-    assert fill.calls == 4
-
-
 @pytest.mark.parametrize("size", [0, 10, 200])
 def test_a_truncated_file_is_made_again(home, size):
     get(fill := Counting())

@@ -12,8 +12,6 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.loading import check_rows, dataset_without_domain, load, population_without_domain
 from rayfed.data.user_clients import user_population
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
 
 FEW = {"per_domain": 20}
 
@@ -75,22 +73,6 @@ def test_empty_parts_of_own_clients_change_no_dtype():
     given[1] |= {"train": empty, "test": empty}
     with pytest.raises(UsageError, match=r"^leave_out=b: its clients have no examples to score$"):
         population_without_domain(user_population(given), "b")
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (9, r"^model\.name=fasttext: fails on inputs of clients, .* from 4 to 9 \(.*model\.vocabulary=10$"),
-        (-1, r"^model\.name=fasttext: fails on inputs of clients, .* from -1 to 4 \("),
-    ],
-)
-def test_every_token_of_the_domain_is_in_the_vocabulary(token, message):
-    texts = [np.full((4, 3), number) for number in (4, token)]
-    parts = [(text, np.arange(4) % 2) for text in texts]
-    given = [{"train": part, "test": part, "domain": domain} for part, domain in zip(parts, "ab", strict=True)]
-    options = {"model": {"name": "fasttext", "vocabulary": 5}, "local.batch_size": 2, "leave_out": "b"}
-    with pytest.raises(UsageError, match=message):
-        make_plan(Config.read(options), clients=given)
 
 
 def test_a_domain_without_examples_cannot_be_scored():

@@ -12,7 +12,6 @@ from PIL import Image
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
 from rayfed.data.sets.labelled_table import HuggingFace, Table
 
@@ -123,15 +122,6 @@ class TestFeatures:
         assert dataset.images[:].ravel().tolist() == values.tolist()
         assert dataset.labels.tolist() == (values % 3).tolist()
         assert dataset.index.tolist() == list(range(2100))
-
-    def test_images_of_the_clients_that_are_kept_stay_in_the_cache(self, tmp_path):
-        cells = [png(value, "L") for value in range(12)]
-        file = write(tmp_path, image=cells, label=[0, 1] * 6, who=[0, 1, 2] * 4)
-        population = load("parquet", {"file": file, "client": "who", "drop_clients": [1]})
-        parts = [part for client in population.clients for part in (client.train, client.val, client.test)]
-        assert all(isinstance(part.x, LazyRows) for part in parts)
-        values = [value for part in parts for value in part.x[:, 0, 0, 0].tolist()]
-        assert sorted(values) == [value for value in range(12) if value % 3 != 1]
 
 
 class TestRows:
@@ -393,12 +383,6 @@ class TestCsv:
         assert dataset.images[:3].tolist() == [[0, 1], [1, 0], [2, 1]]
         said = capsys.readouterr().err.splitlines()
         assert f"rayfed: {file}: column 'site': 'NA' in 4 of 20 rows is taken for a name" in said
-
-    def test_plain_integers_keep_their_numbers(self, tmp_path):
-        rows = [f"{i},{i % 2}.0,{[7, 10, -3][i % 3]}" for i in range(6)]
-        dataset = self.table(self.csv(tmp_path, "a,y,site", *rows), features=["a"], label="y", client="site")
-        assert dataset.client.tolist() == [7, 10, -3] * 2
-        assert dataset.labels.tolist() == [0, 1] * 3
 
     @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
     def test_separators(self, tmp_path, mark):

@@ -8,11 +8,8 @@ from PIL import Image
 
 from helpers.federations import blobs
 from rayfed.core.registry import resolve
-from rayfed.core.rng import numpy_generator
 from rayfed.data.dataset_options import DomainSampling
 from rayfed.data.loading import load_partitioned
-from rayfed.data.partitions.base import ASSIGNMENT, VALIDATION
-from rayfed.data.partitions.base import TEST as TEST_PURPOSE
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.plan_data import with_unseen_clients
 
@@ -99,16 +96,6 @@ def test_which_piece_of_a_photograph_a_digit_lies_on(root, tmp_path):
     options = {"size": 28, "share": 0.1, "photographs": str(tmp_path)}
     found = pin(resolve("mnist_m", DATASETS, where="data")(**options).load().images)
     assert found == "4915408ef04ac349"
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_dataset_and_a_partition_of_one_seed_draw_different_things(root, seed):
-    dataset = resolve("rotated_mnist", DATASETS, where="data")(recipe="augmentation", seed=seed).load()
-    rows = dataset.index + TRAIN * (dataset.source == 1)  # of all 400 images, in the order of the shuffle, by angle
-    assert sorted(rows) == list(range(TRAIN + TEST))
-    for purpose in (ASSIGNMENT, TEST_PURPOSE, VALIDATION):
-        order = numpy_generator(seed, purpose).permutation(TRAIN + TEST)
-        assert not np.array_equal(rows[: len(order[::6])], order[::6])
 
 
 @pytest.mark.parametrize(("asked", "seed", "late"), [(4, 1, [0, 5, 7, 9]), (0.3, 0, [4, 6, 8]), (2, 5, [6, 8])])
