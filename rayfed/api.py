@@ -31,7 +31,7 @@ from rayfed.records.recorder import Recorder
 from rayfed.records.storage import make_experiment_folder, open_storage
 from rayfed.records.tracking import check_trackers
 from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
-from rayfed.reports.view import View
+from rayfed.reports.summary import View
 from rayfed.result import Report, Result, SweepResult
 
 

@@ -21,7 +21,7 @@ from rayfed.reports.charts import plot as draw_plot
 from rayfed.reports.page import write_page
 from rayfed.reports.read import read, selection_metrics
 from rayfed.reports.render import render
-from rayfed.reports.view import View
+from rayfed.reports.summary import View
 
 
 class Report(str):

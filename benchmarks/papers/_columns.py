@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.records.metric_names import is_fraction
+from rayfed.core.records import is_fraction
 
 Rule = Mapping[str, Any]
 

@@ -41,8 +41,6 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.data.partitions.summary import describe, save_contact_sheet
     from rayfed.reports.charts import chart
 
-    if options.plot:
-        chart.check_path(options.plot)
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
         data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed

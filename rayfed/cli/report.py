@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts import KINDS, plot
-from rayfed.reports.pairs import Pairs, all_pairs, one_pair, paired_scores, pairs_table, stars_against_best
+from rayfed.reports.comparison import Pairs, compare, pairs_table, stars_against_best
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
 from rayfed.reports.selection import RULES
+from rayfed.reports.summary import View
 from rayfed.reports.target import target_text
-from rayfed.reports.view import View
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,21 +47,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=KINDS,
         help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
     )
-    parser.add_argument("--key", metavar="KEY", help="hyperparameter of --kind sensitivity (default: all that vary)")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.compare is not None and len(options.compare) not in (0, 2):
         raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
-    for name in ("kind", "key"):
-        if (given := getattr(options, name)) is not None and options.plot is None:
-            raise UsageError(f"--{name} {given}: describes a plot; give --plot FILE as well")
+    if options.kind is not None and options.plot is None:
+        raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
     pairs, unpaired = ([], []) if options.compare is None else _pairs(tables, view, options.compare)
-    stars = {one.scores.experiment: stars_against_best(one) for one in pairs}
+    stars = {one.experiment: stars_against_best(one) for one in pairs}
     answers = [
         render(options.folder, options.experiment, view, width=width, format=options.format, stars=stars, tables=tables)
     ]
@@ -84,11 +82,11 @@ def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs
         UsageError: no experiment has pairs.
     """
     if names:
-        return [one_pair(paired_scores(tables, view), (names[0], names[1]))], []
+        return [compare(tables, view, names)], []
     pairs, errors = [], {}
     for name in sorted(set(tables.trials["experiment"])):
         try:
-            pairs.append(all_pairs(paired_scores(of_experiment(tables, name), view)))
+            pairs.append(compare(of_experiment(tables, name), view))
         except UsageError as error:
             errors[name] = error
     if errors and not pairs:
@@ -100,7 +98,7 @@ def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]
     """Write the files that are asked for, and return a line for each."""
     written = []
     if options.plot:
-        plot(options.folder, tables, options.plot, options.kind or "curves", view, key=options.key)
+        plot(options.folder, tables, options.plot, options.kind or "curves", view)
         written.append(f"Plot: {options.plot}")
     if options.html:
         from rayfed.reports.page import write_page

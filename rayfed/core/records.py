@@ -1,6 +1,6 @@
 """The records that travel from hosts and the server to the Parquet tables, and the rule by which a round is best.
 
-The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.schema`.
+The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.writer`.
 """
 
 import itertools
@@ -17,6 +17,11 @@ POINTS = ("global", "downloaded", "trained", "adapted")
 STAGES = ("setup", "round", "final")
 SECONDS = ("broadcast", "train", "upload", "aggregate", "evaluate", "total")
 """The parts of a round whose wall-clock seconds are measured."""
+_LOWER_IS_BETTER = frozenset(
+    {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
+    | {"divergence", "probe", "drift", "gradient"}
+)
+_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe"})
 INT32: Mapping[str, str] = {"arrow": "int32"}
 """Field metadata: a 32-bit column in Parquet, where an integer would get 64 bits."""
 
@@ -30,7 +35,7 @@ class Score:
         value: Accuracies are fractions of 1.
         unseen: Whether the client took no part in training.
         higher_is_better: As the metric declares it, or `select.mode`; else, for example for a scalar that an algorithm
-            logs, by the words of the metric's name (`rayfed.records.metric_names`).
+            logs, by the words of the metric's name (`lower_is_better_by_name`).
     """
 
     client: int = field(default=SERVER, metadata=INT32)
@@ -64,17 +69,13 @@ class RepresentationMap(NamedTuple):
     points: list[MapPoint]
 
 
-EVENTS = ("trial restarted", "checkpoint damaged", "rounds added")
-"""What may happen to a trial and to its checkpoints."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened to a trial, and what it cost.
 
     Attributes:
         time: When it was noticed, in seconds since the epoch.
-        event: One of `EVENTS`.
+        event: "trial restarted", "checkpoint damaged" or "rounds added".
         detail: What happened, in words.
         round: The round under way.
         redone: The number of client trainings that had to be done again.
@@ -237,6 +238,21 @@ class BestRound:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._score, self.round = state["score"], state["round"]
+
+
+def lower_is_better_by_name(metric: str) -> bool:
+    """Return whether the name of a metric that declares nothing says that lower is better (`test_loss`)."""
+    return not _LOWER_IS_BETTER.isdisjoint(_words(metric))
+
+
+def is_fraction(metric: str) -> bool:
+    """Return whether `metric` is a fraction of 1, shown in percent (`accuracy_class_3`, `client_probe`, …)."""
+    return not _FRACTIONS.isdisjoint(_words(metric))
+
+
+def _words(metric: str) -> list[str]:
+    """Return the words of a metric's name, which `_` joins, without the layer after `@` (`mdl@logits`)."""
+    return metric.lower().partition("@")[0].replace("-", "_").split("_")
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Outputs, class_logits
-from rayfed.core.records import Record, RepresentationMap, Score, Selection
+from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
@@ -25,7 +25,6 @@ from rayfed.engine.scoring import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations
 from rayfed.metrics.representations import check_layer
-from rayfed.records.metric_names import lower_is_better_by_name
 
 _MOST_CLIENTS = 1000  # the clients whose labels tell which values a metric has
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
 from rayfed.core.outputs import class_logits
-from rayfed.core.records import RepresentationMap, Score, Selection
+from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
@@ -32,7 +32,6 @@ from rayfed.metrics.base import (
 from rayfed.metrics.heterogeneity import full_gradient
 from rayfed.metrics.representations import collect_representations
 from rayfed.metrics.tsne import Tsne
-from rayfed.records.metric_names import lower_is_better_by_name
 
 _VALUES = {"cpu": 2**16, "cuda": 2**22}
 """The numbers in the inputs of a batch.

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from rayfed.core.records import is_fraction
 from rayfed.core.terminal import Bar, StatusLine
-from rayfed.records.metric_names import is_fraction
 from rayfed.records.recorder import Progress
 
 

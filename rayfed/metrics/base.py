@@ -39,7 +39,7 @@ class Metric:
 
     higher_is_better: ClassVar[bool | None] = None
     """Whether higher values are better, which decides on the worst client and on the best rounds. None leaves it to
-    `select.mode`, or to the name of the value; see `rayfed.records.metric_names`."""
+    `select.mode`, or to the name of the value; see `rayfed.core.records`."""
 
     every: int | None = option(None, low=1, help=EVERY)
 

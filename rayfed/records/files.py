@@ -21,13 +21,12 @@ SCHEMA = 1
 _KEY = b"rayfed.schema"
 _ATTEMPTS = 3
 _PARTITIONS = "partitions"
-_HOLDINGS = {
-    "client": pa.int32(),
-    "domain": pa.string(),
-    "split": pa.string(),
-    "label": pa.int32(),
-    "count": pa.int64(),
-}
+_HOLDINGS = pa.schema(
+    [
+        *(("client", pa.int32()), ("domain", pa.string()), ("split", pa.string())),
+        *(("label", pa.int32()), ("count", pa.int64())),
+    ]
+)
 
 Holding = tuple[int, str, str, int, int]
 """A client, its domain, a split, a class, and the number of its examples."""
@@ -51,21 +50,11 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
         StorageError: The file is damaged.
         UsageError: The file has another schema than this version of rayfed.
     """
-    return _checked(folder, name)[1]
+    return read_checked(folder, name)[1]
 
 
-def read_compressed(folder: Storage, name: str) -> bytes:
-    """Return the content of a file for `decompressed`, with the errors of `read_parquet`."""
-    return _checked(folder, name)[0]
-
-
-def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
-    """Return the rows of a file; the columns `categories` hold each distinct string once."""
-    file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(categories))
-    return file.read().replace_schema_metadata(None)
-
-
-def _checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
+def read_checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
+    """Return the content of a file for `decompressed`, and its rows, with the errors of `read_parquet`."""
     for attempt in range(_ATTEMPTS):
         content = folder.read(name)
         try:
@@ -82,6 +71,12 @@ def _checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
             check_schema(number, f"{folder.location}/{name}")
             return content, table.replace_schema_metadata(None)
     raise AssertionError
+
+
+def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
+    """Return the rows of a file; the columns `categories` hold each distinct string once."""
+    file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(categories))
+    return file.read().replace_schema_metadata(None)
 
 
 def check_schema(number: object, where: str) -> None:
@@ -101,9 +96,8 @@ def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> N
     folder, name = home.child(_PARTITIONS), f"{digest}.parquet"
     if name in folder.files():
         return
-    columns = list(zip(*holdings, strict=True)) or [()] * len(_HOLDINGS)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, _HOLDINGS.values(), strict=True)]
-    replace_parquet(pa.table(arrays, list(_HOLDINGS)), folder, name)
+    rows = [dict(zip(_HOLDINGS.names, holding, strict=True)) for holding in holdings]
+    replace_parquet(pa.Table.from_pylist(rows, schema=_HOLDINGS), folder, name)
 
 
 def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":

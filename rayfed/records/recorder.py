@@ -68,7 +68,7 @@ def traceback_file(folder: str, experiment: str, trial: str) -> str:
 
 
 class Pace:
-    """Estimates the time left from the median time of a round, and of one after which models are scored.
+    """Estimates the time left from the median time of a round, and of a round after which models are scored.
 
     A median is not moved by a checkpoint that took long, or by a process that was replaced. The first round of each
     kind, which includes warming up, counts until there is a second one.
@@ -81,33 +81,21 @@ class Pace:
     def __init__(self, rounds: int, every: int = 1):
         self.rounds, self.every = rounds, max(1, every)
         self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=_ROUNDS) for kind in (False, True)}
-        self._warm: set[bool] = set()
 
     def add(self, round: int, seconds: float) -> None:
         """Take the wall-clock seconds of a round, everything after the round before included."""
-        kind = self._is_scored(round)
-        if len(self._seconds[kind]) == 1 and kind not in self._warm:
-            self._seconds[kind].clear()
-            self._warm.add(kind)
-        self._seconds[kind].append(seconds)
+        self._seconds[round % self.every == 0 or round >= self.rounds].append(seconds)
 
     def left(self, round: int) -> float | None:
         """Return the seconds that the rounds after `round` take, or None before the second, unless they are long."""
-        medians = {kind: statistics.median(seconds) for kind, seconds in self._seconds.items() if seconds}
-        if not medians:
+        known = {kind: list(seconds) for kind, seconds in self._seconds.items() if seconds}
+        medians = {kind: statistics.median(seconds[1:] or seconds) for kind, seconds in known.items()}
+        if not medians or (sum(map(len, known.values())) == 1 and max(medians.values()) < _LONG):
             return None
-        last = self.rounds
-        if round >= last:
-            return 0.0
-        if not self._warm and sum(map(len, self._seconds.values())) == 1 and max(medians.values()) < _LONG:
-            return None
-        scored = last // self.every - round // self.every + (last % self.every != 0)  # counted, since a run may be long
-        plain = last - round - scored
+        last = max(self.rounds, round)
+        scored = last // self.every - round // self.every + (last > round and last % self.every != 0)
         slower, faster = max(medians.values()), min(medians.values())
-        return scored * medians.get(True, slower) + plain * medians.get(False, faster)
-
-    def _is_scored(self, round: int) -> bool:
-        return round % self.every == 0 or round >= self.rounds
+        return scored * medians.get(True, slower) + (last - round - scored) * medians.get(False, faster)
 
 
 @dataclass
@@ -225,34 +213,26 @@ class Recorder:
             UsageError: Another process is running the trial.
         """
         with storage_errors(self._home.location):
-            self._begin(trial, values, rounds, keep_through_round)
+            self._owner = self._owner or Owner(self._home)
+            beginning = {"status": "running", "error": None, "traceback": None, "owner": self._owner.name}
+            record_trial(self.folder, self.experiment, trial, {**values, **beginning})
+            self._home.child(_TRACEBACKS).delete(f"{trial}.txt")
+            if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
+                self._checkpoints_of(trial).delete()
+            known = self._trials[trial]
+            known.writer = TrialWriter(
+                self.folder,
+                self.experiment,
+                trial,
+                str(values["algorithm"]["name"]),
+                int(values["seed"]),
+                keep_through_round=keep_through_round,
+                keep_events=known.goes_on,
+            )
+            known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
             if holdings and values.get("partition_hash"):
                 write_holdings(self._home, values["partition_hash"], holdings)
         self._feed.begin(trial, values, keep_through_round)
-
-    def _begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
-        if self._owner is None:
-            self._owner = Owner(self._home)
-        record_trial(
-            self.folder,
-            self.experiment,
-            trial,
-            {**values, "status": "running", "error": None, "traceback": None, "owner": self._owner.name},
-        )
-        self._home.child(_TRACEBACKS).delete(f"{trial}.txt")
-        if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
-            self._checkpoints_of(trial).delete()
-        known = self._trials[trial]
-        known.writer = TrialWriter(
-            self.folder,
-            self.experiment,
-            trial,
-            str(values["algorithm"]["name"]),
-            int(values["seed"]),
-            keep_through_round=keep_through_round,
-            keep_events=known.goes_on,
-        )
-        known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
 
     def record(self, trial: str, record: Record) -> None:
         """Record a finished round of a trial that has begun."""
@@ -321,15 +301,14 @@ class Recorder:
             try:
                 writer, self._trials[trial].writer = self._trials[trial].writer, None
                 if writer is not None:
-                    writer.close()
+                    writer.flush(force=True)
             finally:  # a full disk may lose rows, and the row of the trial should say so
                 self._end(trial, values)
 
     def _end(self, trial: str, values: Mapping[str, Any]) -> None:
         known = self._trials[trial]
         progress = known.progress = known.progress or Progress(trial, 0)
-        progress.status, progress.error = str(values["status"]), values.get("error")
-        progress.doing = None
+        progress.status, progress.error, progress.doing = str(values["status"]), values.get("error"), None
         progress.has_traceback = values.get("traceback") is not None
         progress.stop_reason = values.get("stop_reason")
         self._feed.end(trial, progress.status, progress.error)

@@ -1,15 +1,14 @@
 """Where results are kept: a folder on a disk or in an object store, by pyarrow's filesystems."""
 
 import contextlib
+import datetime
 import functools
 import os
-import shutil
 import socket
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.paths import lasting
@@ -42,31 +41,39 @@ class Storage:
         """Return a folder below this one, which need not exist."""
         return Storage(self.filesystem, "/".join([self.path, *names]), "/".join([self.location, *names]))
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from `offset`, or to the end; fewer if the file is shorter."""
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
         path, filesystem = f"{self.path}/{name}", self.filesystem
-        if filesystem.type_name == "gcs" and not offset and length is None:
+        if filesystem.type_name == "gcs":
             # pyarrow would ask for the object from its start to open it, and once more for what is read
             with _os_errors(), filesystem.open_input_stream(path, compression=None) as stream:
                 return bytes(stream.read())
         with _os_errors(), filesystem.open_input_file(path) as file:
-            rest = max(file.size() - offset, 0)
-            size = rest if length is None else min(rest, length)
-            # One request reads one version of the object; some stores refuse a request for nothing.
-            return bytes(file.read_at(size, offset)) if size else b""
-
-    def stage(self, name: str) -> "Staged":
-        """Begin to write a file aside."""
-        return Staged(self, name)
+            size = file.size()
+            return bytes(file.read_at(size, 0)) if size else b""  # one request, which reads one version of the object
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write a file, which at every moment has either its old content or the new one, and never a part."""
-        staged = self.stage(name)
+        """Write a file, which at every moment has either its old content or the new one, and never a part.
+
+        On a disk, the file is a hidden one in the same folder until it is whole. A crash may leave it there.
+        """
+        if self.local is None:
+            # Without compression=None, pyarrow would compress a file that is called .gz once more.
+            path = f"{self.path}/{name}"
+            with _os_errors(), self.filesystem.open_output_stream(path, compression=None) as out:
+                out.write(content)
+            return
+        self.local.mkdir(parents=True, exist_ok=True)
+        unfinished = self.local / f".{name}.unfinished"
         try:
-            staged.write(content)
-            staged.finish()
+            with open(unfinished, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # otherwise a loss of power may leave the new name without content
+            os.replace(unfinished, self.local / name)
         except BaseException:
-            staged.discard()
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise
 
     def files(self) -> dict[str, int]:
@@ -115,52 +122,6 @@ class Storage:
         return [info for info in infos if info.base_name]
 
 
-class Staged:
-    """A file that is being written aside. It appears under its name, whole, with `finish`.
-
-    On a disk it is a hidden file in the same folder, which a crash may leave. For an object store it is a temporary
-    file on this machine, because an upload that breaks off could leave a short object.
-    """
-
-    file: IO[bytes]
-
-    def __init__(self, folder: Storage, name: str):
-        self._folder, self._name = folder, name
-        self._unfinished: Path | None = None
-        if folder.local is None:
-            self.file = tempfile.TemporaryFile(prefix="rayfed-upload-")  # noqa: SIM115
-        else:
-            folder.local.mkdir(parents=True, exist_ok=True)
-            self._unfinished = folder.local / f".{name}.unfinished"
-            self.file = open(self._unfinished, "wb")  # noqa: SIM115
-
-    def write(self, content: bytes | memoryview) -> None:
-        self.file.write(content)
-
-    def finish(self) -> None:
-        """Give the file its name; it then survives a loss of power if the storage does."""
-        if self._folder.local is not None and self._unfinished is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())  # otherwise a loss of power may leave the new name without content
-            self.file.close()
-            os.replace(self._unfinished, self._folder.local / self._name)
-            return
-        self.file.seek(0)
-        # Without compression=None, pyarrow would compress a file that is called .gz once more.
-        path, filesystem = f"{self._folder.path}/{self._name}", self._folder.filesystem
-        with _os_errors(), filesystem.open_output_stream(path, compression=None) as out:
-            shutil.copyfileobj(self.file, out, 2**23)
-        self.file.close()
-
-    def discard(self) -> None:
-        """Remove what was written."""
-        with contextlib.suppress(OSError):  # a full disk may fail to take what is still buffered
-            self.file.close()
-        if self._unfinished is not None:
-            with contextlib.suppress(OSError):
-                self._unfinished.unlink(missing_ok=True)
-
-
 def is_url(location: str | Path) -> bool:
     """Return whether `location` is a URL and not a path."""
     return "://" in str(location)
@@ -171,8 +132,7 @@ def open_storage(location: str | Path) -> Storage:
 
     Args:
         location: A path (see `lasting`), or a URL such as s3://bucket/results, gs://bucket/results or file:///results.
-            Credentials and regions come from the environment, as the tools of the providers read it; options of
-            pyarrow's filesystem may follow after a question mark.
+            Credentials, regions and endpoints come from the environment, as the tools of the providers read it.
 
     Raises:
         UsageError: The URL is malformed, has an unknown scheme, or pyarrow was built without its filesystem.
@@ -180,9 +140,7 @@ def open_storage(location: str | Path) -> Storage:
     if not is_url(location):
         location = lasting(location)
         return Storage(_filesystem("file"), Path(location).as_posix(), location)
-    url = str(location)
-    scheme, _, rest = url.partition("://")
-    address, _, _ = rest.partition("?")
+    scheme, _, address = str(location).partition("://")
     if scheme == "file":
         if not address.startswith("/"):
             raise UsageError(f"results={location}: expected an absolute path after file://, such as file:///results")
@@ -190,14 +148,12 @@ def open_storage(location: str | Path) -> Storage:
     if scheme not in (*SCHEMES, "memory"):
         expected = ", ".join(f"{name}://" for name in SCHEMES)
         raise UsageError(f"results={location}: unknown scheme; expected a path or a URL that begins with {expected}")
-    bucket, _, folder = address.strip("/").partition("/")
-    user, _, bucket = bucket.rpartition("@")
-    address = f"{bucket}/{folder}".strip("/")
-    if not bucket:
+    address = address.strip("/")
+    if not address:
         raise UsageError(f"results={location}: no bucket; expected {scheme}://BUCKET/FOLDER")
     try:
         with _os_errors():
-            filesystem = _filesystem(scheme, bucket, url if user or "?" in rest else "")
+            filesystem = _filesystem(scheme, address.partition("/")[0])
     except (OSError, ImportError, ValueError) as error:
         raise UsageError(f"results={location}: cannot be reached ({one_line(error)})") from error
     return Storage(filesystem, address, f"{scheme}://{address}")
@@ -226,8 +182,8 @@ def make_experiment_folder(results: str, experiment: str) -> None:
 
 
 @functools.cache
-def _filesystem(scheme: str, bucket: str = "", url: str = "") -> Any:
-    """Return pyarrow's filesystem; `url` is given if it has options or a user."""
+def _filesystem(scheme: str, bucket: str = "") -> Any:
+    """Return pyarrow's filesystem."""
     from pyarrow import fs
 
     if scheme == "file":
@@ -237,9 +193,13 @@ def _filesystem(scheme: str, bucket: str = "", url: str = "") -> Any:
 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     if scheme == "gs":
-        return fs.FileSystem.from_uri(_google_url(bucket, url))[0]
-    if url:
-        return fs.FileSystem.from_uri(url)[0]
+        patience = datetime.timedelta(seconds=_RETRY_SECONDS)  # pyarrow's own is 15 minutes
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # as Google's own clients read it
+            protocol, _, host = emulator.rstrip("/").rpartition("://")
+            at_host = {"scheme": protocol or "http", "endpoint_override": host}
+            return fs.GcsFileSystem(anonymous=True, retry_time_limit=patience, **at_host)
+        _check_google_credentials()
+        return fs.GcsFileSystem(retry_time_limit=patience)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region is None and endpoint is None:
@@ -253,19 +213,6 @@ def _filesystem(scheme: str, bucket: str = "", url: str = "") -> Any:
     )
 
 
-def _google_url(bucket: str, url: str) -> str:
-    """Return the URL by which pyarrow opens Google's store; `url` is given if it has options or a user."""
-    if not url and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):  # as Google's own clients read it
-        protocol, _, host = emulator.rstrip("/").rpartition("://")
-        url = f"gs://anonymous@{bucket}?scheme={protocol or 'http'}&endpoint_override={host}"
-    if not url:
-        _check_google_credentials()
-        url = f"gs://{bucket}"
-    if "retry_limit_seconds=" in url:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # pyarrow's own limit is 15 minutes
-
-
 def _check_google_credentials() -> None:
     """Raise OSError if there are no credentials for Google Cloud, for which pyarrow would search for two minutes."""
     file = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
@@ -275,8 +222,8 @@ def _check_google_credentials() -> None:
         socket.getaddrinfo(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), 80)
     except OSError as error:
         raise OSError(
-            "no credentials: set GOOGLE_APPLICATION_CREDENTIALS to a file of them, run gcloud auth application-default "
-            "login, or write gs://anonymous@BUCKET for a public bucket"
+            "no credentials: set GOOGLE_APPLICATION_CREDENTIALS to a file of them, or run gcloud auth "
+            "application-default login"
         ) from error
 
 

@@ -126,10 +126,6 @@ class WeightsAndBiases:
         self._run.finish(exit_code=0 if status in ("done", "stopped") else 1)
 
 
-Make = Callable[[Mapping[str, Any]], Mapping[str, Tracker]]
-"""make(values): the trackers of a trial with these values in the table `trials`, by name."""
-
-
 class Feed:
     """Passes trials on to their trackers, without waiting for them.
 
@@ -140,12 +136,10 @@ class Feed:
         experiment: Its name.
         here: The folder to which relative paths in `tracking.*` belong.
         in_sweep: Whether the trials belong to a sweep.
-        make: Makes the trackers of a trial; by default those of its options `tracking.*`.
     """
 
-    def __init__(self, home: Storage, experiment: str, here: Path, *, in_sweep: bool = False, make: Make | None = None):
+    def __init__(self, home: Storage, experiment: str, here: Path, *, in_sweep: bool = False):
         self._home, self._experiment, self._here, self._in_sweep = home, experiment, here, in_sweep
-        self._make = make or self._of_options
         self._trackers: dict[str, dict[str, Tracker]] = {}  # by trial and name
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -153,7 +147,7 @@ class Feed:
 
     def begin(self, trial: str, values: Mapping[str, Any], continues: int | None) -> None:
         """Open a trial in its trackers; `continues` is the last round that is kept of an earlier attempt."""
-        trackers = dict(self._make(values))
+        trackers = self._of_options(values)
         if trackers:
             given = (values.get("tracking") or {}).get("folder")
             folder = self._here / (Path(given).expanduser() if given else self._home.local or "")

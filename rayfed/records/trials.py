@@ -1,11 +1,11 @@
 """The table `trials`: one row per trial, with a column for every configuration value under its dotted name.
 
 Every trial has its row in a file of its own, `.rows/<trial>.json`, so that recording costs the same however many trials
-there are. The functions here read these files. For pandas they are merged into a single Parquet file, because trials of
-different algorithms have different columns, and a reader of many Parquet files takes the columns of the first. The file
-is written now and then while trials run, and when a command ends. While trials run, give `pandas.read_parquet` the
-folder `trials` and not the file in it: pyarrow opens a file's path twice, and may take the columns of one version and
-the rows of the next. Object stores have no locks: there, two commands must not write to one experiment at a time.
+there are. For pandas these files are merged into a single Parquet file, now and then while trials run and when a
+command ends: trials of different algorithms have different columns, and a reader of many files takes those of the
+first. While trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's
+path twice, and may take the columns of one version and the rows of the next. Object stores have no locks: there, two
+commands must not write to one experiment at a time.
 """
 
 import contextlib
@@ -120,9 +120,9 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **_versions()}
         before, after = row.get("owner"), new.get("owner")
         if before and after and before != after and row["status"] == "running" and is_alive(home, before):
-            raise UsageError(_in_use(trial, before))
+            raise _in_use(trial, before)
         row.update(new, trial=trial, experiment=experiment)
-        content = {_SCHEMA_KEY: SCHEMA, **{key: _plain(_fixed(key, value)) for key, value in row.items()}}
+        content = {_SCHEMA_KEY: SCHEMA, **{key: _plain(value) for key, value in row.items()}}
         table.child(_ROWS).write(f"{trial}.json", json.dumps(content).encode())
         if time.monotonic() >= _MERGE_NEXT.get(table.location, 0.0):
             _merge(table)
@@ -178,15 +178,15 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
 def _check_unclaimed(home: Storage, wanted: set[str]) -> None:
     for row in read_trials(home.child("trials")):
         if row["trial"] in wanted and row["status"] == "running" and row["owner"] and is_alive(home, row["owner"]):
-            raise UsageError(_in_use(row["trial"], row["owner"]))
+            raise _in_use(row["trial"], row["owner"])
     for owner, trials in claims(home):
         if both := sorted(trials & wanted):
             others = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
-            raise UsageError(_in_use(f"{both[0]}{others}", owner, "is going to run it"))
+            raise _in_use(f"{both[0]}{others}", owner, "is going to run it")
 
 
-def _in_use(trial: str, owner: str, does: str = "is running it") -> str:
-    return f"{trial}: {describe(owner)} {does}; wait, or end that process first"
+def _in_use(trial: str, owner: str, does: str = "is running it") -> UsageError:
+    return UsageError(f"{trial}: {describe(owner)} {does}; wait, or end that process first")
 
 
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
@@ -272,20 +272,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _fixed(key: str, value: Any) -> Any:
-    """Return a value with the type that `FIXED` gives its column, if it does."""
-    kind = FIXED.get(key)
-    if kind is None or value is None:
-        return value
-    if pa.types.is_string(kind):
-        return str(value)
-    if pa.types.is_timestamp(kind) and isinstance(value, (int, float)):
-        return datetime.datetime.fromtimestamp(value, datetime.UTC)
-    return value
-
-
 def _one_type(values: list[Any]) -> pa.Array:
-    values = [_plain(value) for value in values]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.array(values, pa.bool_())

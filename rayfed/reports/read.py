@@ -15,12 +15,11 @@ import pyarrow as pa
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
-from rayfed.records.files import decompressed, read_compressed, read_parquet
-from rayfed.records.metric_names import default_metric
+from rayfed.records.files import decompressed, read_checked, read_parquet
 from rayfed.records.owners import is_alive
-from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
+from rayfed.records.writer import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
 from rayfed.reports.trial_groups import countable_trials, group_trials
 
@@ -31,7 +30,7 @@ _COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
 
 
 class TrialScores:
-    """The rows of one trial in the table `metrics`; `files` are what `read_compressed` returned."""
+    """The rows of one trial in the table `metrics`; `files` are the contents that `read_checked` returned."""
 
     def __init__(self, files: Sequence[bytes]):
         self._files = files
@@ -165,24 +164,30 @@ class Tables:
         `trials` names none. It may differ between hyperparameters: DBE without its bias is scored as a global model.
         """
         groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
-        present = self.counts[~self.counts["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
-        points: dict[tuple[str, int], str] = {}
-        for (experiment, order), group in present.groupby(["experiment", "order"]):
-            points[str(experiment), int(order)] = min(group["point"], key=POINTS.index)
+        present = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates().merge(groups, on=TRIAL)
+        present = present.sort_values("point", key=lambda points: points.map(POINTS.index), ascending=False)
         declared = groups.merge(self.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
-        columns = (declared[name] for name in ("experiment", "order", "default_eval_point"))
-        return points | {(experiment, order): point for experiment, order, point in zip(*columns, strict=True)}
+        points: dict[tuple[str, int], str] = {}  # the last row of a group counts
+        for rows, column in ((present, "point"), (declared, "default_eval_point")):
+            points |= {(row["experiment"], row["order"]): row[column] for row in rows.to_dict("records")}
+        return points
 
 
 def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
     """Return the metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
 
     It is the `selection_metric` of the table `trials`. If trials differ in it or have none, it is accuracy, or loss
-    where `scores` (columns experiment, split, point and metric) have no accuracy.
+    where `scores` (columns experiment, split, point and metric) have no accuracy: where labels are no classes.
     """
+    of_training = (scores["split"] == "train") & (scores["point"] == "trained")
+    present = scores[~of_training].groupby("experiment")["metric"].agg(set)
     named = trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
     return {
-        str(experiment): metrics[0] if len(metrics) == 1 else default_metric(scores[scores["experiment"] == experiment])
+        str(experiment): metrics[0]
+        if len(metrics) == 1
+        else "loss"
+        if {"loss", "accuracy"} & present.get(experiment, set()) == {"loss"}
+        else "accuracy"
         for experiment, metrics in named.items()
     }
 
@@ -273,7 +278,7 @@ def _scores_of(home: Storage) -> list[TrialScores]:
     """Return the scores of each trial that has any; its files are named `<trial>-<number>.parquet`."""
     folder, contents = home.child("metrics"), dict[str, list[bytes]]()
     for file in _files(home, "metrics"):
-        contents.setdefault(file.rpartition("-")[0], []).append(read_compressed(folder, file))
+        contents.setdefault(file.rpartition("-")[0], []).append(read_checked(folder, file)[0])
     return [TrialScores(files) for files in contents.values()]
 
 

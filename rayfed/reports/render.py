@@ -12,10 +12,23 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute, lasting
 from rayfed.core.records import POINTS
 from rayfed.records.storage import is_url, join
-from rayfed.reports.captions import RULE_CAPTIONS, is_of_server, mean_caption, score_notes, unit
 from rayfed.reports.read import Tables, read
 from rayfed.reports.selection import TRIAL
-from rayfed.reports.summary import Summary, at_default_points, out_of_domain_points, summarise
+from rayfed.reports.summary import (
+    DEFAULT_VIEW,
+    RULE_CAPTIONS,
+    Summary,
+    View,
+    at_default_points,
+    filter_rows,
+    is_of_server,
+    mean_caption,
+    out_of_domain_points,
+    rows_of_rule,
+    score_notes,
+    summarise,
+    unit,
+)
 from rayfed.reports.tables import (
     CHOSEN,
     LATEX_PACKAGES,
@@ -26,7 +39,6 @@ from rayfed.reports.tables import (
     markdown_table,
     text_table,
 )
-from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows, rows_of_rule
 
 FORMATS = ("text", "markdown", "latex", "csv")
 OOD = "ood"
@@ -145,7 +157,7 @@ class _Experiment:
         self._criterion = tables.criteria[name]
         done = tables.done[tables.done["experiment"] == name]
         self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
-            tables.trials.reindex(columns=[*TRIAL, "partition_hash", "clients_scored"]), on=TRIAL
+            tables.trials[[*TRIAL, "partition_hash", "clients_scored"]], on=TRIAL
         )
 
     def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:

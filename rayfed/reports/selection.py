@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.records import SERVER
-from rayfed.records.metric_names import as_cost, ranking_cost
 
 TRIAL = ["experiment", "trial"]
 _MODEL = ["unseen", "point"]
@@ -126,3 +125,20 @@ def _best_round(scores: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         .sort_values(["cost", "round"])
         .drop_duplicates(by)
     )
+
+
+def as_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+    """Return `values`, negated where higher is better, so that the lowest is the best."""
+    return (-values).where(higher_is_better, values)
+
+
+def ranking_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+    """Return the comparable cost of `values`, by which means are ranked so that ties are ties."""
+    return comparable(as_cost(values, higher_is_better))
+
+
+def comparable(values: pd.Series) -> pd.Series:
+    """Return `values` to twelve significant digits, so that rounding errors of means do not tell equal ones apart."""
+    sizes = values.abs().where(np.isfinite(values) & (values != 0), 1.0)
+    scale = 10.0 ** (11 - np.floor(np.log10(sizes))).clip(-300, 300)
+    return (values * scale).round() / scale

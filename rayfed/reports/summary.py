@@ -1,17 +1,32 @@
-"""Mean and standard deviation over seeds for each algorithm and its hyperparameters, and the choice by validation."""
+"""Mean and standard deviation over seeds for each algorithm and its hyperparameters, and the choice by validation.
+
+Here is also the part of them that a table, a chart or a page shows, and the words beside it: rules, units, what means
+are over, and notes on the scores.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
 
-from rayfed.core.records import POINTS
-from rayfed.records.metric_names import ranking_cost
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.core.records import POINTS, is_fraction
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds
+from rayfed.reports.selection import RULES, TRIAL, criterion_rows, pick_rounds, ranking_cost
 from rayfed.reports.trial_groups import LEFT_OUT
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
+DEFAULT_SPLITS = ("test", "ood", "val", "train")
+"""The splits in the order in which a default is looked for; some data have no test split."""
+
+RULE_CAPTIONS = {
+    "final": "at the last evaluated round",
+    "selected": "at the round with the best mean validation {criterion}",
+    "oracle": "ORACLE: at the best round on this very split, which no honest protocol can know",
+    "best5": "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle would",
+}
 
 
 class Summary(NamedTuple):
@@ -41,24 +56,19 @@ def summarise(tables: Tables) -> Summary:
     trials. Test values never choose. `chosen_by_default` marks the choice for tables that show each group of trials at
     its own point (see `Tables.points_to_show`), in the rows of every point.
     """
-    done = tables.done
+    done, criteria = tables.done, tables.criteria
     curves = tables.curves.merge(done[TRIAL], on=TRIAL)
-    rows = _over_seeds(pick_rounds(curves, tables.criteria), done, SCORE)
-    chosen = (
-        _chosen(rows, ["experiment", "algorithm", "point"], tables.criteria)
-        .drop(columns="algorithm")
-        .assign(chosen=True)
-    )
-    shown = at_default_points(rows, tables.points_to_show)
-    by_default = _chosen(shown, ["experiment", "algorithm"], tables.criteria)
-    by_default = by_default.drop(columns="algorithm").assign(chosen_by_default=True)
+    rows = _over_seeds(pick_rounds(curves, criteria), done, SCORE)
     over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
-    rows, over_rounds = (
-        frame.merge(chosen, on=["experiment", "order", "point"], how="left")
-        .merge(by_default, on=["experiment", "order"], how="left")
-        .assign(**{name: lambda merged, name=name: merged[name].eq(True) for name in ("chosen", "chosen_by_default")})
-        for frame in (rows, over_rounds)
-    )
+    shown = at_default_points(rows, tables.points_to_show)
+    for name, scored, keys in (("chosen", rows, ["point"]), ("chosen_by_default", shown, [])):
+        choice = _chosen(scored, ["experiment", "algorithm", *keys], criteria).drop(columns="algorithm")
+        rows, over_rounds = (
+            frame.merge(choice.assign(**{name: True}), on=["experiment", "order", *keys], how="left").assign(
+                **{name: lambda merged, name=name: merged[name].eq(True)}
+            )
+            for frame in (rows, over_rounds)
+        )
     return Summary(rows, over_rounds, tables.notes)
 
 
@@ -109,3 +119,160 @@ def _chosen(rows: pd.DataFrame, keys: list[str], criteria: Mapping[str, str]) ->
     )
     only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)
     return pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of the results that is shown; None stands for a default.
+
+    Attributes:
+        metric: The metric; by default, for each experiment, the metric that chooses (`Tables.criteria`).
+        point: The model scored; by default the point at which each algorithm's paper evaluates, and on the split "ood"
+            the global model, or the downloaded models where there is no global model.
+        split: The split; by default, for each experiment, the first of test, ood, val and train with values there.
+        rule: The rule that picks the round; by default `selected` if every trial has a value in the round that
+            validation picks, and `final` otherwise.
+        select: The metric that chooses rounds and hyperparameters; by default `select.metric` of the runs.
+    """
+
+    metric: str | None = None
+    point: str | None = None
+    split: str | None = None
+    rule: str | None = None
+    select: str | None = None
+
+
+DEFAULT_VIEW = View()
+
+
+def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
+    """Return the participants' rows of the metric, the point and the split of `view`, under all rules.
+
+    `rows` summarise `tables`: columns experiment, algorithm, order, unseen, point, split, metric, and more. If `view`
+    has no point, the column `chosen_by_default` (see `Summary`) becomes `chosen`, where there is such a column.
+
+    Raises:
+        UsageError: there are no such rows.
+    """
+    rows = rows[~rows["unseen"]]
+    metric, point, split = view.metric, view.point, view.split
+    points, of_ood, criteria = tables.points_to_show, out_of_domain_points(rows), tables.criteria
+    for name, value in (("metric", metric), ("split", split)):
+        if value is not None and value not in set(rows[name]):
+            raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
+        rows = rows if value is None else rows[rows[name] == value]
+    if metric is None:
+        rows = rows[rows["metric"] == rows["experiment"].map(criteria)]
+    if point is None and "chosen_by_default" in rows:
+        rows = rows.assign(chosen=rows["chosen_by_default"])
+    keys = zip(rows["experiment"], rows["order"], rows["split"], strict=True)
+    shown = [point or (of_ood if of == "ood" else points)[experiment, order] for experiment, order, of in keys]
+    at_point = rows[rows["point"] == pd.Series(shown, index=rows.index)]
+    if at_point.empty:
+        metric = metric or "/".join(sorted(set(criteria.values())))
+        what = " ".join(filter(None, [split, metric]))
+        raise UsageError(
+            f"point={point or '/'.join(sorted(set(shown)))}: no {what} there; known: "
+            f"{', '.join(sorted(set(rows['point'])))}"
+        )
+    if split is not None:
+        return at_point
+    rank = at_point["split"].map(DEFAULT_SPLITS.index)
+    return at_point[rank == rank.groupby(at_point["experiment"]).transform("min")]
+
+
+def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
+    """Return the rows of `rule`, or of the default rule, and the rule.
+
+    Raises:
+        UsageError: there are no such rows.
+    """
+    means = rows[rows["quantity"] == "mean"]
+    groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
+    if rule is None:
+        rule = "selected" if groups.get("selected") == groups["final"] else "final"
+    if rule not in RULES:
+        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
+    if rule not in groups:
+        raise UsageError(
+            f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "
+            "round that the rule picks; use final"
+        )
+    return rows[rows["rule"] == rule], rule
+
+
+def unit(metric: str) -> str:
+    """Return ", %" for metrics that are shown in percent."""
+    return ", %" if is_fraction(metric) else ""
+
+
+def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
+    """Return what a mean of `metric` on `split` is over: "mean over clients", or over the server's values.
+
+    `counts` (see `count_scores`) and `trials` are those of one experiment.
+    """
+    if is_of_server(counts, split, metric):
+        return "mean over the server's values"
+    return f"mean over {_clients_scored(trials) or 'clients'}"
+
+
+def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
+    """Return whether no client has a value of `metric` on `split`; `counts` are of one experiment."""
+    clients = counts.loc[(counts["split"] == split) & (counts["metric"] == metric), "clients"]
+    return bool(clients.eq(0).all())
+
+
+def mean_caption(trials: pd.DataFrame) -> str:
+    """Return what numbers are means over: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition"."""
+    seeds = sorted(trials.groupby("order")["seed"].nunique().unique())
+    words = _counted(seeds, "seed") if seeds == [1] else f"mean ± sd over {_counted(seeds, 'seed')}"
+    if trials["partition_hash"].notna().all():
+        per_domain = trials.groupby(["order", LEFT_OUT])["partition_hash"].nunique()
+        words += f", {_counted(sorted(per_domain.unique()), 'partition')}"
+    return ", ".join(filter(None, [words, _clients_scored(trials)]))
+
+
+def _clients_scored(trials: pd.DataFrame) -> str:
+    """Return "a fixed sample of 1000 clients" if not all clients were scored, else ""."""
+    sizes = sorted({int(size) for size in trials["clients_scored"].dropna()})
+    return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
+
+
+def _counted(numbers: list[int], noun: str) -> str:
+    if len(numbers) == 1:
+        return f"{numbers[0]} {noun}{'' if numbers[0] == 1 else 's'}"
+    return f"{numbers[0]} to {numbers[-1]} {noun}s"
+
+
+def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str]:
+    """Return notes on NaN values in the `rows` that are shown, and on rounds that `rule` cannot compare fairly."""
+    scores, notes = _shown(counts, rows), []
+    for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
+        values, missing = group["values"].sum(), group["missing"].sum()
+        if missing:
+            algorithms = ", ".join(sorted(group.loc[group["missing"] > 0, "algorithm"].unique()))
+            notes.append(
+                f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {algorithms}). Means "
+                "leave them out, and rounds in which there is no other value do not count as evaluated."
+            )
+    if rule != "final":
+        notes += scored_clients_notes(counts, rows)
+    return notes
+
+
+def scored_clients_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note on each experiment in which the scored clients differ between rounds; see `score_notes`."""
+    scores = _shown(counts, rows)
+    cohorts = scores[scores["cohort"] != 0].groupby([*TRIAL, "point", "split", "metric"])["cohort"].nunique()
+    different = cohorts[cohorts > 1].index.get_level_values("experiment")
+    return [
+        f"{name}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so a rule "
+        "that compares rounds also compares clients; --rule final does not."
+        for name in sorted(different.unique())
+    ]
+
+
+def _shown(counts: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the counts of the participants' scores that `rows` summarise."""
+    keys = ["experiment", "algorithm", "point", "split", "metric"]
+    return counts[~counts["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)

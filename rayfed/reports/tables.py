@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 from rich.cells import cell_len
 
+from rayfed.core.records import is_fraction
 from rayfed.core.terminal import BLANK, Column, format_table, widest
-from rayfed.records.metric_names import is_fraction
 from rayfed.reports.selection import DOMAIN, FEW_CLIENTS
 
 CHOSEN = "†"
@@ -133,13 +133,13 @@ class Stars(NamedTuple):
 
     Attributes:
         best: The name of the method with which the others are compared.
-        marks: The stars by algorithm and hyperparameters.
-        p_values: The p-values of the t test after Holm's correction, by algorithm and hyperparameters.
+        marks: The stars by the `order` of a method.
+        p_values: The p-values of the t test after Holm's correction, likewise.
     """
 
     best: str = ""
-    marks: Mapping[tuple[str, str], str] = MappingProxyType({})
-    p_values: Mapping[tuple[str, str], str] = MappingProxyType({})
+    marks: Mapping[int, str] = MappingProxyType({})
+    p_values: Mapping[int, str] = MappingProxyType({})
 
 
 def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
@@ -166,15 +166,14 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
     remarks += _remove_repeated(columns, domains)
     seeds = [int(group.loc["mean", "seeds"]) for group in groups.values()]
     remarks += _fewer_seeds(columns.values(), seeds)
-    methods = [(str(row["algorithm"]), str(row["hyperparameters"])) for row in first]
     if stars:
         shown = "mean" if "mean" in columns else domains[0]
-        pairs = zip(methods, columns[shown].cells, strict=True)
-        cells = [replace(cell, stars=stars.marks.get(method, "")) if cell else None for method, cell in pairs]
+        pairs = zip(groups, columns[shown].cells, strict=True)
+        cells = [replace(cell, stars=stars.marks.get(order, "")) if cell else None for order, cell in pairs]
         columns[shown] = columns[shown]._replace(cells=cells)
     return ResultTable(
-        algorithms=[algorithm for algorithm, _ in methods],
-        hyperparameters=[hyperparameters for _, hyperparameters in methods],
+        algorithms=[str(row["algorithm"]) for row in first],
+        hyperparameters=[str(row["hyperparameters"]) for row in first],
         chosen=[bool(row["chosen"] and counts[row["algorithm"]] > 1) for row in first],
         columns=list(columns.values()),
         seeds=seeds,

@@ -6,12 +6,11 @@ import textwrap
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.core.records import is_fraction
 from rayfed.core.terminal import plain_table
-from rayfed.records.metric_names import comparable, is_fraction
-from rayfed.reports.captions import average_words, scored_clients_notes
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL
-from rayfed.reports.view import View, filter_rows
+from rayfed.reports.selection import TRIAL, comparable
+from rayfed.reports.summary import View, average_words, filter_rows, scored_clients_notes
 
 
 def target_text(tables: Tables, target: float, view: View, *, width: int) -> str:
@@ -46,12 +45,7 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
 
     `round` is the first evaluated round whose value is at least `target` (at most, where lower is better). `gigabytes`
     (10⁹ bytes) counts everything sent down and up until its end, including the setup. Both are NaN if the target was
-    never reached.
-
-    Args:
-        means: one row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
-        tables: the tables of the trials.
-        target: the value to reach.
+    never reached. `means` has a row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
     """
     gap = comparable(means["value"]) - target
     tolerance = 1e-11 * abs(target)  # a mean that misses the target by rounding errors only has reached it
@@ -64,30 +58,22 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
 
 
 def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
-    """Return the gigabytes (10⁹ bytes) that were sent down and up until the end of each round, with the setup.
-
-    Args:
-        rounds: the table `rounds`, in the order of its rounds.
-    """
+    """Return the gigabytes (10⁹ bytes) that were sent until the end of each of the sorted `rounds`, with the setup."""
     return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / 1e9
 
 
 def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> str:
-    """Return a table of mean ± sd over the trials of each group, and of how many trials reached the target.
-
-    `reached` is the result of `rounds_to_target`, and `trials` are the trials that count.
-    """
-    rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL).sort_values("order")
+    """Return a table of mean ± sd over the trials of each group, and of how many trials `reached` the target."""
+    rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL)
     columns: dict[str, list[str]] = {"algorithm": [], "hyperparameters": [], "rounds": [], "GB": [], "reached": []}
-    for _, group in rows.groupby("order"):
+    for (_, algorithm, hyperparameters), group in rows.groupby(["order", "algorithm", "hyperparameters"]):
         gigabytes = group["gigabytes"].mean()
         # three decimals, or as many as show three digits of what a small model sends
         decimals = max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
-        columns["algorithm"].append(group["algorithm"].iloc[0])
-        columns["hyperparameters"].append(group["hyperparameters"].iloc[0])
-        columns["rounds"].append(_mean_text(group["round"], 1))
-        columns["GB"].append(_mean_text(group["gigabytes"], decimals))
-        columns["reached"].append(f"{group['round'].notna().sum()} of {len(group)}")
+        counted = f"{group['round'].count()} of {len(group)}"
+        texts = _mean_text(group["round"], 1), _mean_text(group["gigabytes"], decimals), counted
+        for column, cell in zip(columns.values(), (algorithm, hyperparameters, *texts), strict=True):
+            column.append(cell)
     if not any(columns["hyperparameters"]):
         del columns["hyperparameters"]
     return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)

@@ -37,12 +37,10 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
     names = [name for name in trials.columns if _is_hyperparameter(name)]
     values = trials[names].reset_index(drop=True).astype(object)
     values = values.where(values.notna(), None)
+    base[LEFT_OUT] = list(trials[LEFT_OUT].astype(object).fillna("").astype(str)) if LEFT_OUT in trials else ""
     if LEFT_OUT in trials:
-        base[LEFT_OUT] = trials[LEFT_OUT].reset_index(drop=True).astype(object).fillna("").astype(str)
         left_out = ["each in turn" if domain else None for domain in base[LEFT_OUT]]
         values[LEFT_OUT] = pd.Series(left_out, dtype=object)  # with `map`, pandas would turn None into NaN
-    else:
-        base[LEFT_OUT] = ""
     of_algorithm = [name for name in names if name.startswith("algorithm.")]
     others = [name for name in names if name not in of_algorithm]
     shown: list[list[str]] = [[] for _ in range(len(base))]  # by trial, the names of the values that vary
@@ -101,14 +99,31 @@ def countable_trials(
     if any(unfinished.values()):
         words = ", ".join(f"{count} {status}" for status, count in unfinished.items() if count)
         notes.append(f"{sum(unfinished.values())} of {len(groups)} trials are not done and do not count: {words}.")
-    notes += _early_stops(trials)
+    stopped = trials[trials["stop_reason"].notna()]
+    notes += [
+        f"{row['trial']} stopped early, after round {int(row['rounds_done'])} of {int(row['rounds'])}: "
+        f"{row['stop_reason']}."
+        for row in stopped.head(_MOST_REASONS).to_dict("records")
+    ]
+    if (more := len(stopped) - _MOST_REASONS) > 0:
+        notes.append(f"{more} more trials stopped early; trials.stop_reason says why.")
     done = groups[groups["status"] == "done"].sort_values(["started", "trial"])
     once = done.drop_duplicates(["experiment", "order", "seed", LEFT_OUT], keep="last")
     if repeated := len(done) - len(once):
         words = "1 trial does" if repeated == 1 else f"{repeated} trials do"
         notes.append(f"{words} not count, because a later one has the same hyperparameters and seed.")
-    notes += [*_criterion_notes(trials, criteria), *_code_notes(once, trials)]
-    notes += _evaluation_interval_notes(trials.merge(once[TRIAL], on=TRIAL))
+    for experiment, metrics in _different(trials, "selection_metric"):
+        notes.append(
+            f"{experiment}: trials differ in select.metric ({', '.join(metrics)}); rounds and hyperparameters are "
+            f"chosen by {criteria[experiment]}; --select METRIC chooses by another."
+        )
+    notes += _code_notes(once, trials)
+    for experiment, intervals in _different(trials.merge(once[TRIAL], on=TRIAL), "evaluate.every"):
+        notes.append(
+            f"{experiment}: trials differ in evaluate.every ({' and '.join(f'{every:g}' for every in intervals)}). "
+            "Trials that are scored more often have more rounds to pick from, so selected, oracle, best5 and --target "
+            "do not compare them fairly; final does."
+        )
     for experiment, leave_one_out in once[once[LEFT_OUT] != ""].groupby("experiment"):
         pairs = leave_one_out["seed"].nunique() * leave_one_out[LEFT_OUT].nunique()
         for (algorithm, hyperparameters), group in leave_one_out.groupby(["algorithm", "hyperparameters"]):
@@ -122,21 +137,16 @@ def countable_trials(
     return once, notes
 
 
-def _criterion_notes(trials: pd.DataFrame, criteria: Mapping[str, str]) -> list[str]:
-    """Return a note on each experiment whose trials differ in the metric that chooses."""
-    named = trials.dropna(subset="selection_metric").groupby("experiment")["selection_metric"].unique()
-    return [
-        f"{experiment}: trials differ in select.metric ({', '.join(sorted(metrics))}); rounds and hyperparameters are "
-        f"chosen by {criteria[str(experiment)]}; --select METRIC chooses by another."
-        for experiment, metrics in named.items()
-        if len(metrics) > 1
-    ]
+def _different(trials: pd.DataFrame, column: str) -> list[tuple[str, list[Any]]]:
+    """Return each experiment whose trials differ in a column, with the sorted values."""
+    if column not in trials:
+        return []
+    values = trials.dropna(subset=column).groupby("experiment")[column].unique().map(sorted)
+    return [(str(experiment), several) for experiment, several in values.items() if len(several) > 1]
 
 
 def _code_notes(done: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
     """Return a note on each group whose trials ran with different code of the user."""
-    if "code_hash" not in trials:
-        return []
     notes = []
     hashed = done.merge(trials[[*TRIAL, "code_hash"]], on=TRIAL).dropna(subset=["code_hash"])
     for (experiment, _), group in hashed.groupby(["experiment", "order"]):
@@ -150,33 +160,3 @@ def _code_notes(done: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
             ]
             notes.append(f"{name}: your own code has changed between seeds (code_hash {'; '.join(seeds)}).")
     return notes
-
-
-def _evaluation_interval_notes(trials: pd.DataFrame) -> list[str]:
-    """Return a note on each experiment whose `trials` differ in `evaluate.every`."""
-    if "evaluate.every" not in trials:
-        return []
-    every = trials.dropna(subset="evaluate.every").astype({"evaluate.every": int})
-    named = every.groupby("experiment")["evaluate.every"].unique().map(sorted)
-    return [
-        f"{experiment}: trials differ in evaluate.every ({' and '.join(map(str, intervals))}). Trials that are scored "
-        "more often have more rounds to pick from, so selected, oracle, best5 and --target do not compare them fairly; "
-        "final does."
-        for experiment, intervals in named.items()
-        if len(intervals) > 1
-    ]
-
-
-def _early_stops(trials: pd.DataFrame) -> list[str]:
-    """Return notes on the trials that stopped early, with the reasons of the first few."""
-    if "stop_reason" not in trials:
-        return []
-    stopped = trials[trials["stop_reason"].notna()]
-    lines = [
-        f"{row['trial']} stopped early, after round {int(row['rounds_done'])} of {int(row['rounds'])}: "
-        f"{row['stop_reason']}."
-        for row in stopped.head(_MOST_REASONS).to_dict("records")
-    ]
-    if (more := len(stopped) - _MOST_REASONS) > 0:
-        lines.append(f"{more} more trials stopped early; trials.stop_reason says why.")
-    return lines

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,19 +58,6 @@ def test_the_network_is_rayfeds(network):
     assert len(job.initial) == len(list(model.parameters()))
 
 
-def test_a_file_holds_the_whole_job(tmp_path):
-    job = small_job()
-    job.save(tmp_path / "job.npz")
-    loaded = module("job").Job.load(tmp_path / "job.npz")
-    for field in dataclasses.fields(job):
-        before, after = getattr(job, field.name), getattr(loaded, field.name)
-        assert type(after) is type(before)
-        if field.name == "initial":
-            assert [value.tolist() for value in after] == [value.tolist() for value in before]
-        else:
-            assert np.array_equal(after, before)
-
-
 def test_training_by_hand_gives_rayfeds_model():
     """Flower's clients train with `job.train`; the weighted mean of what it returns must be rayfed's model."""
     job_module, job = module("job"), small_job()
@@ -98,14 +84,6 @@ def test_ratios_are_of_paired_repetitions():
     assert report.ratio(runs, "rayfed", "bare") == (1.25, 1.0, 1.5)
     assert report.seconds(runs, "bare") == (3.0, 1.0, 9.0)
     assert f"{report.ratio(runs, 'rayfed', 'bare'):.2f}" == "1.25 (1.00 to 1.50)"
-
-
-def test_a_goal_is_a_bound_from_above_or_below():
-    goal = module("report").Goal
-    assert goal("rayfed", "bare", "≤", 1.02).met(1.02)
-    assert not goal("rayfed", "bare", "≤", 1.02).met(1.03)
-    assert goal("pfl", "rayfed", "≥", 1.3).met(1.31)
-    assert not goal("pfl", "rayfed", "≥", 1.3).met(1.2)
 
 
 @pytest.mark.parametrize(
@@ -149,109 +127,6 @@ def test_users_are_made_on_demand_and_drawn_by_the_engine():
     assert plan.config.cohort == 100
     assert torch.allclose(job.model()(x), plan.blueprint.model(x), atol=1e-6)
     assert np.allclose(job.normalised(job.test_x), job.test_x)
-
-
-def test_a_large_model_has_about_as_many_parameters_as_asked_for():
-    job = module("jobs").large_model(2, parameters=1_000_000)
-    assert sum(value.size for value in job.initial) == pytest.approx(1_000_000, rel=0.01)
-    model = module("jobs").plan_of(job, hosts=0, results="results").blueprint.model
-    assert [value.shape for value in job.initial] == [tuple(value.shape) for value in model.parameters()]
-
-
-@pytest.mark.parametrize(
-    ("steps", "said"), [(12, "all engines did as many steps, each on clients that it drew"), (11, None)]
-)
-def test_start_up_and_memory_are_shown_and_drawn_clients_may_end_with_other_weights(steps, said, capsys):
-    job = dataclasses.replace(small_job(rounds=2), name="many-users-3", cohort=6, watched=True)
-    moved = [value + 1 for value in job.initial]
-    memory = {"began": 2.0, "memory": (4_000_000_000, 1_500_000_000)}
-    runs = {
-        "rayfed": [outcome(1.0, parameters=job.initial, **memory)],
-        "pfl": [outcome(1.0, parameters=moved, steps=steps, **memory)],
-    }
-    assert module("report").show(job, runs) == (said is not None)
-    lines = capsys.readouterr().out.splitlines()
-    assert "memory, GB" in lines[2]
-    assert lines[3].split()[-4:] == ["3.0", "s", "4", "1.5"]
-    assert lines[-1] == (said or "THE WORK DIFFERS: pfl: 11 steps instead of 12")
-
-
-def test_memory_counts_until_the_last_round_is_over():
-    samples = [(1.0, []), (2.0, [3, 4]), (3.0, [5, 1]), (9.0, [50, 50])]
-    assert module("engines")._highest(samples, 3.5) == (7, 5)
-    assert module("engines")._highest([], 3.5) == (0, 0)
-
-
-class FakeEngine:
-    """Writes down when it runs, and fails in the run `fails`."""
-
-    def __init__(self, name, calls, fails=None):
-        self.name, self.calls, self.fails = name, calls, fails
-
-    def run(self, python, job, folder, timeout, *, watched):
-        self.calls.append(self.name)
-        if self.calls.count(self.name) == self.fails:
-            raise module("environments").Unavailable(f"{self.name}: failed")
-        return outcome(1.0)
-
-
-def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, capsys, tmp_path):
-    main = module("__main__")
-    calls = []
-    engines = {name: FakeEngine(name, calls, fails=2 if name == "pfl" else None) for name in ("bare", "rayfed", "pfl")}
-    monkeypatch.setattr(main, "ENGINES", engines)
-    args = main._arguments(["--repeats", "3", "--engines", *engines])
-    runs = main._run(small_job(), dict.fromkeys(engines, Path(sys.executable)), tmp_path, args)
-    assert calls == ["bare", "rayfed", "pfl", "rayfed", "pfl", "bare", "bare", "rayfed"]
-    assert {name: len(outcomes) for name, outcomes in runs.items()} == {"bare": 3, "rayfed": 3}
-    assert "pfl: failed" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_or_takes_too_long_ends_in_one_line(tmp_path):
-    engine, unavailable = module("engines").ENGINES["bare"], module("environments").Unavailable
-    job = tmp_path / "job.npz"
-    job.write_text("not an archive")
-    with pytest.raises(unavailable, match=r"^bare: failed on job: \w*Error: .* \(see .*job-bare.log\)$"):
-        engine.run(Path(sys.executable), job, tmp_path, 100)
-    with pytest.raises(unavailable, match=r"^bare: took longer than 0.01 s on job"):
-        engine.run(Path(sys.executable), job, tmp_path, 0.01)
-
-
-@pytest.mark.parametrize("engine", ["flower", "pfl"])
-def test_packages_are_pinned_and_torch_is_rayfeds(engine):
-    def lines(path):
-        text = [line.strip() for line in path.read_text().splitlines()]
-        return [line for line in text if line and not line.startswith("#")]
-
-    pins = lines(HOME / "peers" / f"{engine}.txt")
-    assert [line for line in pins if "==" not in line] == []
-    (torch_pin,) = [line for line in pins if line.startswith("torch==")]
-    assert torch_pin in lines(ROOT / "constraints.txt")
-
-
-def test_without_data_a_job_is_skipped(tmp_path, capsys):
-    assert module("__main__").main(["--jobs", "mnist-cnn", "--engines", "bare", "--cache", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("skipped: set the environment variable RAYFED_DATA")
-
-
-def test_missing_data_and_engines_are_named_in_one_line_each(tmp_path, monkeypatch, capsys):
-    main = module("__main__")
-    monkeypatch.setenv("RAYFED_DATA", str(tmp_path / "nowhere"))
-    assert main.main(["--jobs", "mnist-cnn", "--engines", "bare", "--cache", str(tmp_path)]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("mnist-cnn: ")
-    assert "nowhere" in line
-
-    def unavailable(*_):
-        raise module("environments").Unavailable("pfl: cannot be installed: no network")
-
-    monkeypatch.delenv("RAYFED_DATA")
-    monkeypatch.setattr(module("engines"), "environment", unavailable)
-    assert main.main([*TINY, "--jobs", "many-clients", "--engines", "pfl", "--cache", str(tmp_path)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "pfl: cannot be installed: no network"
-    assert lines[-1] == "many-clients: no engine could run it"
 
 
 TINY = ["--clients", "4", "--images", "20", "--repeats", "1", "--rounds", "1"]

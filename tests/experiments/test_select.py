@@ -14,7 +14,7 @@ from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 from rayfed.reports.read import read
 from rayfed.reports.render import render
-from rayfed.reports.view import View
+from rayfed.reports.summary import View
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

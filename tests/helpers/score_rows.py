@@ -1,14 +1,14 @@
 """Rows of the table `metrics`, written by hand."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rayfed.core.records import Record, Score
-from rayfed.records.metric_names import lower_is_better_by_name
+from rayfed.core.records import Record, Score, lower_is_better_by_name
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
@@ -46,7 +46,7 @@ def add_rows(
     """Add a trial with the scores `rows` to the experiment e; in keys of `values`, `__` stands for a dot."""
     of_trial = {key.replace("__", "."): value for key, value in values.items()}
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **of_trial})
-    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+    with trial_writer(folder, name, algorithm=algorithm, seed=seed) as writer:
         write(writer, rows)
 
 
@@ -54,3 +54,13 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Return the rows as `read` does, for one trial."""
     table = pd.DataFrame([{"round": number, **asdict(score)} for number, score in rows])
     return table.assign(experiment="e", trial="t")
+
+
+@contextmanager
+def trial_writer(
+    folder: Path, name: str = "t", *, experiment: str = "e", algorithm: str = "fedavg", seed: int = 0, **options: Any
+) -> Iterator[TrialWriter]:
+    """Yield a trial's writer, which has written all rows when the block ends."""
+    writer = TrialWriter(folder, experiment, name, algorithm, seed, **options)
+    yield writer
+    writer.flush(force=True)

@@ -1,12 +1,13 @@
 """The files of checkpoints: states survive any sequence of checkpoints, and files do not pile up."""
 
 import json
+import os
 import random
 
 import pytest
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.records import checkpoints, storage
+from rayfed.records import checkpoints
 from rayfed.records.checkpoints import CheckpointStore, SavedPart, checksum
 from rayfed.records.storage import open_storage
 
@@ -94,15 +95,15 @@ def test_what_a_kill_left_is_removed(store, folder):
 def test_a_full_disk_leaves_the_old_ones_and_no_litter(store, folder, monkeypatch, failing):
     commit(store, None, b"s", {"1": b"one"})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    write = storage.Staged.write
+    replace = os.replace
 
-    def full(self, content):
-        if self._name.startswith(failing):
+    def full(unfinished, path):
+        if path.name.startswith(failing):
             raise OSError(28, "No space left on device")
-        write(self, content)
+        replace(unfinished, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage.Staged, "write", full)
+        patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="No space left"):
             commit(store, 1, b"s", {"1": b"uno"})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

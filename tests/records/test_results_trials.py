@@ -8,10 +8,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError
 from rayfed.records.trials import FIXED, claimed, mark_interrupted, merge_trials, record_trial
 from rayfed.reports.read import read
 
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -22,7 +23,7 @@ def trials(folder: Path) -> pd.DataFrame:
 
 def test_different_algorithms_share_one_table_and_updates_keep_the_rest(tmp_path: Path) -> None:
     record_trial(tmp_path, "e", "a", {"algorithm": {"name": "fedprox", "mu": 1}, "seed": 3, "local.lr": 0.1})
-    record_trial(tmp_path, "e", "b", {"algorithm": {"name": "dbe", "kappa": 50}, "seed": 4, "started": 0.0})
+    record_trial(tmp_path, "e", "b", {"algorithm": {"name": "dbe", "kappa": 50}, "seed": 4, "started": EPOCH})
     record_trial(tmp_path, "e", "a", {"status": "done", "rounds_done": 7, "seconds": 1.5})
     table = trials(tmp_path)
     assert list(table["algorithm"]) == ["dbe", "fedprox"]  # the one that began first
@@ -31,7 +32,7 @@ def test_different_algorithms_share_one_table_and_updates_keep_the_rest(tmp_path
     assert pd.isna(table.loc["b", "algorithm.mu"])
     assert table.loc["b", "algorithm.kappa"] == 50
     assert table.loc["a", "rounds_done"] == 7
-    assert table.loc["b", "started"] == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    assert table.loc["b", "started"] == EPOCH
     assert table.loc["a", "version_numpy"]
     assert {path.name for path in (tmp_path / "e" / "trials").glob("[!.]*")} == {"trials.parquet"}
 
@@ -108,9 +109,3 @@ def test_read_gives_empty_tables_with_columns_and_joins_experiments(tmp_path: Pa
     assert list(tables.metrics.columns[-3:]) == ["n", "unseen", "higher_is_better"]
     assert "bytes_down_by_field" in tables.rounds
     assert list(read(tmp_path, "two").trials["trial"]) == ["b"]
-
-
-def test_read_says_in_one_line_which_experiment_is_missing(tmp_path: Path) -> None:
-    record_trial(tmp_path, "digits", "a", {})
-    with pytest.raises(UsageError, match=r"experiment=digit: .* did you mean digits\?"):
-        read(tmp_path, "digit")

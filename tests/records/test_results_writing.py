@@ -11,11 +11,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.score_rows import row, write
+from helpers.score_rows import row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
+from rayfed.records.writer import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialWriter
 from rayfed.reports.read import read
 
 CLIENTS = 4
@@ -29,7 +28,7 @@ def one_round(writer: TrialWriter, number: int) -> None:
 
 def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
     """Segments of 40 rows, so that a test of seconds meets several."""
-    with TrialWriter(folder, "e", "t", "fedavg", 0, keep_through_round=keep, segment_rows=40) as writer:
+    with trial_writer(folder, keep_through_round=keep, segment_rows=40) as writer:
         for number in range(first, last + 1):
             one_round(writer, number)
             writer.flush(force=True)
@@ -102,7 +101,7 @@ def test_an_attempt_that_keeps_nothing_begins_anew(tmp_path: Path) -> None:
 
 def test_trials_whose_names_begin_alike_do_not_touch_each_other(tmp_path: Path) -> None:
     for trial in ("t", "t-0000", "t=1"):
-        with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
+        with trial_writer(tmp_path, trial) as writer:
             one_round(writer, 1)
     TrialWriter(tmp_path, "e", "t", "fedavg", 0)
     table = rounds_on_disk(tmp_path)
@@ -126,7 +125,7 @@ def test_flush_skips_when_writing_takes_too_long_and_close_writes_all(tmp_path: 
         one_round(writer, number)
         writer.flush()
     assert len(rounds_on_disk(tmp_path)) < 50
-    writer.close()
+    writer.flush(force=True)
     assert rounds_of(tmp_path) == list(range(1, 51))
 
 
@@ -137,7 +136,7 @@ def test_rows_stay_for_the_next_flush_when_the_disk_fails(tmp_path: Path, monkey
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             writer.flush(force=True)
-    writer.close()
+    writer.flush(force=True)
     assert rounds_of(tmp_path) == [1]
 
 
@@ -147,17 +146,10 @@ def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str)
         TrialWriter(tmp_path, "e", name, "fedavg", 0)
 
 
-def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
-    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
-    write(writer, [row(1, 0, "d", "test", "local", "accuracy", 0.5, 10)])
-    with pytest.raises(ValueError, match="point 'local': known are global, downloaded, trained, adapted"):
-        writer.flush()
-
-
 @pytest.mark.parametrize("number", [b"0", None])
 def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number: bytes | None) -> None:
     record_trial(tmp_path, "e", "t", {"seed": 0})
-    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+    with trial_writer(tmp_path) as writer:
         one_round(writer, 1)
     for table in ("metrics", "rounds"):
         (file,) = (tmp_path / "e" / table).glob("*.parquet")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from helpers.score_rows import row, write
+from helpers.score_rows import row, trial_writer, write
 from rayfed.core.records import SERVER
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 
 
 def add(
@@ -18,7 +17,7 @@ def add(
     domain c, which no client holds, is `mean` - 0.2, and the loss is 2 - `mean`.
     """
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", "rounds": 2, **values})
-    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+    with trial_writer(folder, name, algorithm=algorithm, seed=seed) as writer:
         for number in (1, 2):
             scores = [
                 row(number, client, "ab"[client], split, "global", metric, value, 10)

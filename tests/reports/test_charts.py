@@ -90,8 +90,6 @@ class TestKinds:
         assert rows["x"].astype(float).tolist() == pytest.approx([0.01, 0.1, 1.0])
         assert rows["y"].tolist() == pytest.approx([54.6, 55.5, 64.5])  # 52, 2.5 by seeds, and mu / 10
         assert rows["chosen"].tolist() == [0, 0, 1]
-        with pytest.raises(UsageError, match=r"^key=local.lr: does not vary"):
-            spec_of("sensitivity", folder, key="local.lr")
 
     def test_null_is_a_value_and_parts_lines(self, tmp_path: Path) -> None:
         """A line joins what differs in the key of its panel alone, also where another value is null."""
@@ -111,23 +109,11 @@ class TestKinds:
         order = {key: panel["layer"][0]["encoding"]["x"]["sort"] for key, panel in panels.items()}
         assert order == {"local.epochs": ["2", "none"], "cohort_share": ["0.5", "1"]}
 
-    def test_switches_are_true_and_false(self, tmp_path: Path) -> None:
-        for number, prbm in enumerate((True, False)):
-            add(tmp_path, f"t{number}", "dbe", 0, 0.5, **{"algorithm.prbm": prbm})
-        (panel,) = sensitivities(tmp_path).values()
-        assert panel["layer"][0]["encoding"]["x"]["sort"] == ["false", "true"]
-
     def test_clients(self, folder: Path) -> None:
         rows = data_of(spec_of("clients", folder)).set_index(["method", "client"])
         assert rows.loc["dp_fedbn", "value"].tolist() == pytest.approx([22.0, 42.0])
         assert rows.loc["fedavg", "value"].tolist() == pytest.approx([47.0, 67.0])
         assert rows.loc["fedavg", "holder"].tolist() == ["0\na", "1\nb"]
-
-    def test_clients_that_were_set_aside_at_some_seeds_have_fewer(self, tmp_path: Path) -> None:
-        for seed in (0, 1):
-            rows = [row(1, client, "a", "test", "global", "accuracy", 0.5, 10) for client in range(2 - seed)]
-            add_rows(tmp_path, f"t{seed}", rows, seed=seed)
-        assert "mean over 1 to 2 seeds" in draw("clients", chart_data(tmp_path, read(tmp_path))).caption
 
     def test_a_client_of_another_domain_in_each_trial_is_not_mixed(self, tmp_path: Path) -> None:
         """As where trials leave out one domain each, so that the number of a client says nothing about its domain."""

@@ -23,7 +23,6 @@ from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
 from rayfed.reports.page import configurations, page_html, write_page
 from rayfed.reports.read import read
-from rayfed.reports.view import View
 
 main = command("report")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -92,15 +91,6 @@ class TestContent:
         (view, *_) = re.findall('<section class="view"(.*?)>', page)
         assert 'data-metric="accuracy" data-split="test"' in view
 
-    @pytest.mark.slow
-    def test_every_metric_and_split_has_a_view(self, folder: Path, page: str) -> None:
-        views = re.findall('<section class="view" data-metric="(.*?)" data-split="(.*?)"', page)
-        assert views == [*(("accuracy", split) for split in ("test", "ood", "val")), ("loss", "test"), ("loss", "val")]
-        write_page(folder, None, folder / "loss.html", View(metric="loss", split="val", rule="final"))
-        text = (folder / "loss.html").read_text(encoding="utf-8")
-        assert re.findall('<section class="view" data-metric="(.*?)" data-split="(.*?)"', text)[0] == ("loss", "val")
-        assert "at the last evaluated round" in text
-
     def test_infinite_means(self, tmp_path: Path) -> None:
         for algorithm, loss in (("dbe", float("inf")), ("fedavg", 1.5)):
             for seed in (0, 1):
@@ -112,13 +102,6 @@ class TestContent:
             ["fedavg", *["1.500 ± 0.000"] * 3],
         ]
 
-    @pytest.mark.slow
-    def test_what_is_too_large_is_left_to_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rayfed.reports.page._MOST_CHARACTERS", 10)
-        text = page_html(folder, "e")
-        assert "--experiment e --plot clients.pdf --kind clients" in text
-        assert not re.search(r"<figure [^>]*data-chart", text)
-
     def test_nothing_is_loaded_and_no_result_becomes_markup(self, page: str) -> None:
         assert f"ValueError: {html.escape(HOSTILE)}" in page
         assert "<pre>at x</pre>" in page
@@ -126,10 +109,6 @@ class TestContent:
         assert not re.search(r"(?:src|href)=[\"'](?!data:)|@import|url\(", written)
         assert HOSTILE not in page
         assert "default-src 'none'" in page
-
-    def test_a_folder_without_results_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([str(tmp_path), "--html", str(tmp_path / "p.html")]) == 2
-        assert "no results in it" in capsys.readouterr().err
 
 
 class TestRepeating:

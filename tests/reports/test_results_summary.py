@@ -10,21 +10,17 @@ import pandas as pd
 import pytest
 
 from helpers.commands import command
-from helpers.score_rows import Row, add_rows, frame, row, write
+from helpers.score_rows import Row, add_rows, frame, row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER
+from rayfed.core.records import SERVER, lower_is_better_by_name
 from rayfed.core.registry import resolve
 from rayfed.metrics import METRICS
-from rayfed.records.metric_names import is_fraction, lower_is_better_by_name
-from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, pick_rounds
-from rayfed.reports.summary import summarise
+from rayfed.reports.summary import View, summarise
 from rayfed.reports.target import target_text
 from rayfed.reports.trial_groups import group_trials
-from rayfed.reports.view import View
 
 main = command("report")
 
@@ -72,7 +68,7 @@ def test_what_was_not_measured_in_the_selected_round_has_no_selected_row(tmp_pat
 def test_the_files_of_a_trial_are_aggregated_as_one(tmp_path: Path) -> None:
     """Clients are in another file than the server's value, which they replace."""
     rows = [row(1, SERVER, "", "test", "global", "accuracy", 0.9, 10), *of_metric("accuracy", [], [0.1, 0.2, 0.3])]
-    with TrialWriter(tmp_path, "e", "t", "fedavg", 0, segment_rows=1) as writer:
+    with trial_writer(tmp_path, segment_rows=1) as writer:
         for one in rows:
             write(writer, [one])
             writer.flush(force=True)
@@ -137,30 +133,15 @@ class TestSplitThatIsThere:
         assert "25.00" in render(tmp_path)
         assert main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
 
-    def test_not_a_test_set_that_another_model_was_scored_on(self, tmp_path: Path) -> None:
-        add_trial(tmp_path, "t", [(0.25, NAN)], default_eval_point="downloaded")
-        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
-            write(writer, [row(1, SERVER, "0", "test", "global", "accuracy", 0.5, 9)])
-        assert "e: val accuracy, %" in render(tmp_path)
-
     def test_test_comes_first_and_then_ood(self, tmp_path: Path) -> None:
         add_trial(tmp_path, "t", [(0.25, NAN)])
-        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
+        with trial_writer(tmp_path, keep_through_round=9) as writer:
             write(writer, [row(1, SERVER, "x", "ood", "global", "accuracy", 0.5, 9)])
         assert "e: out-of-domain accuracy (split ood), %" in render(tmp_path)
         add_trial(tmp_path, "u", [(0.25, 0.5)], algorithm="dbe")
         words = render(tmp_path, width=200)
         assert "e: test accuracy, %" in words
         assert "Not shown, because they have no test accuracy at the model scored: fedavg." in words
-
-    def test_each_experiment_has_its_own(self, tmp_path: Path) -> None:
-        add_trial(tmp_path, "t", [(0.25, NAN)])
-        record_trial(tmp_path, "f", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
-        with TrialWriter(tmp_path, "f", "t", "fedavg", 0) as writer:
-            write(writer, of_metric("accuracy", [0.5], [0.5]))
-        words = render(tmp_path)
-        assert "e: val accuracy, %" in words
-        assert "f: test accuracy, %" in words
 
 
 class TestRoundsThatAreNotAlike:
@@ -204,20 +185,6 @@ def test_the_worst_loss_is_the_greatest_and_server_rows_count_only_alone() -> No
     assert found["test", "mean"] == 2.0
     assert found["test", "worst"] == 3.0
     assert found["ood", "domain:sketch"] == 0.25
-
-
-@pytest.mark.parametrize(
-    ("lower", "share", "metrics"),
-    [
-        (False, True, "accuracy accuracy_class_3 balanced_accuracy auroc f1 discriminator_accuracy"),
-        (True, True, "ece client_probe@logits"),
-        (True, False, "test_loss mdl mdl@logits frechet_mean@features.accuracy drift_relative"),
-        (True, False, "gradient_norm_mean_square"),
-    ],
-)
-def test_what_names_of_metrics_tell(lower: bool, share: bool, metrics: str) -> None:
-    for metric in metrics.split():
-        assert (lower_is_better_by_name(metric), is_fraction(metric)) == (lower, share), metric
 
 
 class TestDeclaredDirection:
@@ -318,7 +285,7 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
 def test_the_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
     add_trial(tmp_path, "x", [(0.7, 0.5)], algorithm__mu=1.0)
     add_trial(tmp_path, "y", [(0.7, 0.5)], algorithm__mu=2.0, local__optimizer="sgd_with_momentum", model__name="cnn")
-    with TrialWriter(tmp_path, "e", "x", "fedavg", 0, keep_through_round=1) as writer:
+    with trial_writer(tmp_path, "x", keep_through_round=1) as writer:
         rows = (row(1, 2 + i, f"domain_{i}", "test", "global", "accuracy", 0.5, 1) for i in range(12))
         write(writer, rows)
     table = render(tmp_path, width=width).split("Parquet:")[0]
@@ -334,13 +301,6 @@ def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path
         render(tmp_path, view=View(rule="orakle"))
     with pytest.raises(UsageError, match="rule=selected: no validation split"):
         render(tmp_path, view=View(rule="selected"))
-
-
-def test_nothing_done_yet_is_said(tmp_path: Path) -> None:
-    add_trial(tmp_path, "t", [(0.5, 0.5)], status="running")
-    assert render(tmp_path).startswith("No trial is done yet.\n1 of 1 trials are not done and do not count")
-    record_trial(tmp_path, "fresh", "t", {"algorithm": "fedavg", "seed": 0})
-    assert render(tmp_path, "fresh").startswith("No trial is done yet.")
 
 
 def test_the_plot_is_written_beside_the_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,8 +395,3 @@ class TestManyClients:
         assert r"worst 10 \%" in render(folder, format="latex")
         lines = render(folder, format="csv").splitlines()
         assert len([line for line in lines if ",domain:client-" in line and ",final," in line]) == 25
-
-    def test_a_few_clients_have_neither(self, tmp_path: Path) -> None:
-        add_trial(tmp_path, "t", [(NAN, 0.5)])
-        assert not summarise(read(tmp_path)).rows["quantity"].isin(["best10", "worst10"]).any()
-        assert "10 %" not in render(tmp_path)

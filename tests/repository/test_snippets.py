@@ -229,7 +229,7 @@ def test_files_of_pfllib_are_clients(own_folder):
 RUN = {
     "README.md": ["rounds=1", "data.per_domain=60", "seeds=[0,1]"],
     "docs/tour.md": [],
-    "docs/own-data.md": ["rounds=1", "seeds=[0]"],
+    "docs/own-data.md": ["rounds=1", "seeds=[0,1]"],
     "docs/choose-a-partition.md": [],
     "docs/compare-fairly.md": ["rounds=2", "seeds=[0,1]"],
     "docs/debug-a-number.md": [],

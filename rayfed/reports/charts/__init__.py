@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rayfed.core.errors import UsageError
 from rayfed.records.storage import open_storage
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import summarise
-from rayfed.reports.view import DEFAULT_VIEW, View
+from rayfed.reports.summary import DEFAULT_VIEW, View, summarise
 
 if TYPE_CHECKING:
     from rayfed.reports.charts.chart import Chart, ChartData
@@ -34,7 +33,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW, *, key: str | None = None) -> "ChartData":
+def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":
     """Return what charts are drawn from. The arguments are the attributes of `ChartData`.
 
     Raises:
@@ -46,7 +45,7 @@ def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW, *,
     if len(names) > 1:
         raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
     name = (names or sorted(set(tables.counts["experiment"])))[0]
-    return ChartData(tables, summarise(tables), open_storage(folder).child(name), view, key)
+    return ChartData(tables, summarise(tables), open_storage(folder).child(name), view)
 
 
 def draw(kind: str, data: "ChartData") -> "Chart":
@@ -66,15 +65,12 @@ def plot(
     path: str | Path,
     kind: str = "curves",
     view: View = DEFAULT_VIEW,
-    *,
-    key: str | None = None,
 ) -> None:
-    """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` and `key` are those of `ChartData`.
+    """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` is that of `ChartData`.
 
     Raises:
         UsageError: several experiments, nothing to plot, or a path that cannot be written to.
     """
-    from rayfed.reports.charts.chart import check_path, save
+    from rayfed.reports.charts.chart import save
 
-    check_path(path)
-    save(draw(kind, chart_data(folder, tables, view, key=key)), path)
+    save(draw(kind, chart_data(folder, tables, view)), path)

@@ -13,12 +13,10 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
-from rayfed.records.metric_names import is_fraction
+from rayfed.core.records import is_fraction
 from rayfed.records.storage import Storage
-from rayfed.reports.captions import average_words
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import Summary
-from rayfed.reports.view import View, filter_rows, rows_of_rule
+from rayfed.reports.summary import Summary, View, average_words, filter_rows, rows_of_rule
 
 SUFFIXES = (".png", ".pdf", ".svg")
 MOST_LINES = 8
@@ -59,14 +57,12 @@ class ChartData:
         summary: their summary.
         home: the folder of the experiment.
         view: what to show.
-        key: the configuration key on the x axis of a sensitivity chart; None: a panel for each key that varies.
     """
 
     tables: Tables
     summary: Summary
     home: Storage
     view: View
-    key: str | None = None
 
     @property
     def experiment(self) -> str:
@@ -233,15 +229,16 @@ def styled(chart: Any) -> dict[str, Any]:
     return {**spec, **fit, "config": config}
 
 
-def check_path(path: str | Path) -> None:
-    """Raise UsageError if `path` does not end in one of `SUFFIXES`."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: plots are PNG, PDF or SVG files; give a name that ends in {', '.join(SUFFIXES)}")
-
-
 def save(chart: Chart, path: str | Path) -> None:
-    """Write a chart in the format of the suffix of `path`, which `check_path` has accepted."""
-    content = image_bytes(chart, Path(path).suffix.lower().removeprefix("."))
+    """Write a chart in the format of the suffix of `path`.
+
+    Raises:
+        UsageError: `path` does not end in one of `SUFFIXES`, or cannot be written to.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"{path}: plots are PNG, PDF or SVG files; give a name that ends in {', '.join(SUFFIXES)}")
+    content = image_bytes(chart, suffix.removeprefix("."))
     with writing(path):
         Path(path).write_bytes(content)
 

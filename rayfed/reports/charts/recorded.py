@@ -38,13 +38,9 @@ _PARTS = (*(part for part in SECONDS if part != "total"), "other")
 
 
 class _Partition(NamedTuple):
-    """Who holds how many examples for training and validation.
+    """Who holds how many examples for training and validation: `counts` are int64 [clients, classes].
 
-    Attributes:
-        title: its hash, and the seed with which it was drawn if it is random.
-        clients: the numbers of the clients.
-        domains: the domain of each client.
-        counts: int64 [clients, classes].
+    The title is the partition's hash, and the seed with which it was drawn if it is random.
     """
 
     title: str
@@ -74,14 +70,12 @@ def all_partitions(data: ChartData) -> Chart:
 
 def _recorded_partitions(home: Storage, trials: pd.DataFrame) -> list[_Partition]:
     """Return the distinct partitions of `trials` that were recorded in the folder of the experiment, by seed."""
-    if "partition_hash" not in trials:
-        return []
     partitions = []
     recorded = trials.dropna(subset="partition_hash").sort_values("seed")
     for digest, group in recorded.groupby("partition_hash", sort=False):
         if (holdings := read_holdings(home, str(digest))) is None:
             continue
-        seeds = group["partition_seed"].head(1).dropna() if "partition_seed" in group else []
+        seeds = group["partition_seed"].head(1).dropna()
         title = ", ".join([str(digest), *(f"seed {int(seed)}" for seed in seeds)])
         holdings = holdings[holdings["split"] != "test"]
         counts = holdings.pivot_table(index="client", columns="label", values="count", aggfunc="sum", fill_value=0)
@@ -95,11 +89,8 @@ def _recorded_partitions(home: Storage, trials: pd.DataFrame) -> list[_Partition
 def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndarray, width: int = WIDTH) -> Any:
     """Return the chart of a partition: bubbles, or a heat map if there are many clients or classes.
 
-    Args:
-        clients: The numbers of the clients.
-        domains: The domain of each client.
-        counts: int64 [clients, classes], the numbers of examples.
-        width: The width of the panel.
+    `clients` and `domains` are the numbers and domains of the clients; `counts` are their examples, int64 [clients,
+    classes].
     """
     client, label = np.nonzero(counts)
     frame = pd.DataFrame(

@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import suggestion
-from rayfed.reports.captions import RULE_CAPTIONS
 from rayfed.reports.charts.chart import (
     MOST_LINES,
     WIDTH,
@@ -26,10 +24,9 @@ from rayfed.reports.charts.chart import (
 )
 from rayfed.reports.read import Tables, picked_values
 from rayfed.reports.selection import CLIENT, TRIAL
-from rayfed.reports.summary import SCORE, seed_values
+from rayfed.reports.summary import RULE_CAPTIONS, SCORE, filter_rows, seed_values
 from rayfed.reports.target import gigabytes_sent
 from rayfed.reports.trial_groups import format_value
-from rayfed.reports.view import filter_rows
 
 _LOG_RATIO = 20  # the ratio of the bytes that two methods send in all, beyond which their axis is logarithmic
 _MOST_PANELS = 6  # in a chart of sensitivity
@@ -46,18 +43,16 @@ def over_rounds(data: ChartData) -> Chart:
 def over_bytes(data: ChartData) -> Chart:
     """Return the curves over the gigabytes (10⁹ bytes) that were sent until the end of a round, with the setup.
 
-    A method that sends nothing is a dotted line at the height of its last round.
+    A method that sends nothing has all its points at zero, which a logarithmic axis leaves out.
     """
     rounds = data.tables.rounds.sort_values("round")
     rows = _at_rounds(data, rounds.assign(x=gigabytes_sent(rounds)))
     totals = rows.groupby("order")["x"].max()
-    silent = rows["order"].map(totals).eq(0)
     is_log = bool(totals.max() > _LOG_RATIO * totals[totals > 0].min())
-    rows = pd.concat([rows[~silent & (rows["x"].gt(0) | (not is_log))], _across(rows[silent], rows[~silent], is_log)])
     scale = alt.Scale(type="log" if is_log else "linear", zero=False, nice=False)
-    axis = alt.Axis(tickCount=6)
-    title = "GB sent so far" + (" (dotted: sends nothing)" if silent.any() else "")
-    return _curves(rows, data, alt.X("x:Q", title=title, scale=scale, axis=axis))
+    title = "GB sent so far" + " (without methods that send nothing)" * bool(is_log and totals.eq(0).any())
+    axis = alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(tickCount=6))
+    return _curves(rows[rows["x"].gt(0) | (not is_log)], data, axis)
 
 
 def over_epsilon(data: ChartData) -> Chart:
@@ -77,49 +72,31 @@ def _at_rounds(data: ChartData, rounds: pd.DataFrame) -> pd.DataFrame:
     return data.curves().merge(x, on=["order", "round"])
 
 
-def _across(silent: pd.DataFrame, others: pd.DataFrame, is_log: bool) -> pd.DataFrame:
-    """Return the last round of methods that send nothing at both ends of the axis."""
-    last = silent.sort_values("round").drop_duplicates("order", keep="last").assign(sd=0.0, silent=True)
-    if others.empty:
-        return last
-    left = others.loc[others["x"] > 0, "x"].min() if is_log else 0.0
-    return pd.concat([last.assign(x=x) for x in (left, others["x"].max())])
-
-
 def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     if rows.empty:
         raise UsageError("plot: no evaluated round has a place on this axis")
     rows = with_methods(rows)
-    rows["silent"] = rows["silent"].eq(True) if "silent" in rows else False
     y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
-    frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds", "silent"]]
+    frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds"]]
     shown, _ = drawn_methods(rows, MOST_LINES)
     colour, dash = lines_of(rows, "method", first=shown)
     title = data.score_title
     tooltip = ["method:N", "round:Q", alt.Tooltip("y:Q", title=title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
     base = alt.Chart().encode(x=x, color=colour)
     band = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False), title=title), y2="high:Q")
-    line = base.transform_filter("!datum.silent").mark_line().encode(y="y:Q", strokeDash=dash, order="round:Q")
-    flat = base.transform_filter("datum.silent").mark_line(strokeDash=[2, 4]).encode(y="y:Q")
+    line = base.mark_line().encode(y="y:Q", strokeDash=dash, order="round:Q")
     points = base.mark_point(filled=True, size=20, opacity=1).encode(y="y:Q", tooltip=tooltip)
-    layers = [band, line, *([flat] if rows["silent"].any() else []), points]
-    chart = alt.layer(*layers, data=inline(frame)).properties(width=WIDTH, height=300)
+    chart = alt.layer(band, line, points, data=inline(frame)).properties(width=WIDTH, height=300)
     words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
     spread = words if words.startswith("a single") else f"band: {words}"
     return of_methods(chart, rows, f"{data.experiment}: {data.average}, {spread}", MOST_LINES)
 
 
 def of_each_key(data: ChartData) -> Chart:
-    """Return a panel for each key that varies, or for `data.key`. A line is an algorithm with its other values."""
+    """Return a panel for each key that varies. A line is an algorithm with its other values."""
     rows, rule = data.scores()
     rows = rows[rows["quantity"] == "mean"]
     keys = list(_varying_keys(rows))
-    if data.key is not None:
-        names = [name for name in keys if data.key in (name, name.removeprefix("algorithm."))]
-        if not names:
-            near = suggestion(data.key, keys) if keys else "no hyperparameter does"
-            raise UsageError(f"key={data.key}: does not vary; {near}")
-        keys = names
     if not keys:
         raise UsageError("plot: no hyperparameter varies in these results, so there is no sensitivity to show")
     left_out, keys = keys[_MOST_PANELS:], keys[:_MOST_PANELS]
@@ -209,7 +186,8 @@ def each_client(data: ChartData) -> Chart:
     seeds = sorted(set(values["seeds"]))  # a client that was set aside at some seeds has fewer
     counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
     over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
-    if _has_several_partitions(data.tables):
+    partitions = data.trials.merge(data.tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL)
+    if partitions.groupby("order")["partition_hash"].nunique().gt(1).any():
         over += " with other partitions, so a client holds other data in each"
     caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=data.criterion)
     return of_methods(chart, values, f"{data.experiment}: each client, {caption}; {over}")
@@ -232,14 +210,6 @@ def _client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
     means = seeds.groupby(["experiment", "order", *score])["value"].agg(value="mean", seeds="count").reset_index()
     algorithms = done[["order", "algorithm"]].drop_duplicates("order")
     return means.merge(algorithms, on="order").drop(columns="quantity")
-
-
-def _has_several_partitions(tables: Tables) -> bool:
-    """Return whether the values of a method are means over several partitions."""
-    if "partition_hash" not in tables.trials:
-        return False
-    hashes = tables.done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL)
-    return bool(hashes.groupby("order")["partition_hash"].nunique().gt(1).any())
 
 
 def _heat_map(values: pd.DataFrame, data: ChartData, *, better: bool) -> Any:

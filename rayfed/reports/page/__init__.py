@@ -17,13 +17,12 @@ from rayfed.core.paths import writing
 from rayfed.records.trials import FIXED, recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
-from rayfed.reports.pairs import all_pairs, paired_scores, pairs_columns, pairs_notes, stars_against_best
+from rayfed.reports.comparison import compare, pairs_columns, pairs_notes, stars_against_best
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import Section, sections
+from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
 from rayfed.reports.tables import Stars
-from rayfed.reports.view import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
 
-_VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
 _OF_A_VIEW = {
     "curves": "Curves",
     "bytes": "Against the bytes sent",
@@ -31,10 +30,7 @@ _OF_A_VIEW = {
     "sensitivity": "Sensitivity",
     "clients": "Clients",
 }
-_OF_THE_EXPERIMENT = {
-    "tsne": "Maps of representations",
-    "time": "Where the time went",
-}
+_OF_THE_EXPERIMENT = {"tsne": "Maps of representations", "time": "Where the time went"}
 _MOST_CHARACTERS = 2_000_000
 """The longest data of a chart; for a longer one, the page names the command that draws it."""
 _FAILED = ("failed", "diverged", "lost")
@@ -50,14 +46,10 @@ class Picture(NamedTuple):
 
 
 class PageView(NamedTuple):
-    """What the page shows of one metric and one split.
+    """What the page shows of one metric and one split; the first of `sections` is the participants' table.
 
-    Attributes:
-        metric, split: the metric and the split.
-        sections: the tables; the first is that of the participants.
-        stars: the p-values and stars of the first table.
-        pairs: the comparison of all pairs: title, columns and notes; empty if there is none.
-        pictures: the charts.
+    `stars` belong to the first table, and `pairs` are the title, the columns and the notes of the comparison of all
+    pairs; both are empty if nothing can be compared.
     """
 
     metric: str
@@ -72,15 +64,12 @@ class Experiment(NamedTuple):
     """Everything that the page shows of one experiment.
 
     Attributes:
-        name: its name.
-        views: what is shown for each metric and split.
-        notes, pictures: sentences and charts that hold for all views.
-        partitions: the chart of the partitions, if they were recorded.
-        failures: by `order`, the methods with trials that did not end: algorithm, hyperparameters, failed, trials.
-        few: whether the page opens with only the hyperparameters that validation chose.
-        trials: a row for each trial.
-        versions: the distinct combinations of installed versions.
-        configurations: the configuration of each method, as YAML.
+        views: What is shown for each metric and split; notes, pictures and partitions hold for all of them.
+        failures: By `order`, the methods with trials that did not end: algorithm, hyperparameters, failed, trials.
+        few: Whether the page opens with only the hyperparameters that validation chose.
+        trials: A row for each trial.
+        versions: The distinct combinations of installed versions.
+        configurations: The configuration of each method, as YAML.
     """
 
     name: str
@@ -109,7 +98,7 @@ def write_page(folder: str | Path, experiment: str | None, path: str | Path, vie
     It opens with the metric and the split of `view`; the reader can choose all others.
 
     Raises:
-        UsageError: there are no results, or the file cannot be written.
+        UsageError: There are no results, or the file cannot be written.
     """
     page = page_html(folder, experiment, view)
     with writing(path):
@@ -117,11 +106,7 @@ def write_page(folder: str | Path, experiment: str | None, path: str | Path, vie
 
 
 def page_html(folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW) -> str:
-    """Return what `write_page` writes.
-
-    Raises:
-        UsageError: there are no results.
-    """
+    """Return what `write_page` writes."""
     import jinja2
 
     import rayfed
@@ -225,12 +210,11 @@ def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, wi
 def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
     """Return the comparison of all pairs, and the stars of each method; both are empty if nothing can be compared."""
     try:
-        pairs = all_pairs(paired_scores(data.tables, view, data.summary))
+        pairs = compare(data.tables, view, summary=data.summary)
     except UsageError:  # fewer than two methods, or none that can be paired
         return {}, Stars()
-    title = f"{pairs.scores.split} {pairs.scores.metric}, {pairs.scores.caption}"
-    table = {"title": title, "columns": pairs_columns(pairs), "notes": pairs_notes(pairs)}
-    return table, stars_against_best(pairs)
+    title = f"{pairs.split} {pairs.metric}, {pairs.caption}"
+    return {"title": title, "columns": pairs_columns(pairs), "notes": pairs_notes(pairs)}, stars_against_best(pairs)
 
 
 def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) -> Iterator[Picture]:
@@ -252,8 +236,7 @@ def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) 
 def _failures(tables: Tables) -> dict[int, dict[str, Any]]:
     failed = tables.groups.assign(failed=tables.groups["status"].isin(_FAILED))
     counts = failed.groupby(["order", "algorithm", "hyperparameters"])["failed"].agg(failed="sum", trials="count")
-    rows = counts[counts["failed"] > 0].reset_index().to_dict("records")
-    return {int(row["order"]): row for row in rows}
+    return {int(row["order"]): row for row in counts[counts["failed"] > 0].reset_index().to_dict("records")}
 
 
 def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
@@ -271,10 +254,10 @@ def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
 
 def _versions(trials: pd.DataFrame) -> list[str]:
     """Return the distinct combinations of installed versions."""
-    rows = trials[[name for name in _VERSIONS if name in trials]].drop_duplicates()
+    rows = trials[[name for name in FIXED if name.startswith("version_")]].drop_duplicates()
     return [
-        ", ".join(f"{str(name).removeprefix('version_')} {_text(value) or '-'}" for name, value in row.items())
-        for _, row in rows.iterrows()
+        ", ".join(f"{name.removeprefix('version_')} {_text(value) or '-'}" for name, value in row.items())
+        for row in rows.to_dict("records")
     ]
 
 
