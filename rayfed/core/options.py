@@ -33,6 +33,7 @@ _BOUNDS = (
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
 
 REMOVED = {
+    "data.photographs": "digits5 reads the published MNIST-M; data.name=mnist_m makes it from MNIST and photographs",
     "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",

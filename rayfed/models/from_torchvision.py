@@ -52,14 +52,6 @@ class Torchvision(TorchvisionOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NamedTorchvision(TorchvisionOptions):
-    """A network with the same name in torchvision and rayfed, split before its last linear layer."""
-
-    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        return split_last_linear(self.create(self.name, shape, num_classes), shape)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNet(TorchvisionOptions):
     """ResNets (He et al., CVPR 2016) with the split points of DBE's table 7.
 
@@ -99,34 +91,13 @@ class ResNet50(ResNet):
     name = "resnet50"
 
 
-class MobileNetV3Small(NamedTorchvision):
-    """MobileNetV3 small (Howard et al., ICCV 2019)."""
-
-    name = "mobilenet_v3_small"
-
-
-class EfficientNetB0(NamedTorchvision):
-    """EfficientNet-B0 (Tan and Le, ICML 2019)."""
-
-    name = "efficientnet_b0"
-
-
-class DenseNet121(NamedTorchvision):
-    """DenseNet-121 (Huang et al., CVPR 2017)."""
-
-    name = "densenet121"
-
-
-class ShuffleNetV2(NamedTorchvision):
-    """ShuffleNetV2 with width 1.0 (Ma et al., ECCV 2018)."""
-
-    name = "shufflenet_v2_x1_0"
-
-
-class VGG11(NamedTorchvision):
+class VGG11(TorchvisionOptions):
     """VGG-11 (Simonyan and Zisserman, ICLR 2015) with its classifier of two hidden layers of 4096."""
 
     name = "vgg11"
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        return split_last_linear(self.create(self.name, shape, num_classes), shape)
 
 
 def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:

@@ -44,7 +44,7 @@ def parameters(model: torch.nn.Module) -> int:
         ("cct", {"depth": 2, "heads": 2, "head_width": 8}, (1, 9, 7), 10, None, (16,)),
         ("har_cnn", {}, (9, 1, 128), 6, 2_253_958, (1664,)),
         ("har_cnn", {"split": "fc2"}, (9, 1, 128), 6, 2_253_958, (512,)),
-        ("mobilenet_v3_small", {}, (1, 32, 32), 10, None, (1024,)),
+        ("torchvision", {"arch": "mobilenet_v3_small"}, (1, 32, 32), 10, None, (1024,)),
         ("torchvision", {"arch": "mnasnet0_5"}, (3, 64, 64), 10, None, (1280,)),
         ("mlp", {"projection": 64}, (1, 8, 8), 10, None, (64,)),
         ("cnn_domainbed", {"projection": 32}, (1, 28, 28), 10, None, (32,)),
@@ -65,7 +65,7 @@ def test_size_and_split(name, options, shape, classes, count, feature_shape):
 
 
 def test_building_leaves_the_model_in_training_mode_with_untouched_statistics():
-    model = build_model("mobilenet_v3_small", {}, (3, 32, 32), 10)
+    model = build_model("torchvision", {"arch": "mobilenet_v3_small"}, (3, 32, 32), 10)
     assert all(part.training for part in model.modules())
     assert all(int(value) == 0 for name, value in model.state_dict().items() if name.endswith("num_batches_tracked"))
 
@@ -95,7 +95,12 @@ def test_width_of_the_projection_and_its_predictor():
         ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: requires model.split=fc1"),
         ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "no nn.Linear to split at"),
         ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),
-        ("mobilenet_v3_small", {"norm": "group", "groups": 7}, (3, 64, 64), "model.groups=7: does not divide the 16"),
+        (
+            "torchvision",
+            {"arch": "mobilenet_v3_small", "norm": "group", "groups": 7},
+            (3, 64, 64),
+            "model.groups=7: does not divide the 16",
+        ),
     ],
 )
 def test_refusals_when_building(name, options, shape, message):
