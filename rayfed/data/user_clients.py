@@ -53,7 +53,7 @@ class Clients:
         parts = {split: np.asarray(self.sizes.get(split, np.zeros(len(self.sizes["train"]), int))) for split in SPLITS}
         count = len(parts["train"])
         for split, sizes in parts.items():
-            if sizes.shape != (count,) or sizes.dtype.kind not in "iu" or (sizes < 0).any():
+            if not count or sizes.shape != (count,) or sizes.dtype.kind not in "iu" or (sizes < 0).any():
                 form = f"{sizes.dtype} {list(sizes.shape)}"
                 raise UsageError(f"clients.sizes[{split!r}]: got {form}; expected {count} integers from 0, as in train")
         if self.domains is not None and len(self.domains) != count:
