@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithms.adcol import adcol
+from rayfed.algorithms import adcol
 from rayfed.algorithms.common import networks
 from rayfed.algorithms.common.networks import mlp
 from references.checkout import Importer

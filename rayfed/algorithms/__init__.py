@@ -2,17 +2,17 @@
 
 FAMILIES = {
     "Standard methods": {
-        "solo": "rayfed.algorithms.solo:Solo",
         "fedavg": "rayfed.algorithms.fedavg:FedAvg",
-        "fedavg_ft": "rayfed.algorithms.fedavg_ft:FedAvgFT",
+        "fedavg_ft": "rayfed.algorithms.fedavg:FedAvgFT",
+        "solo": "rayfed.algorithms.fedavg:Solo",
         "fedprox": "rayfed.algorithms.fedprox:FedProx",
         "scaffold": "rayfed.algorithms.scaffold:Scaffold",
         "moon": "rayfed.algorithms.moon:Moon",
         "feddyn": "rayfed.algorithms.feddyn:FedDyn",
-        "fedavgm": "rayfed.algorithms.fedavgm:FedAvgM",
-        "fedadagrad": "rayfed.algorithms.adaptive_server:FedAdagrad",
-        "fedadam": "rayfed.algorithms.adaptive_server:FedAdam",
-        "fedyogi": "rayfed.algorithms.adaptive_server:FedYogi",
+        "fedavgm": "rayfed.algorithms.server_optimizers:FedAvgM",
+        "fedadagrad": "rayfed.algorithms.server_optimizers:FedAdagrad",
+        "fedadam": "rayfed.algorithms.server_optimizers:FedAdam",
+        "fedyogi": "rayfed.algorithms.server_optimizers:FedYogi",
     },
     "Personalised methods": {
         "fedbn": "rayfed.algorithms.fedbn:FedBN",
@@ -28,7 +28,7 @@ FAMILIES = {
         "apple": "rayfed.algorithms.apple:APPLE",
         "fedproto": "rayfed.algorithms.fedproto:FedProto",
         "partialfed": "rayfed.algorithms.partialfed:PartialFed",
-        "pfedavg": "rayfed.algorithms.pfedavg:PFedAvg",
+        "pfedavg": "rayfed.algorithms.fedavg:PFedAvg",
     },
     "Feature shift and bias": {
         "adcol": "rayfed.algorithms.adcol:Adcol",
@@ -54,9 +54,9 @@ FAMILIES = {
     },
     "Differential privacy": {
         "dp_adcol": "rayfed.algorithms.dp_adcol:DPAdcol",
-        "local_dp_adcol": "rayfed.algorithms.local_dp_adcol:LocalDPAdcol",
+        "local_dp_adcol": "rayfed.algorithms.dp_adcol:LocalDPAdcol",
         "dp_fedbn": "rayfed.algorithms.dp_fedbn:DPFedBN",
-        "gaussian_dp_fedbn": "rayfed.algorithms.gaussian_dp_fedbn:GaussianDPFedBN",
+        "gaussian_dp_fedbn": "rayfed.algorithms.dp_fedbn:GaussianDPFedBN",
     },
     "Centralised counterparts": {
         "erm": "rayfed.algorithms.centralised:ERM",

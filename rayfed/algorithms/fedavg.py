@@ -1,7 +1,18 @@
-"""FedAvg: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Alg. 1.
+"""FedAvg: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Alg. 1; and
+methods that differ from it only in what is scored or sent.
 
     client:  w_i ← w_t, then SGD on its own mean loss f_i for E epochs
     server:  w_{t+1} = Σ_i p_i w_i,  p_i = n_i / Σ_j n_j over the cohort
+
+    fedavg_ft:  scores w_t after SGD on all of it for `evaluate.adapt_epochs` epochs on the client's training data
+                (Collins et al. 2022, "FedAvg with Fine Tuning: Local Updates Lead to Representation Learning")
+    pfedavg:    scores w_i after local training, before aggregation (Chen et al. 2023, table 2, where this baseline of
+                FRAug has a name and no definition); clients outside the cohort of a round have no such score in it
+    solo:       w_i ← SGD on f_i, continuing from the last round; nothing is sent, and all clients start from the same
+                weights (Li, He and Song 2023, section 5, baseline of ADCOL)
+
+`fedavg` with `evaluate.points=[adapted]` or `[trained]` has the values of fedavg_ft or pfedavg; the names make rows of
+their own in tables. In solo, rounds only determine when models are scored, so clients keep the optimiser's state.
 
 Most methods derive from FedAvg and change one hook. Besides the hooks of `Algorithm` these are `personal` (the weights
 that stay with the client), `trained` (the weights that a phase trains), `loss`, and `correct` (the gradients that the
@@ -99,3 +110,30 @@ class FedAvg(Algorithm):
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FedAvg):
+    name: ClassVar[str] = "fedavg_ft"
+    reference: ClassVar[str] = "Collins et al. 2022"
+    default_eval_point: ClassVar[str] = "adapted"
+
+    bytes_formula = FedAvg.bytes_formula
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedAvg(FedAvg):
+    name: ClassVar[str] = "pfedavg"
+    reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
+    default_eval_point: ClassVar[str] = "trained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solo(FedAvg):
+    name: ClassVar[str] = "solo"
+    reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
+    default_eval_point: ClassVar[str] = "downloaded"
+    keeps_optimizer: ClassVar[bool | None] = True
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return frozenset((*task.parameters, *task.buffers))

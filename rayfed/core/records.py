@@ -110,7 +110,7 @@ class Record:
         epsilon: The differential privacy spent so far; None without privacy.
         privacy_unit: What `epsilon` protects: `client`, all data of one client; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
-            `rayfed.algorithms.local_dp_adcol`).
+            `rayfed.algorithms.dp_adcol`).
         busy: The seconds that each host worked on the exchanges of the round.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
         gpu_bytes: The most GPU memory that tensors of one host took, from the end of its last training before the round

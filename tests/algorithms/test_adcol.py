@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Replies, Reply
-from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.adcol.discriminator import ResNetDiscriminator, divergence
+from rayfed.algorithms.adcol import Adcol, ResNetDiscriminator, divergence
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.core.network import Network, weights_of
 from rayfed.core.optim import SGD
@@ -267,7 +266,7 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
         # Eq. 18 takes those trained in rounds max(1, t - 3) to t - 1, each received one round later
         received = range(max(1, round - 3) + 1, round + 1) if round > 1 else [1]
         each = [divergence(Network(mlp([8, 16, 4]))(drawn[r - 1], z)[0]) for r in received]
-        mean = algorithm.memory.divergence(now, work, weights, z)
+        mean = algorithm.divergence(now, work, weights, z)
         torch.testing.assert_close(mean, torch.stack(each).mean())
         client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts(0)["train"], None))
     now = ctx.at(round=9)  # a client that was absent for some rounds: its discriminators are too old
@@ -323,7 +322,7 @@ def test_a_resnet_trains_its_batch_norm_and_clients_use_its_running_statistics()
     assert int(trained["net.bn1.num_batches_tracked"]) == 2
     assert trained["net.bn1.running_mean"].abs().max() > 0
     z = torch.randn(1, 8)
-    alone = algorithm.memory.divergence(server.ctx, {}, trained, z)
+    alone = algorithm.divergence(server.ctx, {}, trained, z)
     module = ResNetDiscriminator("resnet18", 8, 2).eval()
     module.load_state_dict(trained)
     torch.testing.assert_close(alone, divergence(module(z)))

@@ -10,8 +10,7 @@ from torch import nn
 from helpers.comparison import equal
 from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Algorithm, ClientData
-from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.dbe.model import BIAS, CONSENSUS, MEAN
+from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU

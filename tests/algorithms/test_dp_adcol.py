@@ -11,11 +11,9 @@ from scipy import stats
 
 import rayfed
 from helpers.federations import blobs, blueprint, simulate
-from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.adcol.discriminator import divergence
+from rayfed.algorithms.adcol import Adcol, divergence
 from rayfed.algorithms.common.networks import mlp
-from rayfed.algorithms.dp_adcol import DPAdcol
-from rayfed.algorithms.local_dp_adcol import LocalDPAdcol
+from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD

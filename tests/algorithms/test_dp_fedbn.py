@@ -10,10 +10,9 @@ from scipy.optimize import brentq
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.dp_fedbn import DPFedBN, clipped_update
+from rayfed.algorithms.dp_fedbn import DPFedBN, GaussianDPFedBN, clipped_update
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
-from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
 from rayfed.engine.fleet import LocalFleet

@@ -11,8 +11,7 @@ from torch import nn
 from helpers.comparison import equal
 from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.fraug import FRAug
-from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, mmd, update_prototypes
+from rayfed.algorithms.fraug import FRAug, Generator, RTNet, cycled_classes, entropy, mmd, update_prototypes
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch

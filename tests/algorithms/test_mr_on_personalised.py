@@ -8,8 +8,7 @@ import torch
 
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.dbe.model import CONSENSUS, MEAN
+from rayfed.algorithms.dbe import CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedfomo import FedFomo

@@ -9,7 +9,7 @@ from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, 
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.ditto import Ditto
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import FedAvg, Solo
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedper import FedPer
@@ -17,7 +17,6 @@ from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.algorithms.pfedme import PFedMe
-from rayfed.algorithms.solo import Solo
 from rayfed.core.optim import SGD
 from rayfed.core.trees import nbytes, without
 

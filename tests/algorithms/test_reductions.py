@@ -10,16 +10,14 @@ from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fed_irm import FedIRM
-from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedavgm import FedAvgM
+from rayfed.algorithms.fedavg import FedAvg, PFedAvg, Solo
 from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
-from rayfed.algorithms.pfedavg import PFedAvg
-from rayfed.algorithms.solo import Solo
+from rayfed.algorithms.server_optimizers import FedAvgM
 from rayfed.algorithms.vhl import VHL
 from rayfed.algorithms.vm import VM
 

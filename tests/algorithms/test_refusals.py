@@ -12,7 +12,8 @@ from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.centralised import ERM, MMREx
-from rayfed.algorithms.dp_adcol import DPAdcol
+from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
+from rayfed.algorithms.dp_fedbn import GaussianDPFedBN
 from rayfed.algorithms.fada import FADA
 from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedbabu import FedBABU
@@ -22,8 +23,6 @@ from rayfed.algorithms.fedmix import FedMix
 from rayfed.algorithms.fedper import FedPer
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fraug import FRAug
-from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
-from rayfed.algorithms.local_dp_adcol import LocalDPAdcol
 from rayfed.algorithms.partialfed import PartialFed
 from rayfed.algorithms.vhl import VHL
 from rayfed.algorithms.vm import VM

@@ -7,8 +7,7 @@ import torch
 
 from helpers.federations import net
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, population, run, shares
-from rayfed.algorithms.adaptive_server import FedAdagrad, FedAdam, FedYogi
-from rayfed.algorithms.fedavgm import FedAvgM
+from rayfed.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 
 def two_rounds(model, step, rounds=3):

@@ -6,7 +6,7 @@ import torch
 
 from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.ditto import Ditto
-from rayfed.algorithms.solo import Solo
+from rayfed.algorithms.fedavg import Solo
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
 from rayfed.data.leakage_groups import unheld_rows

@@ -10,14 +10,13 @@ import torch
 import rayfed
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import FedAvg, Solo
 from rayfed.algorithms.feddyn import FedDyn
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedgen import FedGen
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.algorithms.solo import Solo
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.engine.availability import Availability
 from rayfed.engine.fleet import LocalFleet

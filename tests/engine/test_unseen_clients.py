@@ -9,8 +9,7 @@ import torch
 from helpers.federations import Point, blobs, blueprint, quadratic, quadratics
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.dbe.model import BIAS, CONSENSUS
+from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedfomo import FedFomo

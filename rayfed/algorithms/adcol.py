@@ -31,18 +31,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State, represent
-from rayfed.algorithms.adcol.discriminator import DiscriminatorMemory, ResNetDiscriminator, evaluate_discriminator
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.core.network import gradients, weights_of
+from rayfed.core.network import Network, gradients, weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
-from rayfed.core.trees import Weights, only, without
+from rayfed.core.trees import Weights, only, stack, tree_map, without, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +148,6 @@ class Adcol(FedAvg):
         return weights_of(self.build_discriminator(task, outputs).to(task.device))
 
     @property
-    def memory(self) -> DiscriminatorMemory:
-        return DiscriminatorMemory(self.discriminators)
-
-    @property
     def epochs_per_round(self) -> int:
         return self.server_epochs or (10 if self.fixed_size else 1)
 
@@ -167,13 +163,23 @@ class Adcol(FedAvg):
         return server | ({"cache": {}} if self.cache else {})
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | self.memory.join(ctx)
+        client, earlier = super().join(ctx), self.discriminators - 1
+        if not earlier:
+            return client
+        untrained = zeros_like(weights_of(ctx.task.modules["discriminator"].module))
+        received_in = torch.zeros(earlier, device=ctx.task.device)  # the round of each, newest first; 0: none yet
+        return client | {"earlier_discriminators": stack([untrained] * earlier), "received_in": received_in}
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return super().broadcast(ctx, server) | {"discriminator": server["discriminator"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down) | self.memory.start(ctx, client)
+        work = super().start(ctx, client, down)
+        if "received_in" not in client:
+            return work
+        # the discriminator of round 1 was never trained, so it counts in that round only
+        in_use = (client["received_in"] > max(ctx.round - self.discriminators, 1)).float()
+        return work | {"earlier_discriminators": client["earlier_discriminators"], "in_use": in_use}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         weights = work["weights"]
@@ -183,13 +189,29 @@ class Adcol(FedAvg):
             z = output.features.flatten(1)
             metrics = {"cross_entropy": loss, "representation_variance": z.var(0, unbiased=False).mean()}
             if "discriminator" in down:
-                kl = self.memory.divergence(ctx, work, down["discriminator"], self.discriminator_input(z))
+                kl = self.divergence(ctx, work, down["discriminator"], self.discriminator_input(z))
                 loss, metrics = loss + self.mu * kl, metrics | {"divergence": kl}
             return loss, (output.buffers, metrics)
 
         grads, loss, (buffers, metrics) = gradients(objective, only(weights, self.trained(ctx)))
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, metrics | {"loss": loss}
+
+    def divergence(self, ctx: Context, work: State, newest: Weights, z: Tensor) -> Tensor:
+        """Return the mean divergence at `z` [batch, width]. Discriminators are frozen and run in evaluation mode."""
+
+        def single(weights: Weights) -> Tensor:
+            return divergence(ctx.task.modules["discriminator"](weights, z, train=False)[0])
+
+        total = single(newest)
+        if "in_use" not in work:
+            return total
+        in_use = work["in_use"]
+        earlier = [
+            in_use[k] * single(tree_map(lambda leaf, k=k: leaf[k], work["earlier_discriminators"]))
+            for k in range(len(in_use))
+        ]
+        return (total + torch.stack(earlier).sum()) / (1 + in_use.sum())
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         client, up = self.finish_training(ctx, work, client, down, data)
@@ -201,9 +223,16 @@ class Adcol(FedAvg):
         self, ctx: Context, work: State, client: State, down: State, data: ClientData
     ) -> tuple[State, State]:
         """Return (the client's next state, `up`) without representations."""
-        changes = self.memory.finish(ctx, client, down)
         client, up = super().finish(ctx, work, client, down, data)
-        return client | changes, up
+        if "received_in" in client:
+            rounds, newest = client["received_in"], torch.tensor([float(ctx.round)], device=ctx.task.device)
+            earlier = tree_map(
+                lambda new, old: torch.cat([new[None], old[:-1]]),
+                down["discriminator"],
+                client["earlier_discriminators"],
+            )
+            client |= {"earlier_discriminators": earlier, "received_in": torch.cat([newest, rounds[:-1]])}
+        return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         server = self.average_predictor(ctx, server, replies)
@@ -278,3 +307,31 @@ class TrainWithDiscriminator(Delegate):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return self.base.average_predictor(ctx, server, replies)
+
+
+def divergence(logits: Tensor) -> Tensor:
+    """Return KL(uniform ‖ softmax(logits)), the mean over the batch; its gradient per row is softmax − 1/N."""
+    return -math.log(logits.shape[1]) - F.log_softmax(logits, 1).mean()
+
+
+class ResNetDiscriminator(nn.Module):
+    """A torchvision ResNet on vectors [batch, width], each reshaped to two channels of a square, padded with zeros."""
+
+    def __init__(self, kind: str, width: int, outputs: int):
+        super().__init__()
+        self.side = math.ceil(math.sqrt(width / 2))
+        self.padding = 2 * self.side**2 - width
+        from torchvision import models
+
+        self.net = getattr(models, kind)(num_classes=outputs)
+        self.net.conv1 = nn.Conv2d(2, 64, 7, stride=2, padding=3, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.net(F.pad(z, (0, self.padding)).unflatten(1, (2, self.side, self.side)))
+
+
+@torch.no_grad()
+def evaluate_discriminator(network: Network, weights: Weights, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (mean cross-entropy, accuracy in [0, 1]) on (z, labels), in evaluation mode."""
+    logits = torch.cat([network(weights, chunk, train=False)[0] for chunk in z.split(512)])
+    return F.cross_entropy(logits, labels), (logits.argmax(1) == labels).float().mean()

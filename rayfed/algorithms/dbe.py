@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.algorithm import (
     Algorithm,
@@ -37,8 +37,8 @@ from rayfed.algorithm import (
     State,
     represent,
 )
+from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, wrapped_algorithms
-from rayfed.algorithms.dbe.model import BIAS, CONSENSUS, DBE_WEIGHTS, MEAN, BiasedModel, MeanRegulariser, tracking_only
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU
@@ -46,8 +46,10 @@ from rayfed.algorithms.fedproto import FedProto
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Task
-from rayfed.core.trees import only, without
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only, without
+
+BIAS, MEAN, CONSENSUS = DBE_WEIGHTS = ("dbe.bias", "dbe.mean", "dbe.consensus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +232,52 @@ def unbiased(ctx: Context) -> Context:
     task = tracking_only(ctx.task)
     task.trainable = tuple(name for name in task.trainable if name != BIAS)
     return ctx.at(task=task, exchange=0)
+
+
+class BiasedModel(WrappedModel):
+    """A model with a trainable bias that is added to the features before the head.
+
+    `features` returns the representation z^g, and `head` adds the personal bias z^p.
+
+    Args:
+        bias: Whether there is a personal bias (PRBM).
+        means: Whether there are buffers for the running mean and the consensus (MR).
+    """
+
+    dbe: Any
+
+    def __init__(self, model: Any, *, bias: bool, means: bool):
+        extra = nn.Module()
+        extra.register_parameter("bias", nn.Parameter(torch.zeros(model.feature_shape)) if bias else None)
+        for name in ("mean", "consensus") if means else ():
+            extra.register_buffer(name, torch.zeros(model.feature_shape))
+        super().__init__(model, "dbe", extra)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.model.head(features if self.dbe.bias is None else features + self.dbe.bias)
+
+
+@dataclass(frozen=True)
+class MeanRegulariser:
+    """The loss term κ/2 · mean((m − z̄^g)²), which also updates the running mean m ← (1−μ)·m + μ·(batch mean of f(x)).
+
+    The gradient flows through the batch mean only, since the old m is a buffer.
+    """
+
+    kappa: float
+    mu: float
+
+    def __call__(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
+        mean = (1 - self.mu) * weights[MEAN] + self.mu * output.features.mean(0)
+        if self.kappa:
+            loss = loss + self.kappa / 2 * (mean - weights[CONSENSUS]).square().mean()
+        return loss, output._replace(buffers=output.buffers | {MEAN: mean.detach()})
+
+
+def tracking_only(task: Task) -> Task:
+    """Return `task` with a regulariser that updates the running mean but adds nothing to the loss."""
+    task = copy.copy(task)
+    task.loss_terms = tuple(
+        replace(term, kappa=0.0) if isinstance(term, MeanRegulariser) else term for term in task.loss_terms
+    )
+    return task

@@ -1,13 +1,22 @@
-"""ERM: centralised training on all domains at once, as in DomainBed (Gulrajani and Lopez-Paz 2021) and in de Luca et
-al. 2022, section 4.1.
+"""Centralised training on all domains at once: counterparts of federated methods in de Luca et al. 2022, section 4.1.
 
     each step:  a batch of every domain;  θ ← one optimiser step along Σ v_i ∇f_i(θ),  f_i the loss of domain i's batch
-                v_i = 1/n for ERM
+    erm:        v_i = 1/n,  as in DomainBed (Gulrajani and Lopez-Paz 2021)
+    central_group_dro:  v_i ← v_i exp(η f_i), normalised;  v is held constant  (Sagawa et al. 2020, Alg. 1)
+    mm_rex:     min over θ of (1 − nλ) max_i f_i + λ Σ f_i,  λ = λ_min  (Krueger et al. 2021, "Out-of-Distribution
+                Generalization via Risk Extrapolation", Eq. 7):  v_i = λ + (1 − nλ) [i has the largest loss]
+    v_rex:      min over θ of f̄ + β (1/n) Σ (f_i − f̄)²,  f̄ the mean of the n losses  (Krueger et al. 2021, Eq. 8):
+                v_i = (1/n)(1 + 2β (f_i − f̄))
+    irm:        v_i = 1/n,  f_i with the penalty of `fed_irm`  (Arjovsky et al. 2019, Eq. IRMv1)
 
 A client holds a domain, and a round is one step of central training: clients send f_i and ∇f_i of one batch at θ_t, and
 the server, which holds the optimiser (local.optimizer, local.lr, …), takes the step. Without batch norm this is exactly
 central training. With batch norm, every domain is normalised by its own batch, and running statistics are averaged over
-domains. `rounds` is the number of steps; local.epochs and local.steps have no effect.
+domains. Weights of mm_rex and v_rex may be negative, with which statistics cannot be averaged: freeze batch norm.
+`rounds` is the number of steps; local.epochs and local.steps have no effect.
+
+In v_rex and irm, β is `beta_start` for the first `anneal` steps and then `beta`, with a fresh optimiser, as in
+DomainBed.
 """
 
 from collections.abc import Sequence
@@ -20,15 +29,17 @@ from torch import Tensor
 from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Reply, State
 from rayfed.algorithms.common.client_weights import (
     NEEDS_ALL_LOSSES,
+    check_smallest_weight,
     refuse_averaged_variances,
     refuse_sampling,
     reported_losses,
 )
+from rayfed.algorithms.fed_irm import check_penalty, penalised_loss, penalty_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.task import Batch
-from rayfed.core.trees import clone, only, tree_map, zeros_like
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +122,51 @@ class LocalTraining(Delegate):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CentralGroupDRO(ERM):
+    name: ClassVar[str] = "central_group_dro"
+    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1"
+
+    q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0 is ERM")
+
+    def init(self, ctx: Context) -> State:
+        equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | {"log_q": equal}
+
+    def next_log_q(self, server: State, losses: Tensor) -> Tensor:
+        return (server["log_q"] + self.q_lr * losses.to(server["log_q"].device)).log_softmax(0)
+
+    def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
+        return self.next_log_q(server, losses).exp()
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        losses, _ = reported_losses(replies.each)
+        return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, losses)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MMREx(ERM):
+    name: ClassVar[str] = "mm_rex"
+    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
+
+    lambda_min: float = option(-1.0, help="λ_min, weight of all domains but the worst; at most 1/domains, which is ERM")
+
+    @property
+    def allows_negative_weights(self) -> bool:
+        return self.lambda_min < 0
+
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        check_smallest_weight(self.lambda_min, problem.task.num_clients, "domains")
+
+    def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
+        weights = torch.full_like(losses, self.lambda_min)
+        weights[losses.argmax()] += 1 - len(losses) * self.lambda_min
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
 class PenalisedERM(ERM):
-    """ERM with a penalty whose weight β changes after some steps, when the optimiser starts anew, as in DomainBed."""
+    """ERM with a penalty whose weight β changes after some steps, when the optimiser starts anew."""
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` steps; 0 is ERM then")
     beta_start: float = option(1.0, low=0, help="β in the first steps")
@@ -124,3 +178,35 @@ class PenalisedERM(ERM):
 
     def restarts_optimizer(self, ctx: Context) -> bool:
         return ctx.round == self.anneal + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class VREx(PenalisedERM):
+    name: ClassVar[str] = "v_rex"
+    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
+
+    beta: float = option(10.0, low=0, help="β after `anneal` steps; 0 is ERM then")
+
+    @property
+    def allows_negative_weights(self) -> bool:
+        return True
+
+    def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
+        return (1 + 2 * self.scheduled_beta(ctx) * (losses - losses.mean())) / len(losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IRM(PenalisedERM):
+    name: ClassVar[str] = "irm"
+    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
+
+    penalty: str = penalty_option()
+
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        check_penalty(problem, self.penalty)
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        beta = self.scheduled_beta(ctx)
+        return penalised_loss(ctx.task, self.penalty, beta, loss, weights, output, batch.y), output

@@ -1,10 +1,16 @@
-"""FedAdagrad, FedAdam and FedYogi: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
+"""Optimisers on the server, which take the clients' mean update Δ = Σ p_i w_i − w_t as a negative gradient.
 
-    Δ = Σ p_i w_i − w_t;   m ← β₁ m + (1−β₁) Δ
+FedAvgM: Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", section 3.2.
+
+    v ← β v + Δ;   w_{t+1} = w_t + η_s v      with Nesterov momentum: w_t + η_s (β v + Δ)
+
+FedAdagrad, FedAdam and FedYogi: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
+
+    m ← β₁ m + (1−β₁) Δ;   w_{t+1} = w_t + η_s m / (√v + τ)
     FedAdagrad:  v ← v + Δ²
     FedAdam:     v ← β₂ v + (1−β₂) Δ²
     FedYogi:     v ← v − (1−β₂) Δ² sign(v − Δ²)
-    w_{t+1} = w_t + η_s m / (√v + τ)
 
 m starts from 0 and v from τ², the smallest value that Alg. 2 allows; there is no bias correction. Alg. 2 prints Δ as an
 unweighted mean; here it is weighted by examples, as in FedAvg. Defaults are those of the paper, whose experiments with
@@ -17,10 +23,50 @@ from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import State
-from rayfed.algorithms.fedavgm import ServerOptimizer
+from rayfed.algorithm import Context, Replies, State
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
-from rayfed.core.trees import Weights, add, scale, tree_map
+from rayfed.core.trees import Weights, add, only, scale, sub, tree_map, zeros_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer(FedAvg):
+    """FedAvg with an optimiser step on the weights that are trained and sent; batch-norm statistics are averaged."""
+
+    def moments(self, zeros: Weights) -> State:
+        """Return the optimiser's state before the first step; `zeros` has the structure of the weights."""
+        raise NotImplementedError
+
+    def update(self, delta: Weights, moments: State) -> tuple[Weights, State]:
+        """Return what to add to the weights for the mean update `delta`, and the optimiser's next state."""
+        raise NotImplementedError
+
+    def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
+        return server | {"optimizer": self.moments(zeros_like(only(server["weights"], ctx.task.trainable)))}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        mean, before = replies.mean["weights"], only(server["weights"], ctx.task.trainable)
+        step, moments = self.update(sub(only(mean, before), before), server["optimizer"])
+        return server | {"weights": mean | add(before, step), "optimizer": moments}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(ServerOptimizer):
+    name: ClassVar[str] = "fedavgm"
+    reference: ClassVar[str] = "Hsu, Qi and Brown 2019, section 3.2"
+
+    momentum: float = option(0.9, low=0, below=1, help="β, server momentum")
+    server_lr: float = option(1.0, above=0, help="η_s, server learning rate")
+    nesterov: bool = option(False, help="use Nesterov momentum")
+
+    def moments(self, zeros: Weights) -> State:
+        return {"momentum": zeros}
+
+    def update(self, delta: Weights, moments: State) -> tuple[Weights, State]:
+        velocity = add(delta, moments["momentum"], alpha=self.momentum)
+        step = add(delta, velocity, alpha=self.momentum) if self.nesterov else velocity
+        return scale(step, self.server_lr), {"momentum": velocity}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +93,6 @@ class AdaptiveServer(ServerOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(AdaptiveServer):
-    """The server keeps its mean update and the sum of squared updates."""
-
     name: ClassVar[str] = "fedadagrad"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
 
@@ -60,8 +104,6 @@ class FedAdagrad(AdaptiveServer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(AdaptiveServer):
-    """The server keeps two moments of its updates."""
-
     name: ClassVar[str] = "fedadam"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdam)"
 
@@ -72,13 +114,9 @@ class FedAdam(AdaptiveServer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(AdaptiveServer):
-    """The server keeps two moments of its updates."""
-
+class FedYogi(FedAdam):
     name: ClassVar[str] = "fedyogi"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedYogi)"
-
-    beta2: float = option(0.99, low=0, below=1, help="β₂, decay of the mean squared update")
 
     def second_moment(self, second: Weights, squares: Weights) -> Weights:
         return tree_map(lambda v, s: v - (1 - self.beta2) * s * torch.sign(v - s), second, squares)
