@@ -26,9 +26,10 @@ exchanges with the server's final state (its replies are dropped), downloads the
 local training. Its index is at least `task.num_clients`, so tables indexed by client have no row for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -274,6 +275,19 @@ class Exchange:
         return type(self).prepare is not Exchange.prepare
 
 
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+def delegated(hook: _Hook, attribute: str) -> _Hook:
+    """Return a hook that calls the same hook of the object that `self` has as `attribute`."""
+
+    @functools.wraps(hook)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, attribute), hook.__name__)(*args, **kwargs)
+
+    return cast(_Hook, call)
+
+
 @dataclass(frozen=True)
 class Delegate(Exchange):
     """An exchange with the hooks of `base`, except for those that a subclass overrides."""
@@ -297,47 +311,34 @@ class Delegate(Exchange):
     def prepares_batches(self) -> bool:
         return type(self).prepare is not Delegate.prepare or self.target.prepares_batches
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return self.target.broadcast(ctx, server)
-
-    def unicast(self, ctx: Context, server: State) -> State:
-        return self.target.unicast(ctx, server)
-
-    def weight(self, ctx: Context, examples: int) -> float:
-        return self.target.weight(ctx, examples)
-
-    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.target.weights(ctx, server, replies)
-
-    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return self.target.aggregate(ctx, server, replies)
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return self.target.phases(ctx)
-
-    def start(self, ctx: Context, client: State, down: State) -> State:
-        return self.target.start(ctx, client, down)
-
-    def prepare(self, ctx: Context, batch: Batch) -> Batch:
-        return self.target.prepare(ctx, batch)
-
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        return self.target.step(ctx, work, down, batch)
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return self.target.finish(ctx, work, client, down, data)
+    broadcast = delegated(Exchange.broadcast, "target")
+    unicast = delegated(Exchange.unicast, "target")
+    weight = delegated(Exchange.weight, "target")
+    weights = delegated(Exchange.weights, "target")
+    aggregate = delegated(Exchange.aggregate, "target")
+    phases = delegated(Exchange.phases, "target")
+    start = delegated(Exchange.start, "target")
+    prepare = delegated(Exchange.prepare, "target")
+    step = delegated(Exchange.step, "target")
+    finish = delegated(Exchange.finish, "target")
 
 
 @dataclass(frozen=True)
 class HandOut(Exchange):
-    """An exchange in which every client receives the fields `names` of the server's state and keeps them."""
+    """An exchange in which every client receives the fields `names` of the server's state and keeps them.
+
+    If `weight_name` is given, clients keep the one field as the weight with that name.
+    """
 
     names: tuple[str, ...]
+    weight_name: str = ""
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return {name: server[name] for name in self.names}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if self.weight_name:
+            return client | {"weights": client["weights"] | {self.weight_name: down[self.names[0]]}}, {}
         return client | down, {}
 
 

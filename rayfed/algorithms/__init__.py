@@ -16,10 +16,10 @@ FAMILIES = {
     },
     "Personalised methods": {
         "fedbn": "rayfed.algorithms.fedbn:FedBN",
-        "fedper": "rayfed.algorithms.fedper:FedPer",
-        "fedrep": "rayfed.algorithms.fedrep:FedRep",
+        "fedper": "rayfed.algorithms.personal_heads:FedPer",
+        "fedrep": "rayfed.algorithms.personal_heads:FedRep",
         "fedrod": "rayfed.algorithms.fedrod:FedRoD",
-        "fedbabu": "rayfed.algorithms.fedbabu:FedBABU",
+        "fedbabu": "rayfed.algorithms.personal_heads:FedBABU",
         "ditto": "rayfed.algorithms.ditto:Ditto",
         "apfl": "rayfed.algorithms.apfl:APFL",
         "pfedme": "rayfed.algorithms.pfedme:PFedMe",
@@ -46,10 +46,10 @@ FAMILIES = {
         "dann": "rayfed.algorithms.dann:DANN",
     },
     "Fairness and generalisation to other domains": {
-        "afl": "rayfed.algorithms.afl:AFL",
-        "gen_afl": "rayfed.algorithms.afl:GenAFL",
-        "vm": "rayfed.algorithms.vm:VM",
-        "group_dro": "rayfed.algorithms.group_dro:GroupDRO",
+        "afl": "rayfed.algorithms.weights_by_losses:AFL",
+        "gen_afl": "rayfed.algorithms.weights_by_losses:GenAFL",
+        "vm": "rayfed.algorithms.weights_by_losses:VM",
+        "group_dro": "rayfed.algorithms.weights_by_losses:GroupDRO",
         "fed_irm": "rayfed.algorithms.fed_irm:FedIRM",
     },
     "Differential privacy": {

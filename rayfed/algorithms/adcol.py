@@ -76,15 +76,10 @@ class Adcol(FedAvg):
     def check(self, problem: ProblemSpec) -> None:
         if self.fixed_size and problem.cohort < 2:
             raise UsageError("algorithm.fixed_size=true: needs at least two clients per round to tell apart, got 1")
-        if self.fixed_size and self.cache:
+        if self.fixed_size and (self.cache or self.discriminators > 1):
             raise UsageError(
-                "algorithm.cache=true: with fixed_size=true an output stands for a different client in each round, so "
-                "earlier representations have none; use cache=false"
-            )
-        if self.fixed_size and self.discriminators > 1:
-            raise UsageError(
-                f"algorithm.discriminators={self.discriminators}: with fixed_size=true there is only one, new in each "
-                "round; use discriminators=1"
+                "algorithm.fixed_size=true: an output stands for a different client in each round, so that earlier "
+                "representations and discriminators are of no use; use cache=false and discriminators=1"
             )
         if self.share_predictor and not problem.task.head_names:
             raise UsageError("algorithm.share_predictor=true: the model has no head that could be averaged")

@@ -8,8 +8,7 @@
 
 `code` is PFLlib's rule, which the comparison of Zhang et al. 2023 (DBE) uses: v is mixed once per round and is itself
 the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. The
-authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`). v starts
-from the initial weights, and for an unseen client from the w that it receives.
+authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`).
 
 Batch-norm statistics: in `paper` the data of the client pass through v̄, whose running statistics are kept beside v and
 used as they are. In `code` v and w have statistics of their own, which are mixed like their parameters.
@@ -23,19 +22,18 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.ditto import PersonalModel
 from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import Weights, add, only, scale, sub
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(FedAvg):
+class APFL(PersonalModel):
     """The client's model is scored: v in `code`, the mixture of v and the w received in `paper`."""
 
     name: ClassVar[str] = "apfl"
     reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
-    default_eval_point: ClassVar[str] = "downloaded"
 
     alpha: float = option(
         0.5,
@@ -56,18 +54,10 @@ class APFL(FedAvg):
     variant: str = option("code", choices=("code", "paper"), help="rules of PFLlib's code, or of the paper")
 
     def join(self, ctx: Context) -> State:
-        alpha = torch.tensor(self.alpha, device=ctx.task.device)
-        return super().join(ctx) | {"model": ctx.task.initial_weights(), "alpha": alpha}
-
-    def personal_model(self, ctx: Context, client: State, down: State) -> Weights:
-        """Return the v with which a client starts that receives w."""
-        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
+        return super().join(ctx) | {"alpha": torch.tensor(self.alpha, device=ctx.task.device)}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        model = self.personal_model(ctx, client, down)
-        fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
-        personal = {"model": model, "alpha": client["alpha"], "model_optimizer": client.get("model_optimizer", fresh)}
-        return super().start(ctx, client, down) | personal
+        return super().start(ctx, client, down) | {"alpha": client["alpha"]}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         task, model, weights, alpha = ctx.task, work["model"], work["weights"], work["alpha"]
@@ -91,16 +81,14 @@ class APFL(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        if ctx.keep_optimizer:
-            kept = kept | {"model_optimizer": work["model_optimizer"]}
-        model = self.trained_model(ctx, work, client, down) if self.variant == "code" else work["model"]
-        return kept | {"model": model, "alpha": work["alpha"]}, up
+        mixed = {"model": self.trained_model(ctx, work, client, down)} if self.variant == "code" else {}
+        return kept | only(work, ("alpha",)) | mixed, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         model = self.personal_model(ctx, client, down)
         if self.variant == "code":
             return model
-        return self.mixed(ctx, model, super().downloaded_model(ctx, client, down), client["alpha"])
+        return self.mixed(ctx, model, down["weights"] | client["weights"], client["alpha"])
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return self.mixed(ctx, work["model"], work["weights"], work["alpha"])

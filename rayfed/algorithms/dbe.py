@@ -30,6 +30,7 @@ from rayfed.algorithm import (
     Context,
     Delegate,
     Exchange,
+    HandOut,
     Phase,
     Privacy,
     ProblemSpec,
@@ -41,8 +42,8 @@ from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, wrapped_algorithms
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedproto import FedProto
+from rayfed.algorithms.personal_heads import FedBABU
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.options import option
@@ -86,13 +87,8 @@ class DBE(Wrapper):
     def setup_exchanges(self) -> Sequence[Exchange]:
         if not self.regularises:
             return super().setup_exchanges
-        collect = CollectMeans(
-            self.base.round_exchanges[0],
-            full=self.init_mean == "full",
-            noise_scale=self.noise_scale,
-            noise_mix=self.noise_mix,
-        )
-        return *super().setup_exchanges, collect, SendConsensus()
+        collect, send = CollectMeans(self.base.round_exchanges[0], self), HandOut(("consensus",), CONSENSUS)
+        return *super().setup_exchanges, collect, send
 
     def wrapped(self, exchange: Exchange) -> Exchange:
         return RegularisedExchange(exchange) if self.regularises else exchange
@@ -169,13 +165,11 @@ class RegularisedExchange(Delegate):
         return super().step(ctx, work, down, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CollectMeans(Delegate):
-    """Setup, first exchange: every client trains as in a round without bias and regulariser, and sends its mean."""
+    """Setup: every client trains as in a round without bias and regulariser, and sends its mean."""
 
-    full: bool
-    noise_scale: float
-    noise_mix: float
+    method: DBE
 
     @property
     def averaged(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -204,21 +198,13 @@ class CollectMeans(Delegate):
         return super().step(unbiased(ctx), work, down, batch)
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        mean = represent(ctx, work["weights"], data.train).mean(0) if self.full else work["weights"][MEAN]
-        return client, {"mean": (1 - self.noise_mix) * mean + self.noise_scale * torch.randn_like(mean)}
+        dbe, mean = self.method, work["weights"][MEAN]
+        if dbe.init_mean == "full":
+            mean = represent(ctx, work["weights"], data.train).mean(0)
+        return client, {"mean": (1 - dbe.noise_mix) * mean + dbe.noise_scale * torch.randn_like(mean)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"consensus": replies.mean["mean"]}
-
-
-class SendConsensus(Exchange):
-    """Setup, second exchange: every client receives the consensus and keeps it."""
-
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"consensus": server["consensus"]}
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client | {"weights": client["weights"] | {CONSENSUS: down["consensus"]}}, {}
 
 
 def restarted(client: State) -> State:

@@ -4,8 +4,7 @@
              w_i ← w_t, then local training as in FedAvg
     server:  FedAvg of the w_i; the personal models v_i are never sent
 
-All points except `global` score the personal model v_i. It starts from w_0, and for an unseen client from the w_t that
-it receives.
+All points except `global` score the personal model v_i.
 """
 
 from collections.abc import Sequence
@@ -34,10 +33,42 @@ class PersonalTraining(Delegate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(FedAvg):
+class PersonalModel(FedAvg):
+    """FedAvg whose clients keep a model of their own, which is scored.
+
+    It starts from the initial weights, and for an unseen client from the weights received.
+    """
+
+    default_eval_point: ClassVar[str] = "downloaded"
+
+    def join(self, ctx: Context) -> State:
+        return super().join(ctx) | {"model": ctx.task.initial_weights()}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        model = self.personal_model(ctx, client, down)
+        fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
+        personal = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
+        return super().start(ctx, client, down) | personal
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept | only(work, ("model", "model_optimizer") if ctx.keep_optimizer else ("model",)), up
+
+    def personal_model(self, ctx: Context, client: State, down: State) -> Weights:
+        """Return the personal model with which the client begins a round."""
+        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return self.personal_model(ctx, client, down)
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        return work["model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(PersonalModel):
     name: ClassVar[str] = "ditto"
     reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
-    default_eval_point: ClassVar[str] = "downloaded"
 
     mu: float = option(
         1.0,
@@ -64,30 +95,9 @@ class Ditto(FedAvg):
             return grads
         return pulled(grads, work["weights"], down["weights"], self.mu)
 
-    def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"model": ctx.task.initial_weights()}
-
-    def start(self, ctx: Context, client: State, down: State) -> State:
-        model = self.downloaded_model(ctx, client, down)
-        fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
-        personal = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
-        return super().start(ctx, client, down) | personal
-
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         if ctx.phase != PERSONAL:
             return super().step(ctx, work, down, batch)
         personal = work | {"weights": work["model"], "optimizer": work["model_optimizer"]}
         personal, metrics = super().step(ctx, personal, down, batch)
         return work | {"model": personal["weights"], "model_optimizer": personal["optimizer"]}, metrics
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        if ctx.keep_optimizer:
-            kept = kept | {"model_optimizer": work["model_optimizer"]}
-        return kept | {"model": work["model"]}, up
-
-    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
-
-    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return work["model"]

@@ -37,9 +37,17 @@ from rayfed.algorithms.adcol import Adcol
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
-from rayfed.privacy import SIMULATION_NOTE, large_delta_note
-from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier, train_privately
-from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
+from rayfed.privacy import (
+    SIMULATION_NOTE,
+    check_budget,
+    epsilon_spent,
+    laplace_like,
+    large_delta_note,
+    noise_multiplier,
+    to_half_l1_ball,
+    to_unit_range,
+    train_privately,
+)
 
 RECORDS_NOTE = (
     "a representation depends on other records through the network, so training data have no record-level privacy"

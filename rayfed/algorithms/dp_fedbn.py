@@ -38,9 +38,14 @@ from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights, without
-from rayfed.privacy import SIMULATION_NOTE, large_delta_note
-from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier
-from rayfed.privacy.laplace import laplace_like
+from rayfed.privacy import (
+    SIMULATION_NOTE,
+    check_budget,
+    epsilon_spent,
+    laplace_like,
+    large_delta_note,
+    noise_multiplier,
+)
 
 
 def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) -> Weights:

@@ -34,9 +34,6 @@ class FedMix(FedAvg):
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")
-    means_per_step: int | None = option(
-        None, low=1, help="means per step, for equal shares of the batch; null: batch size"
-    )
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
@@ -61,8 +58,7 @@ class FedMix(FedAvg):
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         order, size = work["order"], len(batch.x)
-        count = min(self.means_per_step or size, size)
-        positions = torch.arange(size, device=order.device) % count + ctx.step * count
+        positions = torch.arange(size, device=order.device) + ctx.step * size
         rows = order[positions % len(order)]
         x, y = (work["means"][name][rows] for name in ("x", "y"))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedper import head, refuse_without
+from rayfed.algorithms.personal_heads import head, refuse_without
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only
@@ -45,8 +45,6 @@ def with_personal_head(task: Task, weights: Weights) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
-    """Class counts cover the whole training part, including a last short batch."""
-
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
     requires_classes: ClassVar[bool] = True
@@ -68,7 +66,8 @@ class FedRoD(FedAvg):
         client, initial = super().join(ctx), ctx.task.initial_weights()
         names = personal_head_names(ctx.task)
         personal_head = {PREFIX + name: value for name, value in initial.items() if PREFIX + name in names}
-        return client | {"weights": client["weights"] | personal_head, "counts": class_counts(ctx)}
+        counts = F.one_hot(ctx.data.train.y.long(), ctx.task.num_outputs).sum(0).float()  # [classes]
+        return client | {"weights": client["weights"] | personal_head, "counts": counts}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
@@ -95,8 +94,3 @@ class FedRoD(FedAvg):
             return ctx.task.predict(model, x)
         output = ctx.task.forward(model, x, train=False)
         return output.logits + ctx.task.head(with_personal_head(ctx.task, model), output.features, train=False)
-
-
-def class_counts(ctx: Context) -> Tensor:
-    """Return the client's number of training examples of each class [classes]."""
-    return F.one_hot(ctx.data.train.y.long(), ctx.task.num_outputs).sum(0).float()

@@ -41,7 +41,7 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
 from rayfed.core.trees import Weights, only, without
 from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example
-from rayfed.privacy.laplace import laplace_like
+from rayfed.privacy import laplace_like
 
 Anchors = Sequence[tuple[Tensor, Tensor]]
 """Real embeddings [batch, width] to augment, and their classes [batch]."""

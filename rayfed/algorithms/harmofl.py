@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.fedavg import FedAvg
@@ -55,7 +55,7 @@ class HarmoFL(FedAvg):
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        return CollectAmplitudes(self), SendAmplitude()
+        return CollectAmplitudes(self), HandOut(("amplitude",), AMPLITUDE)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         weights = work["weights"]
@@ -98,16 +98,6 @@ class CollectAmplitudes(Exchange):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"amplitude": replies.mean["amplitude"]}
-
-
-class SendAmplitude(Exchange):
-    """Setup: every client receives the common amplitude and keeps it."""
-
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"amplitude": server["amplitude"]}
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client | {"weights": client["weights"] | {AMPLITUDE: down["amplitude"]}}, {}
 
 
 # Amplitude normalisation

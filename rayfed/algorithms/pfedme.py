@@ -10,12 +10,12 @@ authors' code only.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, State
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.ditto import PersonalModel
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.optim import clipped
 from rayfed.core.options import option
@@ -24,14 +24,12 @@ from rayfed.core.trees import add, only, scale, sub, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(FedAvg):
-    """The v_i after the client's last local training is scored; before the first one it is the initial weights, and for
-    an unseen client the w_t received."""
+class PFedMe(PersonalModel):
+    """The v_i after the client's last local training is scored."""
 
     name: ClassVar[str] = "pfedme"
     reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
     supports_loss_terms: ClassVar[bool] = False
-    default_eval_point: ClassVar[str] = "downloaded"
 
     lam: float = option(15.0, low=0, help="λ, pull of v_i towards w_i", elsewhere={"authors": "15", "PFLlib": "1"})
     inner_steps: int = option(5, low=1, help="K, steps of v_i per batch", elsewhere={"authors": "5", "PFLlib": "5"})
@@ -46,15 +44,12 @@ class PFedMe(FedAvg):
     )
     decay: float = option(0.001, low=0, help="weight decay of v_i", elsewhere={"authors": "0.001", "PFLlib": "0.001"})
 
-    def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"model": ctx.task.initial_weights()}
-
     def start(self, ctx: Context, client: State, down: State) -> State:
         personal = self.personal(ctx.task)
         names = [name for name in ctx.task.trainable if name not in personal]
-        work = super().start(ctx, client, down)
-        optimizer = client.get("optimizer", ctx.optimizer.init(only(work["weights"], names)))
-        return {"model": work["weights"], "local": only(work["weights"], names), "optimizer": optimizer}
+        weights = down["weights"] | client["weights"]
+        optimizer = client.get("optimizer", ctx.optimizer.init(only(weights, names)))
+        return {"model": weights, "local": only(weights, names), "optimizer": optimizer}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         model, local = work["model"], work["local"]
@@ -69,9 +64,7 @@ class PFedMe(FedAvg):
         return work | {"model": model, "local": local}, {"loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        work = work | {"weights": work["model"] | work["local"]}
-        kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"model": work["model"]}, up
+        return super().finish(ctx, work | {"weights": work["model"] | work["local"]}, client, down, data)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         if self.beta == 1:
@@ -79,9 +72,3 @@ class PFedMe(FedAvg):
         before, mean = only(server["weights"], ctx.task.trainable), replies.mean["weights"]
         moved = add(before, sub(only(mean, before), before), alpha=self.beta)
         return server | {"weights": without(mean, before) | moved}
-
-    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
-
-    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return work["model"]

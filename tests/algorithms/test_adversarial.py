@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from threadpoolctl import threadpool_limits
-from torch import nn
 
-from helpers.federations import blobs, blueprint, net, simulate
-from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
+from helpers.federations import blueprint, net
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms import fada
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.dann import DANN
@@ -108,15 +107,6 @@ def test_the_targets_labels_are_not_used():
     assert other_target[0] != other_target[1]
 
 
-def test_fields_and_bytes_that_fada_sends():
-    people, model = population(), net(batch_norm=False)
-    record = simulate(plan(FADA(target=TARGET, hidden=[7]), people, model), people)[1][-1]
-    size = 4 * sum(p.numel() for p in model.parameters())
-    pair = 4 * sum(p.numel() for p in mlp([8, 7, 2]).parameters())
-    assert record.bytes_down == {"weights": 3 * size, "discriminators": (2 + 2) * pair, "models": 2 * size}
-    assert record.bytes_up == {"weights": 3 * size, "representations": 4 * 8 * (8 + 12 + 20), "spreads": 8}
-
-
 def first_discriminator(people):
     """Return the discriminator that the server draws in `init`."""
     algorithm = DANN(hidden=[7])
@@ -159,10 +149,3 @@ def test_two_rounds_of_dann_by_hand(momentum, keep):
         model, guess = mean(models, shares(people)), mean(guesses, shares(people))
     assert_weights(server.state["weights"], model, atol=1e-5)
     assert_weights(server.state["discriminator"], guess, atol=1e-5)
-
-
-def test_discriminator_of_dann_has_the_papers_sizes():
-    people = blobs()
-    found = blueprint(DANN(), people).context(people, "cpu").task.modules["discriminator"].module
-    layers = [layer for layer in found if isinstance(layer, nn.Linear)]
-    assert [(layer.in_features, layer.out_features) for layer in layers] == [(8, 256), (256, 256), (256, 4)]

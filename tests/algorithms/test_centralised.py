@@ -6,15 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import blobs, blueprint, net, simulate
-from helpers.reference import CLIENTS, assert_weights, data, plan, population, run
+from helpers.federations import blobs, blueprint, net
+from helpers.reference import CLIENTS, assert_weights, data, population, run
 from rayfed.algorithms.centralised import ERM, IRM, CentralGroupDRO, MMREx, VREx
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import generator
-from rayfed.experiments.config import build_algorithm
 
 STEPS = 6
 
@@ -118,34 +116,6 @@ def test_irm(kind):
     assert_weights(server.state["weights"], by_hand, atol=2e-5)
 
 
-def test_weights_of_the_rules():
-    losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0], dtype=torch.float64)
-    ctx = blueprint(ERM(), blobs()).context(blobs(), "cpu").at(round=501)
-    assert MMREx().domain_weights(ctx, {}, losses).tolist() == [-1, -1, -1, -1, 5]  # 6 max − Σ
-    found = VREx(beta=0.5).domain_weights(ctx, {}, losses[:3])
-    torch.testing.assert_close(found, torch.tensor([0, 1 / 3, 2 / 3], dtype=torch.float64))
-    first = VREx(beta=0.5, beta_start=0.0).domain_weights(ctx.at(round=500), {}, losses[:3])
-    torch.testing.assert_close(first, torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-def test_erm_with_plain_sgd_is_fedavg_of_one_step_with_equal_clients():
-    people = population((10, 10, 10))
-    one, other = (run(a, people, net(), steps=1, rounds=3).state["weights"] for a in (ERM(), FedAvg()))
-    for name, value in other.items():
-        torch.testing.assert_close(one[name], value)
-
-
-def test_what_travels():
-    people, model = population(), net()
-    server, records = simulate(plan(ERM(), people, model, optimizer=Adam(lr=0.01)), people)
-    size = sum(p.numel() for p in model.parameters()) * 4
-    assert records[0].bytes_up["gradient"] == 3 * size
-    assert records[0].bytes_up["loss"] == 3 * 4
-    assert set(records[0].bytes_down) == {"weights"}
-    assert server.state["optimizer"]["steps"].item() == 2
-    assert all(not state["weights"] for state in server.fleet.states.values())
-
-
 @pytest.mark.parametrize("algorithm", [MMREx(), VREx()])
 def test_what_is_advised_for_negative_weights_is_not_refused_in_its_turn(algorithm):
     """Neither averaged nor local statistics will do, so that both messages name the one policy that does."""
@@ -154,19 +124,3 @@ def test_what_is_advised_for_negative_weights_is_not_refused_in_its_turn(algorit
             blueprint(algorithm, blobs(), batch_norm=policy).check(blobs())
     blueprint(algorithm, blobs(), batch_norm="frozen").check(blobs())
     blueprint(algorithm, blobs(), model=net(batch_norm=False)).check(blobs())
-
-
-@pytest.mark.parametrize("algorithm", [ERM(), CentralGroupDRO(), IRM(), MMREx(lambda_min=0.1)])
-def test_without_negative_weights_statistics_may_be_averaged(algorithm):
-    with pytest.raises(UsageError, match=r"^batch_norm=local: .*; use batch_norm=aggregate or frozen$"):
-        blueprint(algorithm, blobs(), batch_norm="local").check(blobs())
-    for policy in ("aggregate", "frozen"):
-        blueprint(algorithm, blobs(), batch_norm=policy).check(blobs())
-
-
-@pytest.mark.parametrize("name", ["erm", "central_group_dro", "mm_rex", "v_rex", "irm"])
-def test_clients_have_no_optimiser_to_keep(name):
-    with pytest.raises(UsageError, match=rf"^local.keep_optimizer: clients of algorithm.name={name} have no optimiser"):
-        blueprint(build_algorithm(name, where=""), blobs(), model=net(batch_norm=False), keep_optimizer=True).check(
-            blobs()
-        )

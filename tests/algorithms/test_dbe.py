@@ -9,20 +9,18 @@ from torch import nn
 
 from helpers.comparison import equal
 from helpers.federations import Net, blobs, blueprint, net, simulate
-from rayfed.algorithm import Algorithm, ClientData
+from rayfed.algorithm import ClientData
 from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.fedprox import FedProx
-from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
-from rayfed.core.options import build
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.fleet import LocalFleet
@@ -125,36 +123,6 @@ def test_the_mean_sent_may_be_that_of_all_data_and_noisy():
     mean = net().eval().features(x).mean(0).detach()
     torch.manual_seed(3)
     torch.testing.assert_close(up["mean"], 0.8 * mean + 0.5 * torch.randn(8))
-
-
-@pytest.mark.parametrize("optimizer", [SGD(lr=LR), SGD(lr=LR, momentum=0.9, weight_decay=0.1)])
-def test_two_steps_by_hand(optimizer):
-    algorithm = DBE(kappa=50.0, mu=0.3)
-    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False), optimizer=optimizer)
-    assert torch.equal(work["weights"][MEAN], torch.zeros(8))  # anew in every round
-    model, bias, mean, momentum = net(batch_norm=False), torch.full((8,), 0.3), torch.zeros(8), {}
-    for seed in range(2):
-        work, metrics = algorithm.step(ctx, work, down, batch(seed))
-        z_p = bias.clone().requires_grad_()
-        features = model.features(batch(seed).x)
-        m = 0.7 * mean + 0.3 * features.mean(0)
-        gap = 50.0 * ((m - 0.2) ** 2 / 2).sum() / 8
-        loss = F.cross_entropy(model.head(features + z_p), batch(seed).y) + gap
-        grads = torch.autograd.grad(loss, [*model.parameters(), z_p])
-        with torch.no_grad():
-            for i, (p, grad) in enumerate(zip(model.parameters(), grads[:-1], strict=True)):
-                momentum[i] = optimizer.momentum * momentum.get(i, 0) + grad + optimizer.weight_decay * p
-                p -= LR * momentum[i]
-        bias, mean = bias - LR * grads[-1], m.detach()  # without momentum and decay
-        torch.testing.assert_close(metrics["loss"], loss.detach())
-        torch.testing.assert_close(work["weights"][MEAN], mean)
-        torch.testing.assert_close(work["weights"][BIAS], bias)
-        torch.testing.assert_close({k: work["weights"][k] for k, _ in model.named_parameters()}, _named(model))
-        assert torch.equal(work["weights"][CONSENSUS], torch.full((8,), 0.2))
-
-
-def _named(model):
-    return {name: value.detach() for name, value in model.named_parameters()}
 
 
 def test_scaffold_corrects_the_weights_and_never_the_bias():
@@ -279,57 +247,20 @@ def test_features_may_be_maps(width):
         assert weights[BIAS].abs().sum() > 0
 
 
-def test_batch_norm_that_stays_with_the_client_still_does():
-    server, _ = simulate(blueprint(DBE(), blobs(), batch_norm="local"), blobs())
-    assert not any(name.startswith("body.1.") for name in server.state["weights"])
-    assert {BIAS, MEAN, CONSENSUS, "body.1.running_mean"} <= set(weights_by_client(server)[0])
-
-
-class Alien(Algorithm):
-    name = "alien"
-
-
-def test_wording_of_refusals():
-    population = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.base=alien: DBE wraps methods that train one model by the task"):
-        blueprint(DBE(base=Alien()), population).check(population)
-    with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one"):
-        blueprint(DBE(base=DBE()), population).check(population)
-    with pytest.raises(UsageError, match=r"^algorithm.mu=1.5: must be at most 1"):
-        build(DBE, {"mu": 1.5}, where="algorithm")
-
-
-@pytest.mark.parametrize("inner", [{}, {"prbm": False}, {"mr": False}, {"prbm": False, "mr": False}])
-@pytest.mark.parametrize("outer", [{}, {"prbm": False}, {"mr": False}])
-def test_one_inside_another_is_refused_wherever_it_is(outer, inner):
+@pytest.mark.parametrize("inner", [{}, {"prbm": False}, {"mr": False}])
+def test_one_inside_another_is_refused_wherever_it_is(inner):
     for base in (DBE(**inner), Mixup(base=DBE(**inner))):
         with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE"):
-            blueprint(DBE(base=base, **outer), blobs()).check(blobs())
+            blueprint(DBE(base=base), blobs()).check(blobs())
     blueprint(Mixup(base=DBE(**inner)), blobs()).check(blobs())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"noise_scale": 0.05, "mr": False},
-            r"noise_scale=0.05: .* with algorithm.mr=false no client sends one; use algo",
-        ),
-        (
-            {"noise_scale": 0.05, "noise_mix": 0.2, "kappa": 0.0},
-            r"noise_scale=0.05: .* with algorithm.kappa=0 no client",
-        ),
-        (
-            {"noise_mix": 0.2, "mr": False},
-            r"noise_mix=0.2: .* with algorithm.mr=false no client sends one; use algorithm",
-        ),
-    ],
-)
-def test_noise_on_means_that_nobody_sends_is_refused(options, words):
-    with pytest.raises(UsageError, match=rf"^algorithm.{words}"):
-        blueprint(DBE(**options), blobs()).check(blobs())
-    with_mr = {"noise_scale": 0.05, "noise_mix": 0.2}
-    blueprint(DBE(**with_mr), blobs()).check(blobs())
+@pytest.mark.parametrize("key", ["noise_scale", "noise_mix"])
+@pytest.mark.parametrize(("off", "words"), [({"mr": False}, "mr=false"), ({"kappa": 0.0}, "kappa=0")])
+def test_noise_on_means_that_nobody_sends_is_refused(key, off, words):
+    with pytest.raises(UsageError, match=rf"^algorithm.{key}=0.05: .* with algorithm.{words} no client sends one; use"):
+        blueprint(DBE(**{key: 0.05}, **off), blobs()).check(blobs())
+    blueprint(DBE(**{key: 0.05}), blobs()).check(blobs())
 
 
 @pytest.mark.parametrize("base", [FedBABU(), FedProto(share_model=True)])

@@ -14,14 +14,19 @@ from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.adcol import Adcol, divergence
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
-from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
-from rayfed.privacy.gaussian import epsilon_spent, noise_multiplier, train_privately
-from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
+from rayfed.privacy import (
+    epsilon_spent,
+    laplace_like,
+    noise_multiplier,
+    to_half_l1_ball,
+    to_unit_range,
+    train_privately,
+)
 
 N = 120  # representations of all four clients
 
@@ -262,43 +267,3 @@ def test_the_rounds_table_has_epsilon_and_other_methods_have_none(tmp_path):
     assert bare.privacy_unit.isna().all()
     plan = make_plan(Config.read(settings | private), clients=clients)
     assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are not protected" in run_summary(plan)
-
-
-def test_notes_give_the_limits_of_private_uploads():
-    people = blobs()
-    for guarantee, first in (
-        (
-            "coordinate",
-            "ε=5 per rescaled coordinate; 40 per vector, or per coordinate whose change moves the vector's range and "
-            "all others",
-        ),
-        ("strict", "ε=5 per vector"),
-    ):
-        algorithm = local(sampling=0.25, guarantee=guarantee)
-        plan = blueprint(algorithm, people, rounds=6)
-        ctx = plan.context(people, "cpu")
-        lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
-        assert lines[0] == first
-        assert lines[1] == (
-            "an upload contains 0.25 of the records, and each pass over all of them spends ε again: a record is sent "
-            "up to 2 times in 6 rounds, which spends 10"
-        )
-        assert lines[2].endswith("training data have no record-level privacy")
-        assert lines[3].startswith("noise is drawn from the run's seed and recorded scores are exact")
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("dp_adcol", "guarantee"), ("local_dp_adcol", "clip"), ("local_dp_adcol", "delta")]
-)
-def test_an_option_of_the_other_variant_is_refused(name, key):
-    with pytest.raises(UsageError, match=f"^algorithm.{key}: no such key"):
-        Config.read({"algorithm": {"name": name, key: 1}})
-
-
-def test_a_note_warns_of_a_delta_of_one_over_the_representations():
-    people = blobs()  # 120 vectors
-    for delta, warned in ((0.01, True), (1 / 120, True), (0.008, False)):
-        plan = blueprint(small(delta=delta), people)
-        ctx = plan.context(people, "cpu")
-        lines = plan.algorithm.notes(ctx, plan.problem(people, ctx.task))
-        assert any(line.startswith(f"δ={delta:g} is not below 1/120: ") for line in lines) == warned

@@ -109,15 +109,6 @@ def test_no_client_is_sampled_twice_before_all_have_taken_part():
     assert min(repeats) < 6  # other methods sample each cohort independently
 
 
-def test_notes_of_dp_fedbn():
-    people = blobs()
-    ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
-    line, _ = DPFedBN(epsilon=6.0, clip=2.0).notes(ctx, None)
-    assert line == "ε=6 per client, 2 per participation: Laplace noise of scale 2 on every weight"
-    _, sizes, _ = DPFedBN(weighting="examples").notes(ctx, None)
-    assert sizes == "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
-
-
 def test_a_wrapper_that_sends_more_gives_no_guarantee():
     people = blobs()
     for mr, expected in ((True, None), (False, 4.0)):
@@ -163,18 +154,6 @@ def test_the_noise_on_the_mean_covers_one_client_of_the_cohort(weighting):
     assert stats.kstest(torch.stack(drawn).flatten().numpy(), stats.norm(scale=std).cdf).pvalue > 0.001
 
 
-def test_without_noise_weights_by_examples_have_a_fixed_denominator():
-    """Clients of 20, 26, 33 and 41 examples, on average 30, move the model 30/60 as far as in FedBN."""
-    people = blobs()
-    bounded = GaussianDPFedBN(epsilon=1e12, clip=1e2, weighting="examples", max_examples=60)
-    server, _ = simulate(blueprint(bounded, people, rounds=1), people)
-    theirs = simulate(blueprint(FedBN(), people, rounds=1), people)[0].state["weights"]
-    start = server.ctx.task.initial_weights()
-    for name, value in theirs.items():
-        expected = start[name] + (value - start[name]) / 2
-        torch.testing.assert_close(server.state["weights"][name], expected, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("size", [1, 100, 1000])
 def test_a_party_replaced_by_one_of_any_size_moves_the_mean_by_what_the_noise_covers(size):
     """Nine clients of 100 examples send the update C·u. The tenth is replaced: 100 examples and C·u, then −C·u."""
@@ -203,29 +182,6 @@ def test_epsilon_by_round_is_that_of_a_clients_participations(cohort, participat
         assert record.privacy_unit == "client"
         assert exact_epsilon(sigma, 0.01, times) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, times)
     assert 3.98 < records[-1].epsilon <= 4.0
-
-
-def test_fewer_participations_need_less_noise():
-    people, algorithm = blobs(), GaussianDPFedBN()
-    ctx = blueprint(algorithm, people, rounds=8).context(people, "cpu")
-    sigmas = [algorithm.sigma(ctx.at(cohort=tuple(range(k)))) for k in (1, 2, 4)]
-    assert sigmas[1] / sigmas[0] == pytest.approx(math.sqrt(2), rel=0.01)
-    assert sigmas[2] / sigmas[0] == pytest.approx(2, rel=0.01)
-
-
-def test_notes_of_gaussian_dp_fedbn():
-    people, algorithm = blobs(), GaussianDPFedBN(epsilon=6.0)
-    plan = blueprint(algorithm, people, rounds=10)
-    ctx = plan.context(people, "cpu").at(cohort=(0,))
-    lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
-    assert lines[0] == "ε=6 at δ=0.01 per client protects what the server sends; uploads are not protected"
-    assert lines[1].endswith(" times the most that a client can change, for 3 participations")
-    assert len(lines) == 3  # 0.01 is below 1/4
-    many = blobs(100, sizes=(6,))
-    plan = blueprint(algorithm, many)
-    ctx = plan.context(many, "cpu").at(cohort=tuple(range(100)))
-    lines = algorithm.notes(ctx, plan.problem(many, ctx.task))
-    assert lines[2].startswith("δ=0.01 is not below 1/100: publishing one of the 100 clients")
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,6 @@ def test_a_round_by_hand(width):
     assert_weights(server.state["weights"], mean(locals_, [1 / 3] * 3), atol=2e-6)
 
 
-def test_clients_weigh_by_all_that_they_train_on():
-    assert FAug(generated_examples=30).weight(None, 12) == 42
-
-
 def test_what_is_made_is_of_its_class():
     people = population((60, 60, 60))
     server = run(

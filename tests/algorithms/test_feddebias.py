@@ -1,188 +1,53 @@
-"""FedDebias: both steps by hand, its limits, and the way of the pseudo-data."""
-
-import copy
+"""FedDebias: its limits, and the way of the pseudo-data. `test_whole_rounds_by_hand.py` has its steps."""
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from torch import nn
 
 from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.common.networks import mlp
-from rayfed.algorithms.feddebias import FedDebias
-from rayfed.algorithms.feddebias.pseudo_data import draw_owners, sample_means
+from rayfed.algorithms.feddebias import FedDebias, draw_owners, sample_means
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
-from rayfed.core.trees import clone, nbytes
+from rayfed.core.trees import nbytes
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.training import Job, _drawn, _on_device, train
 from rayfed.models.mlp import MLP
-
-PHASE = Phase("train", steps=2)
 
 
 def small(**options):
     return FedDebias(**({"widths": [7, 5]} | options))
 
 
-class Workbench:
-    """One client of `blobs` about to train in a round, with pseudo-data of `samples` rows."""
-
-    def __init__(self, algorithm, samples=5, model=None, clients=1, **plan):
-        population = blobs()
-        self.algorithm = algorithm
-        plan = blueprint(algorithm, population, model=model or net(), **plan)
-        self.ctx = plan.context(population, "cpu").at(client=0, cohort=(0, 1, 2, 3), round=1)
-        torch.manual_seed(1)
-        server = algorithm.init(self.ctx) | {"pseudo": torch.randn(samples, 6)}
-        self.down = algorithm.broadcast(self.ctx, server)
-        normalise = Normalise(population, torch.device("cpu"), channels_last=False)
-        self.jobs = []
-        for i in range(clients):
-            ctx = self.ctx.at(client=i)
-            work = algorithm.start(ctx, algorithm.join(ctx), self.down)
-            part = Part(population.clients[i].train, torch.device("cpu"), normalise)
-            self.jobs.append(Job(i, part, work, ctx, {}, self.down))
-        self.batch = self.jobs[0].part.take(torch.arange(5))
-
-    @property
-    def work(self):
-        return clone(self.jobs[0].work)
-
-    def train(self):
-        return train(self.algorithm, self.jobs, [PHASE], seed=0, drop_last=True)
-
-
-def contrast(theta, local, received, own, tau1=2.0, tau2=2.0, divide=False):
-    """Eq. 5 as it is printed, one pair after the other, with the negative that its text means."""
-    losses = []
-    for j in range(len(own)):
-        a, b, c = theta(local[j % len(local)]), theta(received[j % len(local)]), theta(own[j])
-        plus, minus = (torch.dot(a, o) / (a.norm() * o.norm()) for o in (b, c))
-        plus, minus = (plus / tau1, minus / tau2) if divide else (plus * tau1, minus * tau2)
-        losses.append(-torch.log(plus.exp() / (plus.exp() + minus.exp())))
-    return torch.stack(losses).mean()
+def at_work(algorithm, **changes):
+    """(context, what is sent down) of a client in round 1, with five pseudo-examples."""
+    people = blobs()
+    ctx = blueprint(algorithm, people, **changes).context(people, "cpu").at(client=0, cohort=(0, 1, 2, 3), round=1)
+    torch.manual_seed(1)
+    return ctx, algorithm.broadcast(ctx, algorithm.init(ctx) | {"pseudo": torch.randn(5, 6)})
 
 
 def test_contrast_of_ones_and_of_no_second_temperature():
     torch.manual_seed(0)
     features, other = torch.randn(5, 8), torch.randn(5, 8)
-    without = Workbench(small(projector=False, tau1=2.0, tau2=0.0)).algorithm
-    ctx = Workbench(without).ctx
-    value = without.contrast.loss(ctx, {}, features, features, other)  # s⁺ = 1, and s⁻ no longer matters
+    without = small(projector=False, tau1=2.0, tau2=0.0)
+    ctx, _ = at_work(without)
+    work = {"received_features": features}
+    value = without.contrast(ctx, work, {}, features, other)  # s⁺ = 1, and s⁻ no longer matters
     assert value.item() == pytest.approx(np.log1p(np.exp(-2)), rel=1e-6)
     both = small(projector=False)
-    assert both.contrast.loss(ctx, {}, features, features, features).item() == pytest.approx(np.log(2), rel=1e-6)
-
-
-class Longer(nn.Module):
-    """`net` with an MLP between its features and a new head."""
-
-    def __init__(self, batch_norm, widths):
-        super().__init__()
-        self.model = net(batch_norm)
-        del self.model.fc
-        self.projection, self.head = mlp([8, *widths]), nn.Linear(widths[-1], 3)
-
-    def features(self, x):
-        return self.projection(self.model.features(x))
-
-
-def check_by_hand(bench, *, batch_norm=True):
-    """Trains on `bench`, and holds every client against the two steps in torch.optim."""
-    ours, sgd = bench.algorithm, bench.ctx.optimizer
-    adversary = ours.mu > 0 and ours.projector and not ours.projector_in_extractor
-    taus = (ours.tau1, ours.tau2, ours.tau_mode == "divide")
-    sent = clone(bench.down)
-    done = bench.train()
-    assert equal(sent["weights"], bench.down["weights"])
-    assert not adversary or equal(sent["projector"], bench.down["projector"])
-    for job, trained in zip(bench.jobs, done, strict=True):
-        model, received = (
-            Longer(batch_norm, ours.widths) if ours.projector_in_extractor else net(batch_norm) for _ in range(2)
-        )
-        for each in (model, received):
-            each.load_state_dict(bench.ctx.task.initial_weights())
-        theta = mlp([8, *ours.widths]) if adversary else nn.Identity()
-        descent = torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum)
-        if adversary:
-            theta.load_state_dict(bench.down["projector"])
-            ascent = torch.optim.SGD(theta.parameters(), lr=sgd.lr, momentum=sgd.momentum, maximize=True)
-        x_p = bench.down["pseudo"]
-        for rows in _on_device(_drawn(job, PHASE, 0, 0, True), job.part):
-            batch = job.part.take(rows)
-            spare = copy.deepcopy(model)  # its running statistics may move
-            anchors = received.features(x_p).detach()
-            if adversary and ours.max_step:
-                ascent.zero_grad()
-                local, own = (spare.features(x).detach() for x in (x_p, batch.x))
-                contrast(theta, local, anchors, own, *taus).backward()
-                ascent.step()
-            descent.zero_grad()
-            features = model.features(batch.x)
-            statistics = {name: value.clone() for name, value in model.named_buffers()}
-            pseudo = model.features(x_p)
-            uniform = -model.head(pseudo).log_softmax(1).mean(1).mean()
-            loss = F.cross_entropy(model.head(features), batch.y) + ours.lam * uniform
-            (loss + ours.mu * contrast(theta, pseudo, anchors, features, *taus)).backward()
-            descent.step()
-            model.load_state_dict(statistics, strict=False)
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(trained.work["weights"][name], value, msg=name, rtol=1e-4, atol=1e-6)
-        assert ("projector" in trained.work) == adversary
-        for name, value in theta.state_dict().items():
-            torch.testing.assert_close(trained.work["projector"][name], value, msg=name, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch_norm", [True, False])
-@pytest.mark.parametrize("samples", [3, 5, 9])
-@pytest.mark.parametrize(("momentum", "width"), [(0.9, 1), (0.0, 2)])
-def test_two_steps_by_hand(batch_norm, samples, momentum, width):
-    sgd = SGD(lr=0.1, momentum=momentum)
-    bench = Workbench(small(lam=0.3, mu=0.8), samples, net(batch_norm), width, optimizer=sgd)
-    check_by_hand(bench, batch_norm=batch_norm)
-
-
-DIVIDE = {"tau_mode": "divide", "tau1": 1.5, "tau2": 0.7}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_step": False},
-        {"projector": False},
-        {"projector_in_extractor": True},
-        {"lam": 0.0},
-        {"mu": 0.0},
-        {"tau1": 1.5, "tau2": 0.0},
-        DIVIDE,
-        DIVIDE | {"max_step": False},
-        DIVIDE | {"projector": False},
-        DIVIDE | {"projector_in_extractor": True},
-        {"lam": 0.0, "max_step": False},
-        {"lam": 0.0, "projector": False},
-        {"lam": 0.0, "projector_in_extractor": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("momentum", "width"), [(0.9, 1), (0.0, 2)])
-def test_two_steps_of_every_ablation_by_hand(options, momentum, width):
-    sgd = SGD(lr=0.1, momentum=momentum)
-    check_by_hand(Workbench(small(**({"lam": 0.3, "mu": 0.8} | options)), 5, clients=width, optimizer=sgd))
+    assert both.contrast(ctx, work, {}, features, features).item() == pytest.approx(np.log(2), rel=1e-6)
 
 
 def test_local_batch_norm_belongs_to_the_received_extractor():
-    bench = Workbench(small(), batch_norm="local")
+    ctx, down = at_work(small(), batch_norm="local")
     own = {name: value + 1 for name, value in net().state_dict().items() if name.startswith("body.1.")}
-    work = bench.algorithm.start(bench.ctx, {"weights": own}, bench.down)
+    work = small().start(ctx, {"weights": own}, down)
     assert torch.equal(work["weights"]["body.1.weight"], own["body.1.weight"])
-    assert torch.equal(work["received_features"], bench.ctx.task.forward(work["weights"], work["pseudo"]).features)
+    assert torch.equal(work["received_features"], ctx.task.forward(work["weights"], work["pseudo"]).features)
 
 
 def test_ablations_send_no_more_than_they_need():
@@ -266,15 +131,6 @@ def test_transfer_once(width):
         assert set(record.bytes_up) == set(record.bytes_down) == {"weights", "projector"}
     for client in range(4):
         assert torch.equal(server.fleet.states[client]["pseudo"], server.state["pseudo"])
-
-
-def test_projector_of_the_paper():
-    population = blobs()
-    task = blueprint(FedDebias(), population).context(population, "cpu").task
-    layers = [layer for layer in task.modules["projector"].module if isinstance(layer, nn.Linear)]
-    assert [layer.out_features for layer in layers] == [256, 256, 128]
-    # the count with d = 128 features
-    assert sum(p.numel() for p in mlp([128, *FedDebias().widths]).parameters()) == 131_712
 
 
 def test_a_projector_without_layers_is_refused_where_one_is_needed():

@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
-from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.common.networks import mlp
+from helpers.reference import plan, population, run
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.feddebias import FedDebias
-from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means
+from rayfed.algorithms.feddebias import FedDebias, proxy_means
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import Moment
-from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch, InputSpec
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
@@ -24,91 +19,15 @@ def mixing(**options):
     return FedDebias(**({"widths": [7, 5], "pseudo": "mixture", "proxy": "noise"} | options))
 
 
-def test_mixture_of_one():
-    proxy, batch = torch.randn(2, 6), Batch(torch.randn(3, 6), torch.tensor([0, 2, 1]))
-    x, y = mixture(proxy, batch, 1, 10)
-    torch.testing.assert_close(x, (proxy + batch.x[[1, 2]]) / 2)
-    assert y[0].tolist() == pytest.approx([0.05, 0.05, 0.55] + [0.05] * 7)  # with row 1, of class 2
-    assert y[1].tolist() == pytest.approx([0.05, 0.55] + [0.05] * 8)
-
-
-def test_mixture_of_several_goes_round_the_batch():
-    proxy, batch = torch.randn(4, 6), Batch(torch.randn(3, 6), torch.tensor([0, 2, 1]))
-    x, y = mixture(proxy, batch, 2, 3)
-    torch.testing.assert_close(x[2], (proxy[2] + batch.x[0] + batch.x[1]) / 3)
-    torch.testing.assert_close(x[3], (proxy[3] + batch.x[1] + batch.x[2]) / 3)
-    assert y[2].tolist() == pytest.approx([4 / 9, 1 / 9, 4 / 9])
-    torch.testing.assert_close(y.sum(1), torch.ones(4))
-
-
-@pytest.mark.parametrize("k_mix", [0, 1, 2])
-@pytest.mark.parametrize("samples", [4, 10, 13])
-@pytest.mark.parametrize(("width", "soft_labels"), [(1, False), (3, False), (1, True)])
-def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
-    """With soft labels: under Mixup, whose x are the local x and whose y are in ⟨ỹ_p, y⟩."""
-    lam, mu = 0.3, 0.8
-    people, model = population((10, 10, 10)), net()
-    algorithm = mixing(lam=lam, mu=mu, tau1=1.5, tau2=0.7, k_mix=k_mix, pseudo_samples=samples, transfer="once")
-    algorithm = Mixup(base=algorithm, alpha=1.0) if soft_labels else algorithm
-    changes = {"batch_size": 10, "drop_last": True, "vmap_clients": width, "rounds": 1}
-    server = run(algorithm, people, model, **changes)
-    start = simulate(plan(algorithm, people, model, **(changes | {"rounds": 1, "steps": 1})), people)[0]
-    proxy = server.state["pseudo"]
-    assert torch.equal(start.state["pseudo"], proxy)
-    theta_0 = first_projector(algorithm, people, model)
-    models, thetas = [], []
-    for i in range(3):
-        x, y = data(people, i)
-        local, received, theta = descend(model, x, y, 0), descend(model, x, y, 0), mlp([8, 7, 5])
-        theta.load_state_dict(theta_0)
-        rng = generator(0, "batches", Moment("round", 1), phase=0, client=i)
-        for step in range(2):
-            rows = torch.from_numpy(rng.permutation(10))
-            some, labels = x[rows], F.one_hot(y[rows], 3).float()
-            if soft_labels:
-                seed_torch(0, "batch", Moment("round", 1), phase=0, client=i, step=step)
-                some, labels = Mixup(alpha=1.0).prepare(server.ctx, Batch(some, labels))
-                assert 0 < labels[labels < 1].max() < 1
-            x_p, y_p = proxy, torch.full((samples, 3), 1 / 3)
-            if k_mix:
-                partners = [[(j + k) % 10 for k in range(1, k_mix + 1)] for j in range(samples)]
-                x_p = torch.stack([(proxy[j] + some[partners[j]].sum(0)) / (k_mix + 1) for j in range(samples)])
-                y_p = torch.stack([(1 / 3 + labels[partners[j]].sum(0)) / (k_mix + 1) for j in range(samples)])
-
-            def con(features_p, features, received=received, x_p=x_p, y_p=y_p, theta=theta, labels=labels):
-                anchors, losses = received.features(x_p).detach(), []
-                for j in range(10):
-                    a, g, own = features_p[j % samples], anchors[j % samples], features[j]
-                    corrected = a - torch.dot(y_p[j % samples], labels[j]) * own if k_mix else a
-                    plus = F.cosine_similarity(theta(a), theta(g), 0)
-                    minus = F.cosine_similarity(theta(corrected), theta(own), 0)
-                    losses.append(F.softplus(0.7 * minus - 1.5 * plus))
-                return torch.stack(losses).mean()
-
-            value = con(*(descend(local, x, y, 0).features(part).detach() for part in (x_p, some)))
-            with torch.no_grad():
-                for p, g in zip(theta.parameters(), torch.autograd.grad(value, list(theta.parameters())), strict=True):
-                    p.add_(LR * g)
-            features = local.features(some)
-            statistics = {name: buffer.clone() for name, buffer in local.named_buffers()}
-            features_p = local.features(x_p)
-            loss = F.cross_entropy(local.head(features), labels) + mu * con(features_p, features)
-            loss = loss + lam * F.cross_entropy(local.head(features_p), y_p)
-            grads = torch.autograd.grad(loss, list(local.parameters()))
-            with torch.no_grad():
-                for p, g in zip(local.parameters(), grads, strict=True):
-                    p.sub_(LR * g)
-            local.load_state_dict(local.state_dict() | statistics)
-        models.append(local)
-        thetas.append(theta)
-    assert_weights(server.state["weights"], mean(models, shares(people)), atol=2e-5)
-    assert_weights(server.state["projector"], mean(thetas, shares(people)), atol=2e-5)
-
-
-def first_projector(algorithm, people, model):
-    ctx = plan(algorithm, people, model).context(people, "cpu")
-    seed_torch(0, "init")
-    return algorithm.init(ctx)["projector"]
+def test_pairs_overlap_in_soft_labels_as_mixup_makes_them():
+    algorithm, people = mixing(k_mix=2, pseudo_samples=4), blobs()
+    ctx = blueprint(algorithm, people).context(people, "cpu").at(client=0, round=1)
+    work = {"pseudo": torch.randn(4, 6), "received_weights": ctx.task.initial_weights()}
+    batch = Batch(torch.randn(7, 6), torch.rand(7, 3).softmax(1))
+    mixed = algorithm.mixed(ctx, work, batch)
+    for j in range(7):
+        y_p = (1 / 3 + batch.y[(j % 4 + 1) % 7] + batch.y[(j % 4 + 2) % 7]) / 3
+        torch.testing.assert_close(mixed["overlap"][j], torch.dot(y_p, batch.y[j]))
 
 
 def test_no_client_data_leaves_with_mixtures():
@@ -174,17 +93,3 @@ def test_projector_in_extractor_is_fedavg_on_a_longer_model():
     for name, value in longer.state["weights"].items():
         assert torch.equal(server.state["weights"][name], value)
     assert server.state["weights"].keys() == longer.state["weights"].keys()
-
-
-def test_projector_in_extractor_has_no_adversary_and_follows_the_seed():
-    people = blobs()
-    server, records = simulate(blueprint(FedDebias(projector_in_extractor=True, widths=[7, 5]), people), people)
-    assert "projector" not in server.state
-    assert set(records[-1].bytes_up) == {"weights", "means"}
-    first, again, other = (
-        blueprint(FedDebias(projector_in_extractor=True), people, model=net(seed=seed)).context(people, "cpu").task
-        for seed in (0, 0, 1)
-    )
-    name = "head.weight"
-    assert torch.equal(first.initial_weights()[name], again.initial_weights()[name])
-    assert not torch.equal(first.initial_weights()[name], other.initial_weights()[name])

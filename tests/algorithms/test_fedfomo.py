@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -11,7 +10,6 @@ from helpers.federations import blobs, net, simulate
 from helpers.reference import CLIENTS, assert_weights, descend, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
-from rayfed.core.errors import UsageError
 from rayfed.core.trees import tree_map
 from rayfed.data.clients import Examples
 from rayfed.engine.device_data import client_data, divide
@@ -109,34 +107,6 @@ def test_a_model_that_was_worse_makes_room_for_one_never_tried():
     assert fomo(models=2).best_rated(after, 0) == [0, 2]
 
 
-def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
-    people = population((24, 32, 40, 20, 28, 36))
-    tried = {client: set() for client in range(6)}
-
-    class Watched(FedFomo):
-        def unicast(self, ctx, server):
-            tried[ctx.client] |= set(self.best_rated(server, ctx.client))
-            return super().unicast(ctx, server)
-
-    run(Watched(models=2, rating_share=SHARE), people, plain_net(), rounds=12, steps=5)
-    assert tried[0] == {0, 1}  # which serve it well
-    assert tried[1] == {0, 1, 2, 3, 4}  # found one after the other worse than its own
-
-
-def test_models_that_are_no_better_leave_the_own_one_as_it_is():
-    people = people_twice_as_many()
-    server = run(fomo(), people, plain_net(), rounds=1)
-    ctx = server.ctx.at(client=0, data=client_data(people, 0, server.ctx.task, held_out_share=SHARE))
-    client = server.fleet.states[0]
-    worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
-    work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
-    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
-    assert work["ratings"][0] == work["ratings"][1] < 0  # as it is: only the mixture has no use for it
-    work = server.algorithm.start(ctx, client, {"models": [worse, client["weights"]]})
-    assert work["ratings"][0] < 0 < work["ratings"][1]
-    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
-
-
 def test_the_best_rated_are_sent_and_only_those_that_have_come():
     state = {"ratings": torch.tensor([[1.0, 0.5, 2.0, 0.5]]), "seen": torch.tensor([True, True, True, True])}
     assert fomo(models=3).best_rated(state, 0) == [2, 0, 1]
@@ -214,9 +184,3 @@ def test_nobody_trains_on_the_examples_that_rate():
         rows = np.concatenate([train.x, held_out.x])
         assert sorted(map(tuple, rows)) == sorted(map(tuple, client.train.x))
         assert not np.array_equal(held_out.x, divide(client, 0.25, 1).held_out.x)
-
-
-def test_a_client_with_a_single_example_is_refused():
-    people = population((1, 12, 20))
-    with pytest.raises(UsageError, match=r"^client 0 has fewer than two training examples, of which algorithm"):
-        plan(FedFomo(), people, plain_net()).check(people)

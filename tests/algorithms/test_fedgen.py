@@ -8,7 +8,6 @@ from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, draw_classes
 from rayfed.core.network import weights_of
 from rayfed.core.task import Batch
@@ -27,14 +26,6 @@ def test_classes_are_drawn_in_proportion():
     found = torch.bincount(y, minlength=4) / len(y)
     assert found[1] == 0
     torch.testing.assert_close(found, torch.tensor([0.3, 0.0, 0.1, 0.6]), rtol=0, atol=0.02)
-
-
-def test_the_first_round_is_fedavg():
-    people, model = population(), net()
-    ours, plainly = (run(a, people, model, rounds=1).state["weights"] for a in (small(), FedAvg()))
-    for name, value in plainly.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7)
-    assert list(ours) == list(plainly)
 
 
 def test_the_clients_loss():

@@ -1,9 +1,7 @@
 """FedReg: two rounds by hand, and what the projection does."""
 
 import copy
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +9,7 @@ import torch.nn.functional as F
 from helpers.federations import net
 from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithms.fedreg import FedReg
-from rayfed.core.errors import UsageError
 from rayfed.core.task import Batch
-from rayfed.data.clients import Examples
 
 
 def pseudo(model, x, y, size):
@@ -73,10 +69,3 @@ def test_pseudo_data_goes_up_the_loss_and_out_of_the_range_of_the_batch():
     x, y = torch.tensor([[0.5], [0.2]]), torch.tensor([0, 1])
     moved = FedReg().pseudo_inputs(ctx, {}, Batch(x, y), 0.1)
     torch.testing.assert_close(moved, torch.tensor([[-0.5], [1.2]]))
-
-
-def test_tokens_are_refused():
-    people = population()
-    clients = [replace(c, train=Examples(np.zeros((len(c.train), 6), np.int64), c.train.y)) for c in people.clients]
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: needs continuous inputs"):
-        plan(FedReg(), people, net()).check(replace(people, clients=tuple(clients)))

@@ -1,19 +1,15 @@
 """HarmoFL: amplitude and phase, the setup's mean, the step at a perturbed point, refusals."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import net, on_pictures, reshaped, simulate
-from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
-from rayfed.algorithms.fedavg import FedAvg
+from helpers.federations import net, on_pictures, reshaped
+from helpers.reference import CLIENTS, LR, assert_weights, data, population, run
 from rayfed.algorithms.harmofl import AMPLITUDE, HarmoFL, mean_amplitude, normalise_amplitude
-from rayfed.core.errors import UsageError
-from rayfed.data.clients import Examples
 
 SHAPE = (1, 2, 3)
 
@@ -76,22 +72,3 @@ def test_two_rounds_by_hand(alpha):
         model = copy.deepcopy(model)
         model.load_state_dict({k: sum(own.state_dict()[k] for own in trained) / 3 for k in model.state_dict()})
     assert_weights(server.state["weights"], model, atol=1e-5)
-
-
-def test_amplitudes_are_sent_once():
-    people = pictures()
-    _, records = simulate(plan(HarmoFL(), people, on_pictures(net())), people)
-    assert records[0].bytes_up == records[0].bytes_down == {"amplitude": 3 * 4 * 6}
-    _, same = simulate(plan(FedAvg(), people, on_pictures(net())), people)
-    assert records[1].bytes_up == same[0].bytes_up
-    assert records[1].bytes_down == same[0].bytes_down
-
-
-def test_only_images_are_taken():
-    people = population()
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .channels x height x width., got inp"):
-        plan(HarmoFL(), people, net()).check(people)
-    text = pictures()
-    clients = [replace(c, train=Examples(np.zeros((len(c.train), *SHAPE), np.int64), c.train.y)) for c in text.clients]
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .*, got tokens$"):
-        plan(HarmoFL(), text, on_pictures(net())).check(replace(text, clients=tuple(clients)))

@@ -9,18 +9,13 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.scaffold import Scaffold
-from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.network import gradients
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
-from rayfed.core.trees import only
-from rayfed.experiments.config import build_algorithm
 
 
 def context(algorithm):
@@ -89,25 +84,6 @@ def test_noise_is_the_same_at_any_width_and_differs_between_clients_and_rounds()
         torch.testing.assert_close(value, wide["weights"][name], rtol=1e-4, atol=1e-5)
 
 
-def test_the_base_decides_all_else():
-    assert Mixup(base=Scaffold()).averaged == ("delta", "delta_c", "buffers")
-    people = population()
-    server = run(Mixup(base=Scaffold()), people, net())
-    assert set(server.state) == {"weights", "c"}
-    plain = run(Scaffold(), people, net())
-    assert not torch.equal(plain.state["weights"]["fc.bias"], server.state["weights"]["fc.bias"])
-
-
-@pytest.mark.parametrize(("alpha", "beyond", "words"), [(1e-6, 1e-7, "at least 1e-06"), (1e6, 1e7, "at most 1000000")])
-def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
-    mixup = build_algorithm({"name": "mixup", "alpha": alpha}, where="algorithm")
-    ctx, batch = context(mixup), Batch(torch.eye(2), torch.tensor([0, 1]))
-    shares = torch.cat([mixup.prepare(ctx, batch).y[:, 0] for _ in range(500)])
-    assert 0 <= shares.min() <= shares.max() <= 1
-    with pytest.raises(UsageError, match=rf"^algorithm.alpha={beyond}: must be {words}"):
-        build_algorithm({"name": "mixup", "alpha": beyond}, where="algorithm")
-
-
 SIZES = (8, 12, 20)
 
 
@@ -173,20 +149,6 @@ def test_means_are_of_disjoint_examples_and_of_their_labels():
     assert torch.equal(server.fleet.states[1]["means"]["x"], means["x"])
 
 
-def test_fewer_means_than_examples_are_shared():
-    people = population((12, 12))
-    algorithm = FedMix(means_per_step=3, mean_examples=4, lam=0.3)
-    ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu").at(client=0, step=1)
-    means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
-    server = algorithm.init(ctx)
-    work = algorithm.start(ctx, algorithm.join(ctx) | {"means": means}, only(server, ("weights",)))
-    model, (x, y) = net(batch_norm=False), data(people, 0)
-    rows = work["order"][3 + torch.arange(12) % 3]
-    found, _ = algorithm.loss(ctx, work["weights"], work, {}, Batch(x, y))
-    wanted = literal(model, x, y, {k: v[rows] for k, v in means.items()}, 0.3)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
-
-
 def test_a_wrappers_term_counts_in_full_and_sees_the_mixed_inputs_output():
     lam, algorithm = 0.3, FedMix(lam=0.3, mean_examples=4)
     ctx = plan(algorithm, population(), net(batch_norm=False)).context(population(), "cpu").at(client=0)
@@ -213,14 +175,3 @@ def test_a_wrappers_term_counts_in_full_and_sees_the_mixed_inputs_output():
     model.features((1 - lam) * x).square().mean().backward()
     for name, p in model.body.named_parameters():
         torch.testing.assert_close(more[f"body.{name}"] - plain[f"body.{name}"], p.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_under_dbe_the_running_mean_is_of_the_mixed_inputs(width):
-    people, lam = population((12, 12, 12)), 0.3
-    algorithm = DBE(base=FedMix(lam=lam, mean_examples=4), kappa=2.0, mu=1.0)
-    changes = {"batch_size": 12, "steps": 1, "rounds": 1, "vmap_clients": width}
-    server = run(algorithm, people, net(batch_norm=False), **changes)
-    for i, state in server.fleet.states.items():
-        seen = net(batch_norm=False).features((1 - lam) * data(people, i)[0]).mean(0)
-        torch.testing.assert_close(state["weights"]["dbe.mean"], seen.detach())

@@ -10,7 +10,6 @@ from torch import nn
 
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.moon import Moon, contrast
 
 
@@ -26,22 +25,6 @@ def contrastive(received, previous, mu, tau):
         return F.cross_entropy(model.head(z), y) - mu * torch.log(ratio).mean()
 
     return loss
-
-
-@pytest.mark.parametrize(("batch_norm", "tau"), [(True, 0.5), (False, 0.1)])
-def test_three_rounds_by_hand(batch_norm, tau):
-    people, model = population(), net(batch_norm)
-    server = run(Moon(mu=2.0, tau=tau, widths=[]), people, model, steps=3, rounds=3)
-    previous = None
-    for _ in range(3):
-        trained = []
-        for i in CLIENTS:
-            last = previous[i] if previous else model
-            trained.append(descend(model, *data(people, i), 3, loss=contrastive(model, last, 2.0, tau)))
-        previous, model = trained, mean(trained, shares(people))
-    assert_weights(server.state["weights"], model)
-    for i, state in server.fleet.states.items():
-        assert_weights(state["previous"], previous[i])
 
 
 class Headed(nn.Module):
@@ -68,18 +51,21 @@ def headed(server, batch_norm=True):
     return model
 
 
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_three_rounds_with_a_projection_head_by_hand(batch_norm):
+@pytest.mark.parametrize(("batch_norm", "tau"), [(True, 0.5), (False, 0.1)])
+@pytest.mark.parametrize("widths", [[], [7, 5]])
+def test_three_rounds_by_hand(widths, batch_norm, tau):
     people = population()
-    server = run(Moon(mu=2.0, widths=[7, 5]), people, net(batch_norm), steps=3, rounds=3)
-    first = model = headed(server, batch_norm)
+    server = run(Moon(mu=2.0, tau=tau, widths=widths), people, net(batch_norm), steps=3, rounds=3)
+    first = model = headed(server, batch_norm) if widths else net(batch_norm)
     previous = [model] * len(CLIENTS)
     for _ in range(3):
         trained = []
         for i in CLIENTS:
-            trained.append(descend(model, *data(people, i), 3, loss=contrastive(model, previous[i], 2.0, 0.5)))
+            trained.append(descend(model, *data(people, i), 3, loss=contrastive(model, previous[i], 2.0, tau)))
         previous, model = trained, mean(trained, shares(people))
     assert_weights(server.state["weights"], model)
+    for i, state in server.fleet.states.items():
+        assert_weights(state["previous"], previous[i])
     assert set(server.state["weights"]) == set(first.state_dict())
     new = [name for name in server.state["weights"] if name.startswith(("projection.", "head."))]
     assert not any(torch.equal(server.state["weights"][name], first.state_dict()[name]) for name in new)
@@ -94,17 +80,6 @@ def test_by_default_there_is_the_head_of_the_authors_code_and_without_widths_non
         "head.weight": (3, 256),
     }
     assert set(run(Moon(widths=[]), population(), net(), rounds=1).state["weights"]) == set(net().state_dict())
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_projection_head_under_dbe(width):
-    people = population((12, 12, 12))
-    algorithm = DBE(base=Moon(mu=2.0, widths=[7, 5]), kappa=1.0)
-    server = run(algorithm, people, net(), vmap_clients=width, batch_size=12)
-    for state in server.fleet.states.values():
-        assert state["weights"]["dbe.bias"].shape == state["weights"]["dbe.mean"].shape == (5,)
-        assert state["weights"]["dbe.bias"].any()
-    assert {name for name in server.state["weights"] if "head" in name} == {"head.weight", "head.bias"}
 
 
 def test_the_term_in_numbers():

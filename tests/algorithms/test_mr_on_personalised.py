@@ -10,12 +10,9 @@ from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.dbe import CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
-from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedfomo import FedFomo
-from rayfed.algorithms.fedper import FedPer
-from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
-from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.personal_heads import FedBABU, FedPer, FedRep
 from rayfed.core.ids import Moment
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
@@ -100,25 +97,9 @@ def test_fedrods_personal_head_is_left_alone():
     assert not torch.equal(before["weights"]["personal.fc.weight"], without["weights"]["personal.fc.weight"])
 
 
-def test_fedbabus_fine_tuning_is_left_alone():
-    tuned = [one_step(FedBABU(), kappa, phase="personal", stage="final")[1]["weights"] for kappa in (1e-30, KAPPA)]
-    assert all(torch.equal(tuned[0][name], tuned[1][name]) for name in (BODY, HEAD))
-
-
-def test_fedreps_head_is_left_alone():
-    trained = [one_step(FedRep(), kappa, phase="head")[1]["weights"] for kappa in (1e-30, KAPPA)]
+@pytest.mark.parametrize(
+    ("base", "now"), [(FedBABU(), {"phase": "personal", "stage": "final"}), (FedRep(), {"phase": "head"})]
+)
+def test_phases_that_train_nothing_for_the_server_are_left_alone(base, now):
+    trained = [one_step(base, kappa, **now)[1]["weights"] for kappa in (1e-30, KAPPA)]
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in (BODY, HEAD))
-
-
-def test_over_moon_both_parts_are_there():
-    people = blobs()
-    algorithm = DBE(base=Moon(mu=1.0), kappa=KAPPA, mu=MU)
-    ctx = blueprint(algorithm, people, model=net(batch_norm=False)).context(people, "cpu").at(round=1, client=0)
-    down = algorithm.broadcast(ctx, algorithm.init(ctx))
-    work = clone(algorithm.start(ctx, algorithm.join(ctx), down))
-    output = ctx.task.forward(work["weights"], batch().x)
-    loss = torch.nn.functional.cross_entropy(output.logits, batch().y)
-    loss = loss + torch.log(torch.tensor(2.0)) + KAPPA / 2 * (MU * output.features.mean(0)).square().mean()
-    after, metrics = algorithm.step(ctx, work, down, batch())
-    torch.testing.assert_close(metrics["loss"], loss)
-    assert after["weights"]["dbe.bias"].abs().max() > 0

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, data, descend, plan, population
-from rayfed.algorithm import Phase
 from rayfed.algorithms.per_fedavg import PerFedAvg, split
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Batch
@@ -123,15 +122,6 @@ def test_what_is_scored_is_adapted_by_steps_of_alpha():
         assert ("downloaded", 1, "test", "loss") not in found
 
 
-def test_phases():
-    people = population()
-    ctx = plan(PerFedAvg(), people, net(), batch_size=3).context(people, "cpu")
-    assert PerFedAvg().phases(ctx) == (Phase("train", steps=2, batch_size=6),)
-    assert PerFedAvg(variant="hf").phases(ctx) == (Phase("train", steps=2, batch_size=9),)
-    assert PerFedAvg().adaptation.phases(ctx) == (Phase("adapt", steps=2),)
-    assert PerFedAvg(finetune_steps=5).adaptation.phases(ctx) == (Phase("adapt", steps=5),)
-
-
 def test_wording_of_refusals():
     people = blobs(2, sizes=(11, 20))
     blueprint(PerFedAvg(), people, batch_size=6).check(people)  # one of them trains on less than two batches
@@ -140,9 +130,3 @@ def test_wording_of_refusals():
     few = blobs(2, sizes=(2, 20))
     with pytest.raises(UsageError, match=r"one part of the 2 training examples of client 0 has a single example"):
         blueprint(PerFedAvg(), few, batch_size=6).check(few)
-    even = blobs(2, sizes=(15, 20))
-    with pytest.raises(
-        UsageError, match=r"^placement.vmap_clients=2: algorithm.name=per_fedavg takes 2 batches per step, and"
-    ):
-        blueprint(PerFedAvg(), even, vmap_clients=2, drop_last=False).check(even)
-    blueprint(PerFedAvg(), even, vmap_clients=2).check(even)

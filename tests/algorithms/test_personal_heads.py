@@ -9,8 +9,7 @@ import torch
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
-from rayfed.algorithms.fedbabu import FedBABU
-from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.core.optim import SGD, Adam
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -47,14 +46,6 @@ def test_two_rounds_of_fedrep_by_hand(name):
     for i, state in server.fleet.states.items():
         assert set(state["weights"]) == set(HEAD)
         assert_weights(state["weights"], models[i], atol=atol)
-
-
-def test_the_body_trains_as_local_says_unless_told_otherwise():
-    people = population()
-    ctx = plan(FedRep(), people, net(), local=Phase("train", steps=7)).context(people, "cpu")
-    assert FedRep().phases(ctx) == (Phase("head", epochs=4), Phase("body", steps=7))
-    assert FedRep(head_epochs=3, body_epochs=2).phases(ctx) == (Phase("head", epochs=3), Phase("body", epochs=2))
-    assert FedRep().adaptation.phases(ctx) == (Phase("head", steps=7),)
 
 
 def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
@@ -158,12 +149,3 @@ def test_what_fedbabu_sends_and_scores_when():
     test = people.clients[1].test
     expected = torch.nn.functional.cross_entropy(model.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y))
     assert losses(records[2], "downloaded")[1, "test"] == pytest.approx(expected.item(), abs=1e-6)
-
-
-def test_phases_of_fedbabu():
-    people = population()
-    algorithm = FedBABU(finetune_epochs=7)
-    ctx = plan(algorithm, people, net()).context(people, "cpu")
-    assert algorithm.phases(ctx.at(round=2)) == (ctx.local,)
-    assert algorithm.adaptation.phases(ctx) == (Phase("personal", steps=2),)
-    assert algorithm.final_exchanges[0].phases(ctx) == (Phase("personal", epochs=7),)

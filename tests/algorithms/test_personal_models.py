@@ -12,10 +12,9 @@ from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg, Solo
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedfomo import FedFomo
-from rayfed.algorithms.fedper import FedPer
-from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.per_fedavg import PerFedAvg
+from rayfed.algorithms.personal_heads import FedPer, FedRep
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.optim import SGD
 from rayfed.core.trees import nbytes, without

@@ -14,7 +14,6 @@ from helpers.reference import (
     data,
     descend,
     mean,
-    plan,
     population,
     proximal,
     run,
@@ -23,7 +22,7 @@ from helpers.reference import (
 from rayfed.algorithm import Phase
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.feddyn import FedDyn
-from rayfed.algorithms.fedprox import FedProx, pulled
+from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.optim import SGD, Adam
 
@@ -39,31 +38,6 @@ def test_two_rounds_of_fedprox_by_hand():
         locals_ = [descend(model, *data(people, i), 3, loss=proximal(model, 0.7), optimizer=sgd) for i in CLIENTS]
         model = mean(locals_, shares(people))
     assert_weights(server.state["weights"], model)
-
-
-def test_a_buffer_that_the_pull_is_added_to_in_place_is_the_same_rule():
-    people, model = population(), net(batch_norm=False)
-    server = run(FedProx(mu=0.3), people, model, steps=4, rounds=1, optimizer=SGD(lr=LR, momentum=0.9))
-    trained = []
-    for i in CLIENTS:
-        local = descend(model, *data(people, i), 0)
-        buffers = [torch.zeros_like(p) for p in local.parameters()]
-        for _ in range(4):
-            grads = torch.autograd.grad(cross_entropy(local, *data(people, i)), list(local.parameters()))
-            with torch.no_grad():
-                for p, start, b, g in zip(local.parameters(), model.parameters(), buffers, grads, strict=True):
-                    b.mul_(0.9).add_(g)
-                    b.add_(0.3 * (p - start))
-                    p.sub_(LR * b)
-        trained.append(local)
-    assert_weights(server.state["weights"], mean(trained, shares(people)))
-
-
-def test_weights_that_are_not_sent_are_not_pulled():
-    grads = {"a": torch.tensor([1.0]), "own": torch.tensor([1.0])}
-    weights = {"a": torch.tensor([3.0]), "own": torch.tensor([3.0]), "still": torch.tensor([3.0])}
-    found = pulled(grads, weights, {"a": torch.tensor([1.0]), "still": torch.tensor([0.0])}, 0.5)
-    assert found == {"a": torch.tensor([2.0]), "own": torch.tensor([1.0])}
 
 
 def test_local_batch_norm_of_fedprox_trains_unpulled():
@@ -96,13 +70,6 @@ def test_three_rounds_of_ditto_by_hand(batch_norm, ours, theirs):
     assert_weights(server.state["weights"], model, atol=2e-5)
     for i, state in server.fleet.states.items():
         assert_weights(state["model"], personal[i], atol=2e-5)
-
-
-def test_adaptation_of_ditto_trains_the_personal_model_alone():
-    people = population()
-    ctx = plan(Ditto(personal_epochs=2), people, net()).context(people, "cpu")
-    assert Ditto(personal_epochs=2).phases(ctx) == (Phase("personal", epochs=2), ctx.local)
-    assert Ditto(personal_epochs=2).adaptation.phases(ctx) == (Phase("personal", steps=2),)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -213,20 +180,6 @@ def test_feddyn_reaches_the_optimum_of_the_mean(cohort, width):
     assert server.state["weights"]["w"].item() == pytest.approx(8.0, abs=1e-3)
     for i, (h, a) in enumerate(((1.0, 0.0), (4.0, 10.0))):  # g_i has become the gradient at the optimum
         assert server.fleet.states[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)
-
-
-def test_the_server_divides_by_all_clients_and_sizes_do_not_count():
-    people = population()
-    server = run(FedDyn(alpha=0.5), people, net(batch_norm=False), rounds=1, cohort=2)
-    sample = server.sample(1)
-    trained = [
-        descend(net(batch_norm=False), *data(people, i), 2, loss=proximal(net(batch_norm=False), 0.5)) for i in sample
-    ]
-    following = mean(trained, [0.5, 0.5])
-    with torch.no_grad():
-        for p, q in zip(following.parameters(), net(batch_norm=False).parameters(), strict=True):
-            p += 2 / 3 * (p - q)  # h = −α · 2/3 · (mean − start)
-    assert_weights(server.state["weights"], following)
 
 
 @pytest.mark.parametrize("scored", ["mean", "cloud"])

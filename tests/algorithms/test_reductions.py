@@ -5,7 +5,6 @@ import torch
 
 from helpers.federations import net
 from helpers.reference import population, run
-from rayfed.algorithms.afl import AFL
 from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
@@ -19,7 +18,7 @@ from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
 from rayfed.algorithms.server_optimizers import FedAvgM
 from rayfed.algorithms.vhl import VHL
-from rayfed.algorithms.vm import VM
+from rayfed.algorithms.weights_by_losses import AFL, VM
 
 SMALL_VHL = {"virtual_examples": 40, "virtual_batch_size": 6}
 

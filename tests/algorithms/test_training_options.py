@@ -14,7 +14,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.personal_heads import FedBABU
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.lr_schedule import Exponential, LrSchedule

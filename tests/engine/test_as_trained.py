@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.federations import blobs, blueprint, reshaped
-from rayfed.algorithms.afl import AFL, GenAFL
-from rayfed.algorithms.vm import VM
+from rayfed.algorithms.weights_by_losses import AFL, VM, GenAFL
 from rayfed.augment.base import Augment, ImageAugment, Noise
 from rayfed.augment.images import Rotation, rotate
 from rayfed.core.ids import Moment

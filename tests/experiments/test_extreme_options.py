@@ -27,7 +27,7 @@ CLIPPED = {
     "fada": {"server_batch_size", "target"},
     "faug": {"seed_examples"},
     "fedfomo": {"models"},
-    "fedmix": {"mean_examples", "means_per_step"},
+    "fedmix": {"mean_examples"},
     "gaussian_dp_fedbn": {"max_examples"},
     "vhl": {"virtual_batch_size"},
 }

@@ -9,8 +9,8 @@ from helpers.federations import Net, blobs, blueprint, net, on_pictures, reshape
 from rayfed.algorithm import Phase
 from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
+from rayfed.algorithms.personal_heads import FedRep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

@@ -86,14 +86,8 @@ class ModelWithProjection(nn.Module):
         return self.head(self.features(x))
 
 
-OUTPUT_WIDTH = 256
-
-
-"""The width of z in MOON's code."""
-
-
 def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
-    """Return `task` with a projection head of `widths` on its model, by default that of its features and OUTPUT_WIDTH.
+    """Return `task` with a projection head of `widths` on its model, by default that of its features and MOON's 256.
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
     """
@@ -102,7 +96,7 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
-        widths = (width, OUTPUT_WIDTH) if widths is None else widths
+        widths = (width, 256) if widths is None else widths
         model = ModelWithProjection(module, [width, *widths], task.num_outputs, task.head_names)
     return task.with_model(model)
 

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-
-from rayfed.algorithm import Algorithm, Context, Delegate, Exchange, Privacy, ProblemSpec, State
+from rayfed.algorithm import Algorithm, Delegate, Exchange, delegated
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
-from rayfed.core.task import Task
 
 
 def derived(value: Callable[[Any], Any]) -> Any:
@@ -69,38 +66,17 @@ class Wrapper(Delegate, Algorithm):
     def adaptation(self) -> Exchange:
         return self.wrapped(self.base.adaptation)
 
-    def check(self, problem: ProblemSpec) -> None:
-        self.base.check(problem)
-
-    def modules(self, task: Task) -> dict[str, nn.Module]:
-        return self.base.modules(task)
-
-    def adapt(self, ctx: Context) -> Context:
-        return self.base.adapt(ctx)
-
-    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        return self.base.notes(ctx, problem)
-
-    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        return self.base.privacy_spent(ctx, server)
-
-    def init(self, ctx: Context) -> State:
-        return self.base.init(ctx)
-
-    def join(self, ctx: Context) -> State:
-        return self.base.join(ctx)
-
-    def global_model(self, ctx: Context, server: State) -> Any:
-        return self.base.global_model(ctx, server)
-
-    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return self.base.downloaded_model(ctx, client, down)
-
-    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return self.base.trained_model(ctx, work, client, down)
-
-    def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
-        return self.base.predict(ctx, model, x)
+    check = delegated(Algorithm.check, "base")
+    modules = delegated(Algorithm.modules, "base")
+    adapt = delegated(Algorithm.adapt, "base")
+    notes = delegated(Algorithm.notes, "base")
+    privacy_spent = delegated(Algorithm.privacy_spent, "base")
+    init = delegated(Algorithm.init, "base")
+    join = delegated(Algorithm.join, "base")
+    global_model = delegated(Algorithm.global_model, "base")
+    downloaded_model = delegated(Algorithm.downloaded_model, "base")
+    trained_model = delegated(Algorithm.trained_model, "base")
+    predict = delegated(Algorithm.predict, "base")
 
 
 def wrapped_algorithms(algorithm: Algorithm) -> list[Algorithm]:

@@ -9,6 +9,8 @@ projector P that only the contrast uses, and φ_g the extractor as received.
                         min step  (φ, ω) ← (φ, ω) − η ∇[CE(x, y) + λ CE(x_p, 1/C) + μ L_con]
     server:             means of φ, ω, θ, weighted by n_i as in Eq. 1; Alg. 1 has equal weights (`weighting=equal`)
 
+Pseudo-examples are means of examples, so that no single example leaves its client.
+
 Where the paper is ambiguous: Eq. 5 divides by τ, but its ablations with τ2 = 0 require a multiplication, as above
 (`tau_mode`). The negative pair is printed as φ(x_p) with itself; the text and Eq. 6 mean φ(x_p) with φ(x). Pairs are
 formed by index: x_j with row j mod |D_p| of D_p. The mean in λ CE is over all of D_p.
@@ -27,11 +29,13 @@ mix each of them with K of their own examples: x̃_p = (x_p + Σ x_k)/(K+1) and 
 = 0 nothing is mixed or corrected.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,72 +45,15 @@ from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.networks import mlp, with_projection
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.feddebias.pseudo_data import CollectMeans, PseudoDataSource, mixture, pooled
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Output, Task
+from rayfed.core.task import Batch, InputSpec, Output, Task
 from rayfed.core.trees import Weights, only
 
-
-def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Tensor:
-    """Return the row of the pseudo-example with which each of `examples` local examples is compared."""
-    return torch.arange(examples, device=device) % pseudo_examples
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """L_con, of features or of their projections (Eq. 5 and 6), and the max step on its projector.
-
-    `tau1` and `tau2` are the temperatures of the positive and the negative pairs. If `projects`, features pass through
-    the projector, `task.modules["projector"]`.
-    """
-
-    tau1: float
-    tau2: float
-    tau_mode: str
-    projects: bool
-
-    def loss(
-        self,
-        ctx: Context,
-        theta: Weights,
-        pseudo: Tensor,
-        received: Tensor,
-        local: Tensor,
-        overlap: Tensor | None = None,
-    ) -> Tensor:
-        """Return L_con, a scalar.
-
-        Args:
-            theta: The projector's weights; ignored without a projector.
-            pseudo: φ(x_p) [|D_p|, ...].
-            received: φ_g(x_p) [|D_p|, ...].
-            local: φ(x) [batch, ...].
-            overlap: ⟨ỹ_p, y⟩ of each pair [batch], with which mixtures are corrected (Eq. 6).
-        """
-        rows = paired_rows(len(local), len(pseudo), local.device)
-        vectors = [features.flatten(1) for features in (pseudo[rows], received[rows], local)]
-        if overlap is not None:
-            vectors.append(vectors[0] - overlap[:, None] * vectors[2])
-        if self.projects:
-            vectors = [ctx.task.modules["projector"](theta, vector)[0] for vector in vectors]
-        positive = F.cosine_similarity(vectors[0], vectors[1])
-        negative = F.cosine_similarity(vectors[0 if overlap is None else 3], vectors[2])
-        if self.tau_mode == "divide":
-            return F.softplus(negative / self.tau2 - positive / self.tau1).mean()
-        return F.softplus(self.tau2 * negative - self.tau1 * positive).mean()
-
-    def ascend(self, ctx: Context, work: State, batch: Batch) -> None:
-        """Take the max step θ ← θ + η ∇L_con, on `work["projector"]` in place."""
-        with torch.no_grad():
-            pseudo, local = (ctx.task.forward(work["weights"], x).features for x in (work["pseudo"], batch.x))
-
-        def negated(theta: Weights) -> tuple[Tensor, Weights]:
-            return -self.loss(ctx, theta, pseudo, work["received_features"], local, work.get("overlap")), {}
-
-        grads, _, _ = gradients(negated, work["projector"])
-        ctx.optimizer.update_(work["projector"], grads, work["projector_optimizer"])
+NOISE, PHOTOGRAPHS = "noise", "photographs"
+PATCHES = 1000
+"""The number of patches that are cut from the photographs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,19 +121,10 @@ class FedDebias(FedAvg):
         """Whether there is a max step."""
         return self.projects and self.max_step
 
-    @property
-    def source(self) -> PseudoDataSource:
-        """What pseudo-data is made of."""
-        return PseudoDataSource(self.proxy if self.pseudo == "mixture" else None, self.pseudo_samples, self.rsm_images)
-
-    @property
-    def contrast(self) -> Contrast:
-        """L_con with its max step."""
-        return Contrast(self.tau1, self.tau2, self.tau_mode, self.projects)
-
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
-        self.source.check(problem)
+        if self.pseudo == "mixture":
+            check_proxy(self.proxy, problem.task.inputs)
 
     def adapt(self, ctx: Context) -> Context:
         return ctx.at(task=with_projection(ctx.task, self.widths)) if self.projector_in_extractor else ctx
@@ -198,14 +136,33 @@ class FedDebias(FedAvg):
 
     def init(self, ctx: Context) -> State:
         projector = {"projector": ctx.task.modules["projector"].draw_weights()} if self.projects else {}
-        pseudo = self.source.initial(ctx) if self.uses_pseudo_data else {}
-        return super().init(ctx) | projector | pseudo
+        empty = {"pseudo": torch.zeros(0, device=ctx.task.device)}
+        return super().init(ctx) | projector | ((self.from_proxy(ctx) or empty) if self.uses_pseudo_data else {})
+
+    def from_proxy(self, ctx: Context) -> State:
+        """Return new pseudo-data of the proxy, or nothing if it comes from the clients."""
+        if self.pseudo == "rsm":
+            return {}
+        means = proxy_means(self.proxy, ctx.task.inputs, self.pseudo_samples or ctx.batch_size, self.rsm_images)
+        return {"pseudo": means.to(ctx.task.device)}
+
+    def owners(self, ctx: Context) -> State:
+        """Return the clients that send the means of the next pseudo-data, newly drawn from the cohort."""
+        return (
+            {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)} if self.pseudo == "rsm" else {}
+        )
+
+    def means(self, ctx: Context, down: State, data: ClientData) -> State:
+        """Return the means that the server has asked this client for."""
+        if "owners" not in down or not (count := int((down["owners"] == ctx.client).sum())):
+            return {}
+        return {"means": sample_means(data.train, count, self.rsm_images)}
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         if not self.uses_pseudo_data:
             return ()
-        collect = (CollectMeans(self.source),) if self.pseudo == "rsm" else ()
+        collect = (CollectMeans(self),) if self.pseudo == "rsm" else ()
         return (*collect, HandOut(("pseudo",))) if self.transfer == "once" else collect
 
     # A round: the server sends φ, ω, θ and perhaps D_p
@@ -213,7 +170,7 @@ class FedDebias(FedAvg):
     def broadcast(self, ctx: Context, server: State) -> State:
         down = only(server, self.averaged)
         if self.uses_pseudo_data and self.transfer == "each_round":
-            down |= self.source.owners(ctx) | {"pseudo": server["pseudo"]}
+            down |= self.owners(ctx) | {"pseudo": server["pseudo"]}
         return down
 
     def start(self, ctx: Context, client: State, down: State) -> State:
@@ -237,9 +194,34 @@ class FedDebias(FedAvg):
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         with_pseudo_data = work | self.mixed(ctx, work, batch) if self.mixes else work
         if self.ascends:
-            self.contrast.ascend(ctx, with_pseudo_data, batch)
+            self.ascend(ctx, with_pseudo_data, batch)
         trained, metrics = super().step(ctx, with_pseudo_data, down, batch)
         return (only(trained, work) | only(work, ("pseudo",)) if self.mixes else trained), metrics
+
+    def contrast(self, ctx: Context, work: State, theta: Weights, pseudo: Tensor, local: Tensor) -> Tensor:
+        """Return L_con (Eq. 5 and 6), a scalar, for φ(x_p) [|D_p|, ...] and φ(x) [batch, ...] under the projector θ."""
+        rows = paired_rows(len(local), len(pseudo), local.device)
+        vectors = [features.flatten(1) for features in (pseudo[rows], work["received_features"][rows], local)]
+        if "overlap" in work:  # mixtures are corrected by ⟨ỹ_p, y⟩ of each pair
+            vectors.append(vectors[0] - work["overlap"][:, None] * vectors[2])
+        if self.projects:
+            vectors = [ctx.task.modules["projector"](theta, vector)[0] for vector in vectors]
+        positive = F.cosine_similarity(vectors[0], vectors[1])
+        negative = F.cosine_similarity(vectors[3 if "overlap" in work else 0], vectors[2])
+        if self.tau_mode == "divide":
+            return F.softplus(negative / self.tau2 - positive / self.tau1).mean()
+        return F.softplus(self.tau2 * negative - self.tau1 * positive).mean()
+
+    def ascend(self, ctx: Context, work: State, batch: Batch) -> None:
+        """Take the max step θ ← θ + η ∇L_con, on `work["projector"]` in place."""
+        with torch.no_grad():
+            pseudo, local = (ctx.task.forward(work["weights"], x).features for x in (work["pseudo"], batch.x))
+
+        def negated(theta: Weights) -> tuple[Tensor, Weights]:
+            return -self.contrast(ctx, work, theta, pseudo, local), {}
+
+        grads, _, _ = gradients(negated, work["projector"])
+        ctx.optimizer.update_(work["projector"], grads, work["projector_optimizer"])
 
     def mixed(self, ctx: Context, work: State, batch: Batch) -> State:
         """Return the mixtures of this step in place of the pseudo-data, their labels, and ⟨ỹ_p, y⟩ of every pair."""
@@ -262,16 +244,15 @@ class FedDebias(FedAvg):
             labels = work.get("labels", torch.full_like(pseudo.logits, 1 / pseudo.logits.shape[1]))
             loss = loss + self.lam * F.cross_entropy(pseudo.logits, labels)
         if self.mu:
-            theta, overlap = work.get("projector", {}), work.get("overlap")
-            features = pseudo.features, work["received_features"], output.features
-            loss = loss + self.mu * self.contrast.loss(ctx, theta, *features, overlap)
+            theta = work.get("projector", {})
+            loss = loss + self.mu * self.contrast(ctx, work, theta, pseudo.features, output.features)
         return loss, output
 
     # The clients send φ, ω, θ and the means that they were asked for; the server averages and pools
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        up |= self.source.means(ctx, down, data)
+        up |= self.means(ctx, down, data)
         if not self.ascends:
             return kept, up
         moments = only(work, ("projector_optimizer",)) if ctx.keep_optimizer else {}
@@ -283,5 +264,125 @@ class FedDebias(FedAvg):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         pseudo = pooled(ctx, replies)
         if self.uses_pseudo_data and self.transfer == "each_round":
-            pseudo |= self.source.from_proxy(ctx)
+            pseudo |= self.from_proxy(ctx)
         return server | only(replies.mean, self.averaged) | pseudo
+
+
+# Pseudo-data: means of the clients' examples
+
+
+def pooled(ctx: Context, replies: Replies) -> State:
+    """Return new pseudo-data that consists of the means that clients sent, or nothing if there are none."""
+    means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
+    return {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+
+
+@dataclass(frozen=True)
+class CollectMeans(Exchange):
+    """Setup: the clients send the means that form the first pseudo-data."""
+
+    method: FedDebias
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return self.method.owners(ctx)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client, self.method.means(ctx, down, data)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | pooled(ctx, replies)
+
+
+def draw_owners(cohort: tuple[int, ...], count: int) -> Tensor:
+    """Draw the client of `cohort` that computes each of `count` means, uniformly with torch's generator."""
+    return torch.tensor(cohort, dtype=torch.int32)[torch.randint(len(cohort), (count,))]
+
+
+def sample_means(part: Any, count: int, size: int) -> Tensor:
+    """Return `count` means [count, *shape], each of `size` random examples of `part`, or of all if it has fewer."""
+    size = min(size, len(part))
+    rows = torch.cat([torch.randperm(len(part))[:size] for _ in range(count)])
+    return torch.stack([batch.x.mean(0) for batch in part.batches(size, rows)])
+
+
+def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Tensor:
+    """Return the row of the pseudo-example with which each of `examples` local examples is compared."""
+    return torch.arange(examples, device=device) % pseudo_examples
+
+
+# Mixtures of local examples with means of a proxy dataset
+
+
+def mixture(proxy: Tensor, batch: Batch, examples: int, classes: int) -> Batch:
+    """Average each row of `proxy` [n, ...] with `examples` examples of the batch, and 1/C with their labels (Eq. 4).
+
+    As batches are in random order, row j of `proxy` takes the rows after j of the batch, starting again from row 0 at
+    its end.
+    """
+    rows = torch.arange(len(proxy), device=proxy.device)[:, None] + torch.arange(1, examples + 1, device=proxy.device)
+    rows = rows % len(batch.x)
+    x = (proxy + batch.x[rows].sum(1)) / (examples + 1)
+    return Batch(x, (1 / classes + soft(batch.y, classes)[rows].sum(1)) / (examples + 1))
+
+
+def check_proxy(name: str, inputs: InputSpec) -> None:
+    """Raise UsageError if the proxy is unknown, or if it consists of images and the clients' data does not."""
+    if name == NOISE:
+        return
+    if len(inputs.shape) != 3:
+        raise UsageError(
+            f"algorithm.proxy={name}: this proxy consists of images, and the clients' data does not; use "
+            "algorithm.proxy=noise"
+        )
+    if name != PHOTOGRAPHS:
+        _dataset(name)
+
+
+def proxy_means(name: str, inputs: InputSpec, count: int, size: int) -> Tensor:
+    """Return `count` normalised means [count, *shape] of `size` random examples each, drawn with torch's generator."""
+    if name == NOISE:
+        return torch.randn(count, size, *inputs.shape).mean(1)
+    images = _images(name, inputs.shape)
+    rows = torch.cat([torch.randperm(len(images))[:size] for _ in range(count)])
+    means = images[rows].view(count, -1, *inputs.shape).mean(1)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (inputs.mean, inputs.std))
+    return (means - mean) / std
+
+
+@functools.lru_cache(maxsize=2)
+def _images(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the proxy's images as floats in [0, 1], with the size and the number of channels of `shape`.
+
+    Images with another number of channels become grey, repeated for each channel.
+    """
+    images = torch.from_numpy(_patches(shape[1:]) if name == PHOTOGRAPHS else _dataset(name).load().images)
+    images = images.float() / 255
+    if images.shape[1] != shape[0]:
+        images = images.mean(1, keepdim=True).expand(-1, shape[0], -1, -1)
+    if images.shape[2:] != shape[1:]:
+        images = F.interpolate(images, shape[1:], mode="bilinear", antialias=True)
+    return images.contiguous()
+
+
+def _patches(sides: tuple[int, ...]) -> np.ndarray:
+    """Return patches of scikit-learn's two photographs, with twice the given sides: uint8 [n, 3, height, width]."""
+    from sklearn.datasets import load_sample_images  # imported here because it takes a second
+
+    rng = np.random.Generator(np.random.PCG64(0))
+    photographs = load_sample_images().images
+    height, width = (min(2 * side, limit) for side, limit in zip(sides, photographs[0].shape, strict=False))
+    patches = []
+    for index in range(PATCHES):
+        image = photographs[index % 2]
+        top, left = rng.integers(image.shape[0] - height + 1), rng.integers(image.shape[1] - width + 1)
+        patches.append(image[top : top + height, left : left + width])
+    return np.stack(patches).transpose(0, 3, 1, 2).copy()
+
+
+def _dataset(name: str):  # type: ignore[no-untyped-def]
+    from rayfed.data.loading import build_data  # imported here because few runs need a dataset as proxy
+
+    try:
+        return build_data(name)[0]
+    except UsageError as error:
+        raise UsageError(f"algorithm.proxy={name}: use photographs, noise or the name of a dataset; {error}") from error

@@ -1,7 +1,9 @@
-"""The Gaussian mechanism: DP-SGD with Opacus, and privacy accounting by Rényi differential privacy.
+"""Mechanisms of differential privacy, and the caveats about their guarantees that are printed before a run.
 
-Neighbouring data sets differ by the addition or removal of one row; the number of rows is public. Noise comes from
-torch's generators: anyone with the seed can remove it, and it is not hardened against floating-point attacks.
+The Laplace mechanism protects vectors. The Gaussian mechanism is DP-SGD with Opacus, and privacy accounting is by Rényi
+differential privacy: neighbouring data sets differ by the addition or removal of one row, and the number of rows is
+public. Noise comes from torch's generators: anyone with the seed can remove it, and it is not hardened against
+floating-point attacks.
 """
 
 import functools
@@ -18,7 +20,43 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import Weights
 
-# Opacus takes two seconds to import: functions import it.
+SIMULATION_NOTE = (
+    "noise is drawn from the run's seed and recorded scores are exact: this measures the cost of privacy, it protects "
+    "nobody"
+)
+
+
+def large_delta_note(delta: float, count: int, unit: str) -> tuple[str, ...]:
+    """Return a note if δ is not below 1/`count`, for `count` protected units that are called `unit` in the plural."""
+    if delta * count < 1:
+        return ()
+    return (f"δ={delta:g} is not below 1/{count}: publishing one of the {count} {unit} in the clear would satisfy it",)
+
+
+# The Laplace mechanism, and the normalisations that bound its sensitivity
+
+EPS = 1e-12
+"""Lower bound of denominators and of the argument of the logarithm."""
+
+
+def laplace_like(x: Tensor, scale: float) -> Tensor:
+    """Draw noise with density e^{−|v|/scale} / (2·scale) in the shape of `x`."""
+    u = torch.rand(x.shape, device=x.device, dtype=torch.float64).sub_(0.5)
+    return (-scale * u.sign() * torch.log1p((-2 * u.abs()).clamp(min=-1 + EPS))).to(x.dtype)
+
+
+def to_unit_range(z: Tensor) -> Tensor:
+    """Rescale each row of `z` [batch, width] to the range [0, 1]; a constant row becomes 0."""
+    low, high = z.amin(1, keepdim=True), z.amax(1, keepdim=True)
+    return (z - low) / (high - low).clamp(min=EPS)
+
+
+def to_half_l1_ball(z: Tensor) -> Tensor:
+    """Scale each row to an L1 norm of 1/2, so that the L1 distance of two rows is at most 1; a zero row stays zero."""
+    return z / (2 * z.abs().sum(1, keepdim=True)).clamp(min=EPS)
+
+
+# The Gaussian mechanism. Opacus takes two seconds to import: functions import it.
 
 
 def orders() -> list[float]:
@@ -47,14 +85,11 @@ def check_budget(epsilon: float, delta: float, steps: int) -> None:
 def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the smallest σ that makes `steps` steps on Poisson-sampled batches (ε, δ)-differentially private.
 
-    A batch contains each row with probability `rate`. The σ returned spends ε to within 0.2 %.
-
-    Raises:
-        UsageError: No amount of noise is enough.
+    A batch contains each row with probability `rate`. The σ returned spends ε to within 0.2 %. `check_budget` says
+    beforehand whether any amount of noise is enough.
     """
     from opacus.accountants.utils import get_noise_multiplier
 
-    check_budget(epsilon, delta, steps)
     target = {"target_epsilon": epsilon, "target_delta": delta, "epsilon_tolerance": 0.002 * epsilon}
     with warnings.catch_warnings(action="ignore"):  # more orders would give slightly tighter bounds
         sigma: float = get_noise_multiplier(**target, sample_rate=rate, steps=steps, accountant="rdp", alphas=orders())
@@ -97,13 +132,7 @@ def train_privately(
     A batch contains every row with probability `rate`. Per-row gradients are clipped to an L2 norm of `clip`, Gaussian
     noise with standard deviation σ·clip is added to their sum, and the sum is divided by the expected batch size.
 
-    Args:
-        module: The network. It is modified and must not be used afterwards.
-        weights: Initial weights.
-        x, y: Inputs and classes.
-
-    Returns:
-        The weights after training.
+    Returns the next `weights`. The network `module` is modified and must not be used afterwards.
     """
     module.load_state_dict(weights)
     private, sgd = _private(module, optimizer, sigma, clip, batch_size=max(1, round(rate * len(x))))

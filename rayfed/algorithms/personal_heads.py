@@ -1,0 +1,177 @@
+"""Methods whose clients share the model's body, the part before its split, but not its head, the part after it.
+
+FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Alg. 1 and 2. FedRep: Collins et al.
+2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1. FedBABU: Oh, Kim and Yun 2022,
+"FedBABU: Toward Enhanced Representation for Federated Image Classification", Alg. 1.
+
+    server:   FedAvg of the bodies φ_i
+    fedper:   SGD on f_i(φ, h_i) over both parts at once, for all local epochs; clients keep their heads h_i
+    fedrep:   h_i ← SGD on f_i(φ_t, h_i) over the head for some epochs;  φ_i ← SGD on f_i(φ_t, h_i) over the body;
+              clients keep their heads
+    fedbabu:  φ_i ← SGD on f_i(φ_t, h_0) over the body alone;  h_0: the initial head, which all clients share
+              at the end:  all clients receive φ_R, and (φ_i, h_i) ← SGD on f_i from (φ_R, h_0) for some epochs
+
+In the code of FedRep's authors a round has five epochs, of which the last one is of the body; `head_epochs` counts
+those before. Each part has its own optimiser. As in that code, forward passes in the head's epochs update the running
+statistics of batch norm in the body. A client that adapts trains only its head, like the paper's new users. With
+`adapted=both` it trains both parts as in a round, with evaluate.adapt_epochs for the body, as in appendix D.4 of Zhang
+et al. 2023 (DBE).
+
+FedBABU's fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last
+local state. Before it, `downloaded` scores the body received with the common head, which is also the global model.
+`adapted` scores it after evaluate.adapt_epochs of the same training; after the last round, the fine-tuned model is
+scored. In rounds, the running statistics of batch norm in the head change, but its affine parameters do not.
+Fine-tuning and adaptation have an optimiser of their own, since that of the rounds knows nothing of the head.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.ditto import PERSONAL, PersonalTraining
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import only, without
+
+
+def body(task: Task) -> tuple[str, ...]:
+    """Return the names of the trainable weights before the split."""
+    return tuple(name for name in task.trainable if name not in task.head_names)
+
+
+def head(task: Task) -> tuple[str, ...]:
+    """Return the names of the trainable weights after the split."""
+    return tuple(name for name in task.trainable if name in task.head_names)
+
+
+def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("head", "body")) -> None:
+    """Raise UsageError if one of `parts` of the model has no trainable weights."""
+    trainable = {"head": head(problem.task), "body": body(problem.task)}
+    for part in parts:
+        if not trainable[part]:
+            raise UsageError(
+                f"algorithm.name={name}: the model's {part} has nothing to train; choose a model whose split leaves "
+                "trainable layers on both sides"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(FedAvg):
+    name: ClassVar[str] = "fedper"
+    reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
+    default_eval_point: ClassVar[str] = "downloaded"
+
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_without(problem, self.name)
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal_names | task.head_names
+
+
+PARTS = {"head": head, "body": body}
+"""The trainable weights of each phase, which is named after the part that it trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(FedPer):
+    name: ClassVar[str] = "fedrep"
+    reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
+
+    head_epochs: int = option(
+        4,
+        low=1,
+        help="epochs of the head, with the body fixed",
+        elsewhere={"authors": "4 (10 in their scripts for CIFAR)", "PFLlib": "1"},
+    )
+    body_epochs: int | None = option(
+        None,
+        low=1,
+        help="epochs of the body after that; null: as local.*",
+        elsewhere={"authors": "1", "PFLlib": "as local training, 1"},
+    )
+    adapted: str = option("head", choices=("head", "both"), help="adaptation trains the head, or both as in a round")
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        body_phase = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        return Phase("head", epochs=self.head_epochs), body_phase
+
+    @property
+    def adaptation(self) -> Exchange:
+        return Adaptation(self)
+
+    def trained(self, ctx: Context) -> Sequence[str]:
+        return PARTS[ctx.phase](ctx.task)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
+        fresh = {part: ctx.optimizer.init(only(work["weights"], names(ctx.task))) for part, names in PARTS.items()}
+        return work | {"optimizer": client.get("optimizer", fresh)}
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        optimizers = work["optimizer"]  # the step updates the one of its phase in place
+        work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
+        return work | {"optimizer": optimizers}, metrics
+
+
+@dataclass(frozen=True)
+class Adaptation(Delegate):
+    """Adaptation of the head alone for evaluate.adapt_epochs, or of the head as in a round and then the body."""
+
+    base: FedRep
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if self.base.adapted == "head":
+            return (ctx.local._replace(name="head"),)
+        return Phase("head", epochs=self.base.head_epochs), ctx.local._replace(name="body")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(FedPer):
+    name: ClassVar[str] = "fedbabu"
+    reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
+
+    finetune_epochs: int = option(
+        5, low=1, help="epochs of the whole model after the last round", elsewhere={"authors": "5", "PFLlib": "10"}
+    )
+
+    @property
+    def final_exchanges(self) -> Sequence[Exchange]:
+        return (FineTune(self),)
+
+    @property
+    def adaptation(self) -> Exchange:
+        return PersonalTraining(self)
+
+    def trained(self, ctx: Context) -> Sequence[str]:
+        return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return super().start(ctx, client if ctx.stage == "round" else without(client, ("optimizer",)), down)
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        head = only(ctx.task.initial_weights(), ctx.task.head_names)
+        return server["weights"] | head if not ctx.task.personal_names else None
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return client["model"] if "model" in client else super().downloaded_model(ctx, client, down)
+
+
+@dataclass(frozen=True)
+class FineTune(Delegate):
+    """Final exchange: every client fine-tunes the whole model, keeps it, and sends nothing."""
+
+    base: FedBABU
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return (Phase(PERSONAL, self.base.finetune_epochs),)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"model": work["weights"]}, {}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server

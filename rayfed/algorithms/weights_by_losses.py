@@ -1,0 +1,180 @@
+"""Methods that weigh clients by the losses f_i that they send with their models.
+
+AFL: Mohri et al. 2019, "Agnostic Federated Learning". Gen-AFL and VM, variance minimisation: de Luca et al. 2022,
+"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 1, Prop. 1 and Eq. 22 to 24. GroupDRO
+between clients: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, as in
+FedDebias, appendix A.
+
+    afl, gen_afl:  min over θ, max over λ in Δ(λ_min) of Σ λ_i f_i(θ),   Δ(λ_min) = {Σ λ_i = 1, λ_i ≥ λ_min};
+                   afl: λ_min = 0
+        client:  sends f_i(θ_t) over its augmented training set, and θ^(i) after training from θ_t
+        server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t));  θ_{t+1} = Σ λ_i θ^(i)
+    vm:            min over θ of Σ p_i f_i(θ) + β Var_p(f),  p_i = n_i/N
+        client:  sends θ^(i) and f_i(θ^(i)) over its augmented training set
+        server:  θ_{t+1} = Σ w_i θ^(i),  w_i = p_i (1 + 2β (f_i − f̄)),  f̄ = Σ p_i f_i
+    group_dro:
+        client:  sends θ^(i) and f_i(θ_t) over its training data
+        server:  q_i ← q_i exp(η f_i),  θ_{t+1} = Σ (q_i / Σ_j q_j) θ^(i),  q_i = 1 before the first round
+
+The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. Here clients
+send these losses with their reply in the next round. In de Luca et al.'s code λ_min is never passed on, so its Gen-AFL
+is AFL.
+
+VM is Eq. 24 with p_i in place of 1/n: since Σ p_i (f_i − f̄) = 0, the step θ_t − Δ is a weighted mean of models.
+Alg. 2 as printed has both 1/n and p_i, which makes the step n times smaller. The authors' code uses
+w_i = 1/n + 2β (f_i − f̄) with plain means, an n times larger β (`variant=code`). The paper does not say where f_i is
+evaluated. At θ_t training diverges for β = 10, so it is evaluated at θ^(i), as in their code.
+
+If a round of GroupDRO samples clients, i and j range over these, and the q of the others stay. The server keeps log q,
+which cannot overflow. f_i is taken over all training data of the client; released code takes its first batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, Reply, State, mean_loss
+from rayfed.algorithms.common.client_weights import (
+    NEEDS_ALL_LOSSES,
+    check_smallest_weight,
+    refuse_averaged_variances,
+    refuse_sampling,
+    reported_losses,
+)
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.errors import Diverged
+from rayfed.core.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class AFL(FedAvg):
+    name: ClassVar[str] = "afl"
+    reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
+
+    lambda_lr: float = option(0.1, low=0, help="η_λ, step size of the clients' weights along their losses")
+    lambda_min: float = option(0.0, help="smallest weight of a client, at most 1/clients")
+
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
+        if self.lambda_min < 0:
+            refuse_averaged_variances(problem, self.name, self.personal(problem.task))
+        check_smallest_weight(self.lambda_min, problem.task.num_clients, "clients")
+
+    def init(self, ctx: Context) -> State:
+        unknown = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | {"lambda": unknown}  # n_i comes with the first replies
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.as_trained)}
+
+    def next_lambda(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Tensor:
+        losses, shares = reported_losses(replies)
+        if ctx.round <= 1:
+            return shares
+        return project_simplex(server["lambda"] + self.lambda_lr * losses, self.lambda_min)
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        return self.next_lambda(ctx, server, replies).tolist()
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenAFL(AFL):
+    """AFL whose weights may be negative."""
+
+    name: ClassVar[str] = "gen_afl"
+    reference: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
+
+    lambda_min: float = option(-1.0, help="smallest weight of a client, at most 1/clients; 0 is AFL")
+
+
+LARGEST_WEIGHT = 5.0  # the paper's runs stay below 1; beyond this value, rounds amplify each other's error
+
+
+def variance_weights(losses: Tensor, shares: Tensor, beta: float, variant: str) -> Tensor:
+    """Return the clients' weights [n], which sum to 1 and may be negative."""
+    if variant == "code":
+        return 1 / len(losses) + 2 * beta * (losses - losses.mean())
+    return shares * (1 + 2 * beta * (losses - (shares * losses).sum()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VM(FedAvg):
+    name: ClassVar[str] = "vm"
+    reference: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
+
+    beta: float = option(10.0, low=0, help="β, weight of the losses' variance; paper: 10 on Rotated MNIST, 0.5 on PACS")
+    variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24, or by the authors' code")
+
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
+        refuse_averaged_variances(problem, self.name, self.personal(problem.task))
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, work["weights"], data.as_trained)}
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        losses, shares = reported_losses(replies)
+        weights: list[float] = variance_weights(losses, shares, self.beta, self.variant).tolist()
+        for reply, weight in zip(replies, weights, strict=True):
+            if not abs(weight) <= LARGEST_WEIGHT:
+                raise Diverged(
+                    f"round {ctx.round}, client {reply.client}: VM's weight is {weight:.3g}, beyond "
+                    f"±{LARGEST_WEIGHT:g}; the clients' losses are too far apart for algorithm.beta={self.beta:g}, use "
+                    "a smaller one"
+                )
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDRO(FedAvg):
+    name: ClassVar[str] = "group_dro"
+    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
+
+    q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0: clients' plain mean")
+
+    def init(self, ctx: Context) -> State:
+        equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | {"log_q": equal}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+
+    def next_log_q(self, server: State, replies: Sequence[Reply]) -> Tensor:
+        log_q: Tensor = server["log_q"].clone()
+        for reply in replies:
+            log_q[reply.client] += self.q_lr * reply.up["loss"].to(log_q)
+        return log_q
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        sampled = self.next_log_q(server, replies)[[reply.client for reply in replies]]
+        return sampled.softmax(0).tolist()
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, replies.each)}
+
+
+def project_simplex(y: Tensor, lowest: float = 0.0) -> Tensor:
+    """Return the point of {x ≥ lowest, Σx = 1} that is nearest to `y` [n].
+
+    With m = `lowest`, it is x_i = max(y_i + τ, m), with τ such that the sum is 1 (Duchi et al. 2008 for m = 0). It
+    equals the scaling from Δ(0) of de Luca et al. 2022, Prop. 1: (1 − n m) Π_Δ((y − m)/(1 − n m)) + m. That scaling
+    loses the digits of y where m is far below 0; the form used here does not. `lowest` is at most 1/n.
+    """
+    n = len(y)
+    if abs(1 - n * lowest) <= 1e-9:
+        return torch.full_like(y, 1 / n)
+    device, y = y.device, y.cpu()  # CUDA has no deterministic `cumsum`
+    descending = y.sort(descending=True).values
+    free = torch.arange(1, n + 1, dtype=y.dtype)  # the `free` largest are above `lowest`
+    shifts = (1 - (n - free) * lowest - descending.cumsum(0)) / free
+    last = int((descending + shifts > lowest).sum()) - 1  # the condition holds for a prefix of the sorted numbers
+    return (y + shifts[last]).clamp(min=lowest).to(device)
