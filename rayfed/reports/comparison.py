@@ -112,17 +112,10 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
             raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
         pairs, labels, best = [(first, second)], {first: names[0], second: names[1]}, None
     else:
-        groups = groups[groups["order"].isin(values.columns)]
-        groups = groups[groups["chosen"] | ~groups.groupby("algorithm")["chosen"].transform("any")]
-        if len(groups) < 2:
-            raise UsageError("compare: needs two methods or more with finished trials")
-        alone = ~groups["algorithm"].duplicated(keep=False) | groups["hyperparameters"].eq("")
-        names_of = groups["algorithm"].where(alone, groups["algorithm"] + " " + groups["hyperparameters"])
-        labels = dict(zip(groups["order"].tolist(), names_of, strict=True))
-        better = bool(shown["higher_is_better"].iloc[0])
-        ranked = groups.assign(mean=groups["order"].map(values.mean())).sort_values("mean", ascending=better)
-        orders = ranked["order"].tolist()
-        pairs, best = list(itertools.combinations(orders, 2)), orders[-1]
+        labels = _chosen_methods(groups[groups["order"].isin(values.columns)])
+        ascending = bool(shown["higher_is_better"].iloc[0])
+        ranked = values[list(labels)].mean().sort_values(ascending=ascending, kind="stable").index.tolist()
+        pairs, best = list(itertools.combinations(ranked, 2)), ranked[-1]
     data, comparisons, notes = _data(tables), list[Comparison](), list[str]()
     for first, second in pairs:
         title = f"{labels[second]} − {labels[first]}"
@@ -147,6 +140,20 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
     average = average_words(tables.counts, tables.trials, split, metric)
     caption = f"{average}, {RULE_CAPTIONS[rule].format(criterion=tables.criteria[experiments[0]])}"
     return Pairs(experiments[0], split, metric, caption, comparisons, notes, best)
+
+
+def _chosen_methods(groups: pd.DataFrame) -> dict[int, str]:
+    """Return the names by `order` of the hyperparameters that validation chose, or of all if it chose none.
+
+    Raises:
+        UsageError: There are fewer than two.
+    """
+    groups = groups[groups["chosen"] | ~groups.groupby("algorithm")["chosen"].transform("any")]
+    if len(groups) < 2:
+        raise UsageError("compare: needs two methods or more with finished trials")
+    alone = ~groups["algorithm"].duplicated(keep=False)
+    names = groups["algorithm"].where(alone, (groups["algorithm"] + " " + groups["hyperparameters"]).str.strip())
+    return dict(zip(groups["order"].tolist(), names, strict=True))
 
 
 def _values(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:

@@ -101,12 +101,6 @@ class TestWrapping:
         assert "hospital_of_" in lines[0]
         assert sum("60.00 ± 10.00" in line for line in lines) == 2
 
-    def test_hyperparameters_are_parted_at_commas(self) -> None:
-        named = {"a first_key=0.001, second_key=0.002, third_key=0.003": TWO["dbe"], "b": TWO["solo"]}
-        text = text_table(make_table(rows(named), "accuracy"), width=100)
-        assert "first_key=0.001," in text
-        assert all(len(line) <= 100 for line in text.splitlines())
-
 
 class TestWhatVaried:
     def trials(self, hashes: list[str | None]) -> pd.DataFrame:
