@@ -13,6 +13,7 @@ from rayfed.experiments.components import KINDS, description, summary
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
 from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
+from rayfed.metrics import PREFIX
 
 _VALUES = """\
 Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort_share=0.5
@@ -81,6 +82,9 @@ def named_choices(kind: str, *, keys: bool = True) -> str:
         text = summary(kind, name)
         lines.append(_entry(name, "", text) if kind == "metrics" else f"  {name:20} {text}")
         lines += [f"    {line}" for line in _keys_of(kind, name)] if keys else []
+    if kind == "metrics":
+        path = "classification.MulticlassMatthewsCorrCoef={num_classes: 10}"
+        lines.append(_entry(f"{PREFIX}PATH", "", f"any metric of torchmetrics, such as metrics.{PREFIX}{path}"))
     return "\n".join(lines)
 
 

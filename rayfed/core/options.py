@@ -131,13 +131,15 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def key_path(key: str) -> list[str]:
-    """Return the parts of a dotted key. "module:Name" below a group is one part, though its module may have dots."""
+    """Return the parts of a dotted key. "module:Name" below a group is one part, though its module may have dots, as is
+    "module:package.Name", whose packages have no capital letter."""
     group, _, rest = key.partition(".")
     module, colon, names = rest.partition(":")
     if not colon:
         return key.split(".")
-    name, *inner = names.split(".")
-    return [group, f"{module}:{name}", *inner]
+    parts = names.split(".")
+    end = next((place for place, part in enumerate(parts, 1) if part[:1].isupper()), 1)
+    return [group, f"{module}:{'.'.join(parts[:end])}", *parts[end:]]
 
 
 def _check_decorated(cls: type, where: str) -> None:

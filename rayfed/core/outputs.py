@@ -1,12 +1,17 @@
-"""The meaning of a model's outputs, which decides whether and how they are scored beside their loss.
+"""The meaning of a model's outputs, which decides how they are scored beside their loss.
 
 - "classes": an output [classes] per example; the largest is the predicted class. The loss is cross-entropy, or labels
   are whole numbers from 0 and, from equal outputs, a step down the gradient of the loss raises the output of the
   example's own class most.
 - "binary": one output per example, the logit of class 1 against class 0; class 1 is predicted if it is positive. All
-  labels are 0 or 1 and the loss is `binary_cross_entropy_with_logits`, inside any function and with any class weights.
-- "unknown": anything else, such as regression, several labels or soft labels per example, labels such as -100 that mark
-  examples to be ignored, outputs for every position of a sequence, and probabilities in place of a logit.
+  labels are 0 or 1 and, wherever the outputs are, a step down the gradient raises those of 1 and lowers those of 0, as
+  by `binary_cross_entropy_with_logits`, inside any function and with any class weights.
+- "positions": the same at every position of an example: outputs [classes, ...] or [..., classes] and labels [...], or a
+  logit for each of the labels 0 and 1 of a mask, which has two axes or more.
+- "labels": a logit for each of several labels [labels] of 0 and 1.
+- "numbers": as many outputs as labels, by a loss that depends on their differences alone and grows with each of them,
+  such as the squared, absolute or Huber error. Labels are not all 0 and 1, unless they are floats.
+- "unknown": anything else, such as soft labels, several outputs per number, and probabilities in place of a logit.
 
 Losses are recognised by their values, since users write their own functions.
 """
@@ -14,27 +19,58 @@ Losses are recognised by their values, since users write their own functions.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Outputs = Literal["classes", "binary", "unknown"]
+Kind = Literal["classes", "binary", "positions", "labels", "numbers", "unknown"]
 
 _MOST_CLASSES = 256  # that are tried
+_MOST_VALUES = 2**22  # in the outputs of a batch that is tried
 _LOGITS = (-2.0, 0.5, 3.0)
 
 
-def class_logits(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return outputs of a model and labels as (logits [n, classes], classes [n]); None if they stand for no classes."""
-    if outputs == "unknown":
+class Outputs(NamedTuple):
+    """What the outputs of a model stand for.
+
+    Attributes:
+        kind: One of the kinds above.
+        axis: The axis of the classes among those of a batch; None for the logits of a mask.
+        ignored: The label of the examples or positions that are left out of every score; None if there are none.
+    """
+
+    kind: Kind = "classes"
+    axis: int | None = 1
+    ignored: int | None = None
+
+
+CLASSES, UNKNOWN = Outputs(), Outputs("unknown")
+
+
+def scored_values(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return outputs of a model and labels in the form in which metrics take them; None if they stand for nothing.
+
+    Returns:
+        (logits [m, classes], classes [m]) of the m examples or positions that count, (logits [n, k], zeros and ones
+        [n, k]) of several labels, or (numbers, numbers) of the labels' shape.
+    """
+    kind, axis, ignored = outputs
+    if kind == "unknown":
         return None
-    if outputs == "classes":
-        return values, y
-    logit = values.reshape(len(values))
-    return torch.stack([torch.zeros_like(logit), logit], 1), y.reshape(len(y)).long()
+    if kind in ("labels", "numbers"):
+        return values.reshape(y.shape), y.long() if kind == "labels" else y
+    if kind == "binary" or axis is None:
+        logit = values.reshape(-1)
+        values, y = torch.stack([torch.zeros_like(logit), logit], 1), y.reshape(-1).long()
+    elif kind == "positions":
+        values, y = values.movedim(axis, -1).reshape(-1, values.shape[axis]), y.reshape(-1)
+    if ignored is not None:
+        counts = y != ignored
+        values, y = values[counts], y[counts]
+    return values, y
 
 
 def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: Sequence[np.ndarray]) -> Outputs:
@@ -45,46 +81,124 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
         shape: Shape of the output for one example.
         labels: The labels of all examples, in parts [n, ...] of one type.
     """
-    labels = [y for y in labels if len(y)]
+    labels, shape = [y for y in labels if y.size], tuple(shape)
     if not labels:
-        return "unknown"
-    low, high, first = min(y.min() for y in labels), max(y.max() for y in labels), labels[0]
-    in_range = first.ndim == 1 and first.dtype.kind in "iu" and 0 <= low <= high < math.prod(shape)
-    if len(shape) == 1 and in_range and (_is_cross_entropy(loss) or _raises_own_class(loss, shape[0])):
-        return "classes"
-    are_bits = first.shape[1:] in ((), (1,)) and all(np.isin(y, (0, 1)).all() for y in labels)
-    return "binary" if tuple(shape) in ((), (1,)) and are_bits and _is_logistic(loss, shape, first) else "unknown"
+        return UNKNOWN
+    form, dtype = labels[0].shape[1:], torch.from_numpy(labels[0][:0]).dtype
+    is_integer, is_bits = not dtype.is_floating_point, all(_are_bits(y) for y in labels)
+    for axis in dict.fromkeys((1, len(shape))) if is_integer else ():
+        if len(shape) == len(form) + 1 and (*shape[: axis - 1], *shape[axis:]) == form:
+            found = _of_classes(loss, shape, axis, labels)
+            if found is not None:
+                return found
+    if math.prod(shape) != math.prod(form):
+        return UNKNOWN
+    if is_bits and _separates_bits(loss, shape, form, dtype):
+        if shape in ((), (1,)) and len(form) < 2:
+            return Outputs("binary")
+        return Outputs("labels" if len(form) == 1 else "positions", axis=None)
+    if (dtype.is_floating_point or not is_bits) and _grows_with_differences(loss, shape, form, dtype):
+        return Outputs("numbers", axis=None)
+    return UNKNOWN
 
 
-def _is_cross_entropy(loss: Callable[..., Any]) -> bool:
+def _are_bits(y: np.ndarray) -> bool:
+    return bool(((y == 0) | (y == 1)).all())
+
+
+def _of_classes(
+    loss: Callable[..., Any], shape: tuple[int, ...], axis: int, labels: Sequence[np.ndarray]
+) -> Outputs | None:
+    """Return the meaning of outputs whose `axis` has the classes; None if labels or loss are not those of classes."""
+    kind: Kind = "positions" if len(shape) > 1 else "classes"
+    classes, bounds = shape[axis - 1], (min(y.min() for y in labels), max(y.max() for y in labels))
+    outside = []
+    if bounds[0] < 0 or bounds[1] >= classes:
+        outside = np.unique(np.concatenate([y[(y < 0) | (y >= classes)] for y in labels])).tolist()
     function = loss.func if isinstance(loss, functools.partial) else loss
-    return function is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    is_cross_entropy = function is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if (is_cross_entropy or hasattr(loss, "ignore_index")) and axis == 1:
+        options = loss.keywords if isinstance(loss, functools.partial) else vars(loss)
+        index = options.get("ignore_index", -100)
+        if outside and outside != [index]:
+            return None
+        if is_cross_entropy:
+            return Outputs(kind, axis, index if any((y == index).any() for y in labels) else None)
+    if len(outside) > 1 or classes < 2:
+        return None
+    ignored = _ignored_by_gradient(loss, shape, axis, classes, outside)
+    return None if ignored is False else Outputs(kind, axis, ignored)
 
 
-def _raises_own_class(loss: Callable[..., Any], classes: int) -> bool:
-    """Return whether, from equal outputs, descending `loss` raises the output of each example's own class most."""
-    if classes < 2:
+def _ignored_by_gradient(
+    loss: Callable[..., Any], shape: tuple[int, ...], axis: int, classes: int, outside: Sequence[int]
+) -> int | Literal[False] | None:
+    """Return the label without a gradient, None if all have one; False if `loss` is none of classes.
+
+    From equal outputs, descending a loss of classes raises the output of the own class most.
+    """
+    positions = math.prod(shape) // classes
+    count = max(-(-min(classes, _MOST_CLASSES) // positions), min(8, max(1, _MOST_VALUES // math.prod(shape))))
+    order = torch.randperm(count * positions, generator=torch.Generator().manual_seed(0))
+    y = order % classes
+    if outside:
+        y[order % 4 == 0] = outside[0]
+    (gradient,) = _gradients(loss, (count, *shape), [0.0], y.reshape(count, *shape[: axis - 1], *shape[axis:]))
+    if gradient is None:
         return False
-    y = torch.arange(min(classes, _MOST_CLASSES))
-    outputs = torch.zeros(len(y), classes, requires_grad=True)
-    try:
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(loss(outputs, y), outputs)
-    except Exception:  # a user's loss may raise anything for outputs that it is not made for
+    gradient = gradient.movedim(axis, -1).reshape(-1, classes)
+    without = (gradient == 0).all(1)
+    ignored = y[without].unique().tolist()
+    if len(ignored) > 1 or ignored == y.unique().tolist() or (outside and ignored != outside):
         return False
-    values, predicted = (-gradient).topk(2)
-    return bool((predicted[:, 0] == y).all() and (values[:, 0] > values[:, 1]).all())
+    if ignored and bool((y[~without] == ignored[0]).any()):
+        return False
+    (values, predicted), own = (-gradient[~without]).topk(2), y[~without]
+    if not bool((predicted[:, 0] == own).all() and (values[:, 0] > values[:, 1]).all()):
+        return False
+    return int(ignored[0]) if ignored else None
 
 
-def _is_logistic(loss: Callable[..., Any], shape: Sequence[int], labels: np.ndarray) -> bool:
-    """Return whether `loss` is binary cross-entropy of a logit, up to a constant factor for each class."""
-    for label, sign in ((0, 1), (1, -1)):
-        y = torch.full((2, *labels.shape[1:]), label, dtype=torch.from_numpy(labels[:0]).dtype)
+def _separates_bits(
+    loss: Callable[..., Any], shape: tuple[int, ...], form: tuple[int, ...], dtype: torch.dtype
+) -> bool:
+    """Return whether, from any outputs, descending `loss` raises those of the label 1 and lowers those of 0."""
+    y = torch.randint(2, (6, *form), generator=torch.Generator().manual_seed(0))
+    y[:2], y[2:4] = 0, 1  # where one of them is all labels, a softmax over them has no gradient
+    signs = (2 * y - 1).reshape(6, *shape)
+    gradients = _gradients(loss, signs.shape, _LOGITS, y.to(dtype))
+    return all(gradient is not None and bool((-gradient.sign() == signs).all()) for gradient in gradients)
+
+
+def _grows_with_differences(
+    loss: Callable[..., Any], shape: tuple[int, ...], form: tuple[int, ...], dtype: torch.dtype
+) -> bool:
+    """Return whether `loss` depends on the differences of outputs and labels alone, and grows with each of them."""
+    rng = torch.Generator().manual_seed(0)
+    y = (5 * torch.randn(4, *form, generator=rng)).round()
+    differences = torch.randn(4, *shape, generator=rng).sign() * torch.tensor([0.25, 0.5, 2.0, 4.0]).reshape(
+        4, *(1 for _ in shape)
+    )
+    values = []
+    for shift in (0, 3):
+        given = y + shift
+        (gradient,) = _gradients(loss, (4, *shape), [given.reshape(4, *shape) + differences], given.to(dtype))
+        if gradient is None or not bool((gradient.sign() == differences.sign()).all()):
+            return False
+        values.append(float(loss(given.reshape(4, *shape) + differences, given.to(dtype))))
+    return math.isclose(values[0], values[1], rel_tol=1e-3)
+
+
+def _gradients(
+    loss: Callable[..., Any], shape: Sequence[int], starts: Sequence[float | Tensor], y: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of `loss` at outputs of `shape` that begin at each of `starts`; None where it fails."""
+    gradients: list[Tensor | None] = []
+    for start in starts:
+        outputs = (torch.zeros(*shape) + start).requires_grad_()
         try:
-            values = [float(loss(torch.full((2, *shape), logit), y)) for logit in _LOGITS]
-        except Exception:  # as above
-            return False
-        ratio = torch.tensor(values) / F.softplus(sign * torch.tensor(_LOGITS))
-        if not (ratio > 0).all() or not torch.allclose(ratio, ratio[0], rtol=1e-4):
-            return False
-    return True
+            with torch.enable_grad():
+                gradients += torch.autograd.grad(loss(outputs, y), outputs)
+        except Exception:  # a user's loss may raise anything for outputs that it is not made for
+            gradients.append(None)
+    return gradients

@@ -21,7 +21,7 @@ _LOWER_IS_BETTER = frozenset(
     {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
     | {"divergence", "probe", "drift", "gradient"}
 )
-_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe"})
+_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe", "dice", "iou", "precision"})
 INT32: Mapping[str, str] = {"arrow": "int32"}
 """Field metadata: a 32-bit column in Parquet, where an integer would get 64 bits."""
 

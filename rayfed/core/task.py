@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics, constant_names, copied, has_convolutions
 from rayfed.core.network import Network, gradients
-from rayfed.core.outputs import Outputs
+from rayfed.core.outputs import CLASSES, Outputs
 from rayfed.core.trees import Weights, only
 
 
@@ -115,7 +115,7 @@ class Task:
         device: str | torch.device = "cpu",
         inputs: InputSpec = UNKNOWN_INPUTS,
         scoring_loss: Loss | None = None,
-        outputs: Outputs = "classes",
+        outputs: Outputs = CLASSES,
         rows_interact: bool = False,
     ):
         self.device = torch.device(device)
@@ -160,7 +160,7 @@ class Task:
         self.trainable = self.parameters
         of_head, width = _head(model, self.feature_shape)
         self.head_names = of_head.intersection(self._initial)
-        self.num_outputs = max(self.num_classes, width if self.outputs == "classes" else 0)
+        self.num_outputs = max(self.num_classes, width if self.outputs.kind == "classes" else 0)
 
     def _here(self, model: nn.Module) -> nn.Module:
         """Return a copy of `model`, whose modules are new and whose tensors are shared where they lie right already.

@@ -13,9 +13,10 @@ from rayfed.data.population import (
     as_array,
     check_channels_first,
     check_class_count,
-    class_labels,
     count_classes,
     model_inputs,
+    not_finite,
+    targets,
 )
 
 
@@ -47,7 +48,8 @@ class Dataset:
         name: Name of the dataset.
         images: Inputs [N, ...]; uint8 [N, channels, height, width] for images; any other dtype reaches the model
             unchanged. Arrays from `rayfed.data.cache.memory_mapped` (or any read-only `np.memmap`) are read on demand.
-        labels: Class indices below `num_classes`, int64 [N].
+        labels: Class indices below `num_classes`, int64 [N], or other targets: classes at every position or several
+            labels, [N, ...], or numbers, float32 [N, ...].
         domain: Positions in `domains`, integers [N].
         domains: Names of the domains.
         is_test: Whether a row is one of the dataset's own test examples, bool [N].
@@ -56,6 +58,7 @@ class Dataset:
         index: Index of each example in its source, int64 [N].
         num_classes: Number of classes.
         client: The client to which an example naturally belongs, int64 [N], or None.
+        strata: What partitions by class divide the rows by, integers [N] from 0; None: the classes.
         leakage_group: Group of each row, integers [N], or None. Rows of one group show the same original, such as a
             digit on two backgrounds; partitions never train on one of them and test on another.
         mean, std: Per channel in units of [0, 1], to normalise uint8 images.
@@ -75,6 +78,7 @@ class Dataset:
     index: np.ndarray
     num_classes: int
     client: np.ndarray | None = None
+    strata: np.ndarray | None = None
     leakage_group: np.ndarray | None = None
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -84,8 +88,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         where, size = f"dataset {self.name}", len(self.labels)
-        kinds = {"images": ("biuf", "numbers"), "is_test": ("b", "booleans")}
-        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "leakage_group"):
+        kinds = {"images": ("biuf", "numbers"), "labels": ("iuf", "numbers"), "is_test": ("b", "booleans")}
+        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "strata", "leakage_group"):
             values, (kind, what) = getattr(self, name), kinds.get(name, ("iu", "integers"))
             if values is None:
                 continue
@@ -98,10 +102,12 @@ class Dataset:
         check_channels_first(f"{where}: images", self.images.shape, self.images.dtype)
         for name, count in (("labels", self.num_classes), ("domain", len(self.domains)), ("source", len(self.sources))):
             codes = getattr(self, name)
-            if size and not 0 <= codes.min() <= codes.max() < count:
+            if size and (name != "labels" or self.has_classes) and not 0 <= codes.min() <= codes.max() < count:
                 allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
                 raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
         check_class_count(where, self.num_classes)
+        if self.labels.dtype.kind == "f" and (count := not_finite(self.labels)):
+            raise UsageError(f"{where}: {count} of {size} labels hold NaN or infinity; remove or replace them")
         unknown = sorted(set(self.ood) - set(self.domains))
         if unknown:
             raise UsageError(f"{where}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
@@ -122,9 +128,10 @@ class Dataset:
         Args:
             name: Name of the dataset.
             images: Inputs [N, ...], an array or a tensor; floats become float32.
-            labels: Class indices [N], an array or a tensor.
+            labels: Class indices [N], an array or a tensor; or other targets, as `Dataset.labels` has them. Floats [N]
+                that are not all integers from 0 are numbers.
             is_test: Test examples, bool [N]; None: there are none.
-            num_classes: Number of classes; None: the highest label plus 1.
+            num_classes: Number of classes; None: the highest label plus 1, or 1 for floats.
             **others: Further attributes of `Dataset`.
 
         Raises:
@@ -133,9 +140,10 @@ class Dataset:
         if not isinstance(images, (LazyRows, np.memmap)):
             images = model_inputs(f"dataset {name}: images", images)
         labels = as_array(f"dataset {name}: labels", labels)
-        if labels.ndim != 1 or labels.dtype.kind not in "biuf":
+        if not labels.ndim or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
-        labels, size = class_labels(f"dataset {name}", labels), len(labels)
+        labels, size = targets(f"dataset {name}", labels), len(labels)
+        counted = [labels] if labels.dtype.kind == "i" and (labels.ndim == 1 or num_classes is None) else []
         defaults = {
             "is_test": np.zeros(size, bool) if is_test is None else _as_booleans(np.asarray(is_test)),
             "domain": np.zeros(size, np.int16),
@@ -143,7 +151,7 @@ class Dataset:
             "source": np.zeros(size, np.int8),
             "sources": ("all",),
             "index": np.arange(size),
-            "num_classes": count_classes(f"dataset {name}", [labels], "num_classes", num_classes),
+            "num_classes": count_classes(f"dataset {name}", counted, "num_classes", num_classes),
         }
         return cls(name=name, images=images, labels=labels, **{**defaults, **others})
 
@@ -153,6 +161,23 @@ class Dataset:
     def select(self, rows: np.ndarray) -> Examples:
         """Return the examples of some rows; those in a file are not read."""
         return Examples(select_rows(self.images, rows), self.labels[rows])
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has a class."""
+        return self.labels.ndim == 1 and self.labels.dtype.kind in "iu"
+
+    def divided_by(self) -> tuple[np.ndarray, int]:
+        """Return the strata, else the classes, integers [N], and their number; UsageError if there are none."""
+        if self.strata is None and not self.has_classes:
+            form = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise UsageError(
+                f"partition.name: this partition divides by class, and the labels of {self.name} are {form}; give the "
+                "dataset `strata` to divide by, or use iid, quantity, natural or domains"
+            )
+        if self.strata is None:
+            return self.labels, self.num_classes
+        return self.strata, int(self.strata.max()) + 1
 
     def rows(self, *, is_test: bool | None = None, domain: str | None = None) -> np.ndarray:
         """Return the rows that clients may hold (in no "ood" domain), optionally of one split or one domain only."""

@@ -116,6 +116,15 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
     return labels.astype(np.int64)
 
 
+def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
+    """Return labels [n, ...] as classes, int64 [n], if they are integers [n] from 0, also as floats; else as int64 or
+    float32. The errors are those of `class_labels`."""
+    is_float = labels.dtype.kind == "f"
+    if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
+        return class_labels(where, labels, place)
+    return labels.astype(np.float32 if is_float else np.int64)
+
+
 def check_class_count(where: str, num_classes: int) -> None:
     """Raise UsageError if labels from 0 to `num_classes` - 1 cannot be classes, as those of a column of ids."""
     if num_classes > MOST_CLASSES:

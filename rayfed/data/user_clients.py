@@ -65,7 +65,7 @@ class Clients:
 class _Maker:
     """Makes clients of a user's `Clients`, and checks them as those of a list.
 
-    All inputs are like `first`, the training part of the first client, as soon as that client has been made.
+    All examples are like `first`, the training part of the first client, as soon as that client has been made.
     """
 
     make: Callable[[int], Mapping[str, Any]]
@@ -78,7 +78,7 @@ class _Maker:
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"
             _check_part(where, part, self.first or client.train)
-            if self.classes:
+            if self.classes and part.y.ndim == 1:
                 count_classes(where, [part.y], "num_classes", self.num_classes)
         return client.parts
 
@@ -106,8 +106,8 @@ def user_population(
             pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1], floats reach the model
             as float32, and integers as they are. Or `Clients`, which are made on demand.
         num_classes: Number of classes; None: the largest label plus 1.
-        classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1]. If not, y is
-            whatever the user's own loss takes.
+        classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1], or at every position
+            of an example. If not, y is whatever the user's own loss takes.
 
     Raises:
         UsageError: A client is invalid; the message names the client and the part.
@@ -127,6 +127,8 @@ def user_population(
             _check_part(f"clients[{number}].{split}", part, first)
     labels = [part.y for client in checked for part in client.parts if len(part)]
     numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
+    if num_classes is not None:  # of which a mask may mark some as ignored
+        numbers = [label for label in numbers if label.ndim == 1]
     if num_classes is None and not classes:  # of integers that may count from anything
         num_classes = int(max((label.max() for label in numbers), default=0)) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
@@ -170,12 +172,12 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
-    """Return labels as int64 [n]."""
+    """Return labels as int64 [n], or [n, ...] for classes at every position, of which negative ones are ignored."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1:
-        raise UsageError(f"{where}: y has the shape {y.shape}; expected one class for each of {len(y)} examples, [n]")
-    return class_labels(where, _targets(y, where))
+    y = _targets(y, where)
+    class_labels(where, y if y.ndim == 1 else np.maximum(y, 0).reshape(-1))
+    return y.astype(np.int64)
 
 
 def _targets(y: np.ndarray, where: str) -> np.ndarray:
@@ -190,12 +192,15 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
 
 
 def _check_part(where: str, part: Examples, first: Examples) -> None:
-    """Check that inputs have the form of the `first` client's, and that all numbers are finite."""
+    """Check that examples have the form of the `first` client's, and that all numbers are finite."""
     if len(part) and (part.shape, part.dtype) != (first.shape, first.dtype):
         raise UsageError(
             f"{where}: an input is {part.shape} of {part.dtype}, but the first client's are {first.shape} of "
             f"{first.dtype}; all inputs must be alike"
         )
+    if len(part) and part.y.shape[1:] != first.y.shape[1:]:
+        expected = [len(part), *first.y.shape[1:]]
+        raise UsageError(f"{where}: y has the shape {part.y.shape}; expected {expected}, like the first client's")
     check_inputs(where, part)
     if part.y.dtype.kind == "f" and (count := not_finite(part.y)):
         raise UsageError(f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them")

@@ -15,7 +15,7 @@ from rayfed.core.ids import Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.modules import Parcel
 from rayfed.core.optim import Optimizer
-from rayfed.core.outputs import Outputs
+from rayfed.core.outputs import CLASSES, Outputs
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
@@ -74,7 +74,7 @@ class Blueprint:
     schedule: LrSchedule = CONSTANT
     availability: Availability = ALWAYS
     sampler: Sampler = UNIFORM
-    outputs: Outputs = "classes"
+    outputs: Outputs = CLASSES
     rows_interact: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Blueprint:
         if not classes and (algorithm.requires_classes or algorithm.requires_hard_labels):
             kind = f"{labels.dtype} [n{''.join(f', {side}' for side in labels.shape[1:])}]"
             raise UsageError(f"algorithm.name={algorithm.name}: needs data with classes; these labels are {kind}")
-        if algorithm.requires_classes and self.outputs != "classes":
+        if algorithm.requires_classes and self.outputs != CLASSES:
             raise UsageError(
                 f"algorithm.name={algorithm.name}: needs a model with one output per class, trained by cross-entropy "
                 "or a loss like it"

@@ -12,7 +12,7 @@ from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
-from rayfed.core.outputs import Outputs, class_logits
+from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.clients import SPLITS
@@ -23,7 +23,8 @@ from rayfed.engine.fleet import Fleet
 from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations
+from rayfed.metrics import default_metrics
+from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations
 from rayfed.metrics.representations import check_layer
 
 _MOST_CLIENTS = 1000  # the clients whose labels tell which values a metric has
@@ -307,10 +308,13 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
         classes = labels.ndim == 1 and labels.dtype.kind in "iu"
         if isinstance(metric, OfRepresentations) and not classes:
             raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
-        if isinstance(metric, OfPredictions) and metric.requires_classes and blueprint.outputs == "unknown":
+        kind, of_predictions = blueprint.outputs.kind, isinstance(metric, OfPredictions) and metric.requires_classes
+        if isinstance(metric, OfPredictions) and of_predictions and kind not in metric.kinds:
+            needed = " or ".join(dict.fromkeys(map(_in_words, metric.kinds)))
+            stand = "do not" if kind == "unknown" else f"stand for {_in_words(kind)}"
             raise UsageError(
-                f"metrics.{name}: needs outputs that stand for classes, and by this loss and these labels "
-                f"({labels.dtype}) they do not; docs/evaluation.md says which do"
+                f"metrics.{name}: needs outputs that stand for {needed}, and by this loss and these labels "
+                f"({labels.dtype}) they {stand}; docs/evaluation.md says which do"
             )
         if isinstance(metric, OfRepresentations):
             if metric.split not in scored:  # the splits that it is fitted to need not be scored
@@ -324,6 +328,10 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
             raise UsageError(f"metrics.{name}: needs a global model, and the server has no whole model here")
 
 
+def _in_words(kind: Kind) -> str:
+    return "classes" if kind in OF_CLASSES else "several labels" if kind == "labels" else kind
+
+
 def chosen_metric(
     name: str | None,
     mode: str | None,
@@ -335,7 +343,8 @@ def chosen_metric(
     """Return the metric that chooses rounds and hyperparameters, as tables call it, and whether higher is better.
 
     Args:
-        name: The metric, or its key in `metrics`; None: accuracy, or loss where there is no accuracy.
+        name: The metric, or its key in `metrics`; None: accuracy; without it f1 of several labels, mae of numbers, or
+            else loss.
         mode: "max" or "min", for a metric that does not declare it.
         metrics: The metrics that are switched on.
         outputs, shape: What the model's output for one example stands for, and its shape.
@@ -343,15 +352,23 @@ def chosen_metric(
     Raises:
         UsageError: The metric cannot choose.
     """
-    declared: dict[str, bool | None] = {"loss": False} if outputs == "unknown" else {"accuracy": True, "loss": False}
-    name = name or next(iter(declared))
-    if name == "accuracy" and name not in declared:
-        raise UsageError("select.metric=accuracy: there is no accuracy here; use loss")
+    of_classes = outputs.kind in OF_CLASSES
+    declared: dict[str, bool | None] = {"accuracy": True, "loss": False} if of_classes else {"loss": False}
+    default = "accuracy" if of_classes else next(iter((*default_metrics(outputs.kind, 1), "loss")))
+    if name is None and (metric := metrics.get(default)) is not None:
+        measured = default in _defined_values([metric], population, outputs, shape)
+        if measured or not population.participants.have_validation:
+            return default, bool(metric.higher_is_better)
+        default = "loss"
+    name = name or default
+    if name == "accuracy" and not of_classes:
+        raise UsageError(f"select.metric=accuracy: there is no accuracy here; use {default}")
     if name not in declared:
         if name in metrics and not isinstance(metrics[name], OfPredictions):
             raise UsageError(f"select.metric={name}: only accuracy, loss and metrics of predictions can choose")
-        measured = [metrics[name]] if name in metrics else list(metrics.values())
-        values = _defined_values(measured, population, outputs, shape)
+        values = _defined_values(
+            [metrics[name]] if name in metrics else list(metrics.values()), population, outputs, shape
+        )
         if name in metrics and not values:
             raise UsageError(f"select.metric={name}: has no value on the validation data of any client")
         if name in metrics and name not in values and len(values) == 1:
@@ -384,7 +401,7 @@ def _defined_values(
             if not isinstance(metric, OfPredictions):
                 continue
             raw = torch.randn(len(y), *shape, generator=rng), y
-            arguments = class_logits(outputs, *raw) if metric.requires_classes else raw
+            arguments = scored_values(outputs, *raw) if metric.requires_classes else raw
             for value in metric.each(metric.measure(*(arguments or raw))):
                 value = metric.declared(value)
                 if not math.isnan(value.value):

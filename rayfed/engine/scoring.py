@@ -4,6 +4,7 @@ Metrics of predictions and of training are computed on the hosts. For metrics of
 collect what is needed and the server computes the scores.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
-from rayfed.core.outputs import class_logits
+from rayfed.core.outputs import scored_values
 from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.metrics.base import (
+    OF_CLASSES,
     Metric,
     OfGradients,
     OfPredictions,
@@ -59,24 +61,29 @@ def score(
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
-    per example, and those of `metrics`. The parts share batches, which is several times as fast for small parts. Where
-    an example's output depends on its batch, each part has its own batches.
+    per example, and those of `metrics`. A part whose labels are all to be ignored has none. The parts share batches,
+    which is several times as fast for small parts. Where an example's output depends on its batch, each part has its
+    own batches.
     """
-    results, others = [], []
+    results, others, of_classes = [], [], ctx.task.outputs.kind in OF_CLASSES
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
         loss = ctx.task.scoring_loss(logits, part.y, model).double()
-        classified = class_logits(ctx.task.outputs, logits, part.y)
+        scored = scored_values(ctx.task.outputs, logits, part.y)
         accuracy = torch.zeros_like(loss)
-        if classified is not None:
-            accuracy = (classified[0].argmax(1) == classified[1]).double().mean()
+        if of_classes and scored is not None:
+            accuracy = (scored[0].argmax(1) == scored[1]).double().mean()  # NaN if no label counts
         results.append(torch.stack([accuracy, loss]))
-        others.append(_measured(metrics, logits, part, classified))
+        values = _measured(metrics, logits, part, scored)
+        if ctx.task.outputs.kind == "positions":  # rows count examples
+            values = [value._replace(n=len(part)) for value in values]
+        others.append(values)
     scores = []
     rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
     for part, (accuracy, loss), more in zip(parts, rows, others, strict=True):
-        accuracies = [Value("accuracy", accuracy, len(part), higher_is_better=True)]
-        losses = [Value("loss", loss, len(part), higher_is_better=False)]
-        values = [*(accuracies if ctx.task.outputs != "unknown" else ()), *losses, *more]
+        values = [Value("loss", loss, len(part), higher_is_better=False), *more]
+        if of_classes:
+            values.insert(0, Value("accuracy", accuracy, len(part), higher_is_better=True))
+        values = [] if math.isnan(accuracy) else values
         scores += [as_score(value, selection, point=point, **part.place) for value in values]
     return scores
 
@@ -95,13 +102,20 @@ def as_score(value: Value, selection: Selection | None = None, **place: Any) -> 
 
 
 def _measured(
-    metrics: Sequence[OfPredictions], logits: Tensor, part: Part, classified: tuple[Tensor, Tensor] | None
+    metrics: Sequence[OfPredictions], logits: Tensor, part: Part, scored: tuple[Tensor, Tensor] | None
 ) -> list[Value]:
-    """Return the values of `metrics`; `classified` are the logits and labels as classes, if they stand for classes."""
-    values = []
+    """Return the values of `metrics`; `scored` are the outputs and labels as `scored_values` returns them.
+
+    A value of a user's own metric takes the place of one of rayfed's with the same name.
+    """
+    by_owner: dict[bool, list[Value]] = {True: [], False: []}
     for metric in metrics:
-        arguments = classified if metric.requires_classes and classified is not None else (logits, part.y)
-        values += [metric.declared(value) for value in metric.each(metric.measure(*arguments))]
+        arguments = scored if metric.requires_classes and scored is not None else (logits, part.y)
+        if len(arguments[1]):
+            measured = metric.each(metric.measure(*arguments))
+            by_owner[type(metric).__module__.startswith("rayfed.")] += map(metric.declared, measured)
+    own = [value.metric for value in by_owner[False]]
+    values = [*(value for value in by_owner[True] if value.metric not in own), *by_owner[False]]
     names = [value.metric for value in values]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")

@@ -19,7 +19,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.losses import LOSSES
-from rayfed.metrics import METRICS
+from rayfed.metrics import METRICS, PREFIX
 from rayfed.models import MODELS
 from rayfed.sampling import SAMPLERS
 
@@ -68,7 +68,7 @@ class Component:
 
     def build(self) -> Any:
         """Return an object of one of the kinds in `BASES`."""
-        cls = resolve(self.name or "", KINDS[self.kind], where=f"{self.kind}.name")
+        cls = class_of(self.kind, self.name or "", f"{self.kind}.name")
         options = {key: value.build() if isinstance(value, Component) else value for key, value in self.options.items()}
         return cls(**options)
 
@@ -98,7 +98,14 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of a component with the types that they are declared with."""
     named = where if kind == "metrics" else f"{where}.name"
-    cls = resolve(name, KINDS[kind], where=named)
+    cls = class_of(kind, name, named)
+    if kind == "metrics" and name.startswith(PREFIX):
+        from rayfed.metrics.from_torchmetrics import torch_metric  # imports torch
+
+        options = torch_metric(name.removeprefix(PREFIX), options)
+        checked_options(cls, options, where=where)
+        cls(**options).made()  # refuses what torchmetrics refuses
+        return options
     if name not in KINDS[kind]:
         _check_class(kind, cls, f"{named}={name}")
     required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
@@ -108,6 +115,14 @@ def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> di
     given = {key: _nested(options[key], f"{where}.{key}") for key in apart if key in options}
     also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
     return checked_options(cls, {**options, **given}, where=where, also=also, apart=apart)
+
+
+def class_of(kind: str, name: str, where: str) -> Any:
+    """Return the class of a component, whose errors are those of `resolve`."""
+    if kind == "metrics" and name.startswith(PREFIX):
+        of_masks = name.startswith(f"{PREFIX}segmentation.")
+        name = f"rayfed.metrics.from_torchmetrics:Torch{'Segmentation' if of_masks else 'Metric'}"
+    return resolve(name, KINDS[kind], where=where)
 
 
 def _is_algorithm(hint: Any) -> bool:

@@ -18,6 +18,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
+from rayfed.core.registry import resolve
 from rayfed.core.rng import floor_share, global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only
@@ -48,7 +49,10 @@ from rayfed.experiments.user_code import (
 )
 from rayfed.losses.base import Loss, build_loss
 from rayfed.losses.torch_losses import CrossEntropy
+from rayfed.metrics import DEFAULTS, METRICS, default_metrics
+from rayfed.metrics.base import Metric
 from rayfed.metrics.cost import Cost, cost
+from rayfed.metrics.from_torchmetrics import TorchMetric
 from rayfed.models.build import check_model
 from rayfed.records.files import Holding
 from rayfed.records.storage import open_storage
@@ -298,6 +302,7 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     points = _points(config, has_global=server_model is not None)
     if "adapted" in points or population.unseen_clients:
         blueprint.check_adaptation(population, config.evaluate.adapt_epochs, of_participants="adapted" in points)
+    defaults = default_metrics(blueprint.outputs.kind, population.clients[0].train.y.ndim)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
@@ -305,10 +310,13 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         splits=tuple(config.evaluate.splits),
         clients=_scored_clients(config, len(population.participants)),
         adapt_epochs=config.evaluate.adapt_epochs,
-        metrics=config.metrics,
+        metrics={name: resolve(METRICS[name], {}, where="metrics")() for name in defaults} | config.metrics,
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
-    selection = _selection(config, blueprint, population, points[0])
+    for metric in evaluation.metrics.values():
+        if isinstance(metric, TorchMetric):
+            metric.check(blueprint.outputs, *first_outputs(blueprint, population, 8))
+    selection = _selection(config, blueprint, population, points[0], evaluation.metrics)
     stopping, rule = config.early_stopping, None
     if stopping.patience is not None:
         rule = StopRule(patience=stopping.patience, min_delta=stopping.min_delta, selection=selection)
@@ -325,15 +333,18 @@ def _scored_clients(config: Config, participants: int) -> str | int:
     return chosen
 
 
-def _selection(config: Config, blueprint: Blueprint, population: Population, point: str) -> Selection:
+def _selection(
+    config: Config, blueprint: Blueprint, population: Population, point: str, metrics: Mapping[str, Metric]
+) -> Selection:
     """Return what chooses rounds, after checking that the metric is measured and that there are validation scores."""
     metric, mode = config.select.metric, config.select.mode
     keys = ("select.metric", metric), ("early_stopping.patience", config.early_stopping.patience)
     for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
         if value is not None:
             check_validated(key, value, population, config.evaluate.splits)
-    shape = () if metric in (None, "accuracy", "loss") else first_outputs(blueprint, population, 2)[0].shape[1:]
-    name, higher_is_better = chosen_metric(metric, mode, config.metrics, population, blueprint.outputs, shape)
+    unmeasured = metric in ("accuracy", "loss") or (metric is None and blueprint.outputs.kind not in DEFAULTS)
+    shape = () if unmeasured else first_outputs(blueprint, population, 2)[0].shape[1:]
+    name, higher_is_better = chosen_metric(metric, mode, metrics, population, blueprint.outputs, shape)
     return Selection(metric=name, higher_is_better=higher_is_better, point=point)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.network import vectorised
-from rayfed.core.outputs import meaning_of_outputs
+from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
@@ -65,7 +65,14 @@ def dry_step(
         blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
     if blueprint.rows_interact:
         _refuse_single_scored(blueprint, population, model)
-    blueprint = blueprint if loss == CrossEntropy() else checked_loss(blueprint, population)
+    labels = population.clients[0].train.y
+    if isinstance(loss, CrossEntropy) and labels.dtype.kind == "f":
+        raise UsageError(
+            f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
+            f"{labels.dtype}, such as {labels.flat[0]:g}; loss.name=mse takes numbers, bce_with_logits zeros and ones"
+        )
+    of_classes = loss == CrossEntropy() and labels.ndim == 1
+    blueprint = blueprint if of_classes else checked_loss(blueprint, population)
     together = (blueprint.vmap_clients or 1) > 1
     if own_model or together or not isinstance(loss, NamedLoss):
         _try_training(blueprint, population, model, together=together)
@@ -217,7 +224,7 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     every_label = [part.y for part in population.examples()]
     with torch_state_kept(), torch.no_grad():
         meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
-        if meaning == "unknown" and isinstance(loss, nn.Module):
+        if meaning == UNKNOWN and isinstance(loss, nn.Module):
             for parameter in loss.parameters():  # drawn parameters, such as centres of classes, hide the meaning
                 parameter.zero_()
             meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)

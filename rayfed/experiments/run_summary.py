@@ -101,7 +101,7 @@ def _unscored(plan: Plan) -> Sequence[str]:
 def _without_accuracy(plan: Plan) -> Sequence[str]:
     """Return a note if labels look like classes but the loss does not define an accuracy."""
     labels = plan.population.clients[0].train.y
-    if plan.blueprint.outputs != "unknown" or labels.dtype.kind not in "iu":
+    if plan.blueprint.outputs.kind != "unknown" or labels.dtype.kind not in "iu":
         return ()
     return ("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels",)
 

@@ -39,6 +39,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.user_clients import Clients
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
+from rayfed.metrics import PREFIX
 from rayfed.records.trials import recorded_value
 
 
@@ -71,8 +72,8 @@ def loaded_user_modules() -> list[types.ModuleType]:
 
 def named_objects(config: Config) -> dict[str, Any]:
     """Return the components that `config` names as module:Name outside rayfed, by that name."""
-    names = [component.name or "" for component in config.components]
-    return {name: resolve(name, {}, where="name") for name in names if ":" in name and not name.startswith("rayfed.")}
+    names, ours = [component.name or "" for component in config.components], ("rayfed.", PREFIX)
+    return {name: resolve(name, {}, where="name") for name in names if ":" in name and not name.startswith(ours)}
 
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | Clients | None) -> dict[str, Any]:

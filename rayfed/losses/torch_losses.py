@@ -18,6 +18,7 @@ class CrossEntropy(NamedLoss):
     weight: list[float] | None = option(
         None, above=0, help="weight of each class; a batch's mean is divided by the weights of its examples"
     )
+    ignore_index: int = option(-100, help="label of the examples or positions that do not count")
 
     def outputs(self, label_shape: tuple[int, ...], num_classes: int) -> int:
         if self.weight is not None and len(self.weight) != num_classes:
@@ -28,7 +29,7 @@ class CrossEntropy(NamedLoss):
 
     def __call__(self, outputs: Tensor, y: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         weight = None if self.weight is None else torch.tensor(self.weight, dtype=outputs.dtype, device=outputs.device)
-        return F.cross_entropy(outputs, y, weight, label_smoothing=label_smoothing)
+        return F.cross_entropy(outputs, y, weight, ignore_index=self.ignore_index, label_smoothing=label_smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)

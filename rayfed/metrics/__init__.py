@@ -7,6 +7,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
 METRICS = {
+    "dice": "rayfed.metrics.predictions:Dice",
+    "mean_iou": "rayfed.metrics.predictions:MeanIou",
+    "perplexity": "rayfed.metrics.predictions:Perplexity",
+    "average_precision": "rayfed.metrics.predictions:AveragePrecision",
+    "mae": "rayfed.metrics.predictions:Mae",
+    "rmse": "rayfed.metrics.predictions:Rmse",
+    "r2": "rayfed.metrics.predictions:R2",
     "auroc": "rayfed.metrics.predictions:Auroc",
     "f1": "rayfed.metrics.predictions:F1",
     "balanced_accuracy": "rayfed.metrics.predictions:BalancedAccuracy",
@@ -20,6 +27,23 @@ METRICS = {
     "head_accuracy": "rayfed.metrics.linear_probes:HeadAccuracy",
     "tsne": "rayfed.metrics.tsne:Tsne",
 }
+
+PREFIX = "torchmetrics:"
+"""The beginning of the names of torchmetrics' own metrics, as in `torchmetrics:classification.BinaryMCC`."""
+DEFAULTS = {"labels": ("f1", "average_precision"), "numbers": ("mae", "rmse", "r2")}
+"""What is scored without being asked where outputs stand for no classes, by what they stand for. The first chooses."""
+
+
+def default_metrics(kind: str, axes: int) -> tuple[str, ...]:
+    """Return the names of the metrics that are scored without being asked, beside accuracy and loss.
+
+    Args:
+        kind: What the outputs stand for; see `rayfed.core.outputs`.
+        axes: The number of axes of the labels of a batch.
+    """
+    if kind == "positions":
+        return ("mean_iou",) if axes > 2 else ("perplexity",)
+    return DEFAULTS.get(kind, ())
 
 
 def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:

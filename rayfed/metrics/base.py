@@ -16,7 +16,9 @@ from torch import Tensor
 
 from rayfed.core.errors import BadHook
 from rayfed.core.options import option
+from rayfed.core.outputs import Kind
 
+OF_CLASSES: tuple[Kind, ...] = ("classes", "binary", "positions")
 EVERY = "rounds between measurements; the last round is always measured, and by default only the last"
 EVERY_ROUND = "rounds between measurements; the last round is always measured"
 
@@ -79,15 +81,17 @@ class OfPredictions(Metric):
     """A metric of a model's predictions on one part of one client's data."""
 
     requires_classes: ClassVar[bool] = True
-    """Whether outputs must stand for classes (`rayfed.core.outputs`). If not, `measure` gets outputs and labels as they
-    are."""
+    """Whether outputs must stand for one of `kinds`. If not, `measure` gets outputs and labels as they are."""
+    kinds: ClassVar[tuple[Kind, ...]] = OF_CLASSES
+    """What outputs may stand for; see `rayfed.core.outputs`."""
 
     every: int | None = option(1, low=1, help=EVERY_ROUND)
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         """Return the values for `logits` [n, classes] and the classes `y` [n].
 
-        A model with a single logit o per example is measured by the two logits 0 and o.
+        A model with a single logit o per example is measured by the two logits 0 and o. Positions are examples of their
+        own. Several labels are `logits` and `y` [n, labels], and numbers have the shape of the labels.
         """
         raise NotImplementedError
 

@@ -1,84 +1,169 @@
-"""Metrics of predictions on one part of a client's data: AUROC, F1, balanced accuracy, class accuracy, calibration.
+"""Metrics of predictions on one part of a client's data: of classes, of several labels, and of numbers.
 
-Only classes that the part has examples of count, and AUROC, F1 and balanced accuracy are their plain means ("macro").
-Where the labels leave a score undefined, there is no value; means over clients then leave the client out.
+Only classes and labels that the part has examples of count, and scores of them are plain means ("macro"). Where the
+data leave a score undefined, there is no value; means over clients then leave the client out. Examples are positions
+where the outputs stand for classes at every position, as in segmentation.
+
+torchmetrics has most of them. These take less time and no import of two seconds, and `auroc` also ranks logits that its
+sigmoid rounds to 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.core.options import option
-from rayfed.metrics.base import OfPredictions, Value
+from rayfed.core.outputs import Kind
+from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auroc(OfPredictions):
-    """`auroc`: the area under the ROC curve; with more than two classes, that of each class against the rest.
-
-    It is the Mann-Whitney statistic: the share of the pairs of an example of the class and another one in which the
-    first has the higher score, where ties count half. Scores of more than two classes are softmax probabilities. A part
-    with examples of one class only has no value.
-    """
+class Ranking(OfPredictions):
+    """Base class of metrics of the order of scores: with two classes of class 1, else the mean over classes, each
+    against the rest by its softmax probability, or over labels."""
 
     higher_is_better = True
+    kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels")
+    name: ClassVar[str]
+    needs_others: ClassVar[bool] = False
+    """Whether a class needs examples of other classes besides its own."""
+
+    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+        """Return the values [k] for the scores [n, k] of examples, of which `positive` [n, k] are of the k classes.
+
+        `rank` is SciPy's `rankdata`.
+        """
+        raise NotImplementedError
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         from scipy.stats import rankdata  # takes half a second
 
-        logits, count = logits.double(), len(y)
-        scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] == 2 else logits.softmax(1)
-        first = logits.shape[1] - scores.shape[1]  # with two classes, the second is the positive one
-        is_class = y[:, None] == torch.arange(first, logits.shape[1], device=y.device)
-        positive = is_class.sum(0).cpu().numpy()
-        defined = (positive > 0) & (positive < count)
-        if not defined.any():
-            return
-        ranks = (rankdata(scores.cpu().numpy(), axis=0) * is_class.cpu().numpy()).sum(0)[defined]
-        positive = positive[defined]
-        areas = (ranks - positive * (positive + 1) / 2) / (positive * (count - positive))
-        yield Value("auroc", float(areas.mean()), count)
+        scores, is_class = logits.double(), y == 1
+        if y.ndim == 1:
+            scores = scores[:, 1:] - scores[:, :1] if logits.shape[1] == 2 else scores.softmax(1)
+            is_class = y[:, None] == torch.arange(logits.shape[1], device=y.device)[-scores.shape[1] :]
+        positive = is_class.cpu().numpy()
+        defined = positive.any(0) & ~(positive.all(0) & self.needs_others)
+        if defined.any():
+            values = self.of_ranks(partial(rankdata, axis=0), scores.cpu().numpy()[:, defined], positive[:, defined])
+            yield Value(self.name, float(values.mean()), len(y))
 
 
 @dataclass(frozen=True, kw_only=True)
-class F1(OfPredictions):
-    """`f1`: the F1 score 2 TP / (2 TP + FP + FN) of class 1 if there are two classes, else the mean over classes.
+class Auroc(Ranking):
+    """`auroc`: the area under the ROC curve; with more than two classes or several labels, that of each against the
+    rest.
+
+    It is the Mann-Whitney statistic: the share of the pairs of an example of the class and another one in which the
+    first has the higher score, where ties count half. A part with examples of one class only has no value.
+    """
+
+    name = "auroc"
+    needs_others = True
+
+    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+        count = positive.sum(0)
+        lowest = count * (count + 1) / 2
+        return np.asarray(((rank(scores) * positive).sum(0) - lowest) / (count * (len(scores) - count)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragePrecision(Ranking):
+    """`average_precision`: the mean over the examples of class 1 of the precision at their score; with more than two
+    classes or several labels, that of each. A part without examples of class 1, or of any label, has no value."""
+
+    name = "average_precision"
+
+    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+        hits = rank(np.where(positive, -scores, np.inf), method="max")  # of the class, with a score as high
+        precision = np.where(positive, hits / rank(-scores, method="max"), 0)
+        return np.asarray(precision.sum(0) / positive.sum(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOverClasses(OfPredictions):
+    """Base class of means over the classes of a score of their counts."""
+
+    higher_is_better = True
+    name: ClassVar[str]
+
+    def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
+        """Return the scores [classes] by how many examples are recognised, are predicted, and are there."""
+        raise NotImplementedError
+
+    def leaves_out_first(self, classes: int) -> bool:
+        """Return whether class 0 of so many does not count."""
+        return False
+
+    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        if y.ndim == 2:
+            counts = [values.sum(0).double() for values in ((logits > 0) & (y == 1), logits > 0, y)]
+        else:
+            prediction, classes = logits.argmax(1), logits.shape[1]
+            counted = (y[prediction == y], prediction, y)
+            counts = [torch.bincount(values, minlength=classes).double() for values in counted]
+        present = counts[2] > 0
+        if y.ndim == 1 and self.leaves_out_first(logits.shape[1]):
+            present[0] = False
+        if present.any():
+            yield Value(self.name, float(self.of_classes(*counts)[present].mean()), len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class F1(MeanOverClasses):
+    """`f1`: the F1 score 2 TP / (2 TP + FP + FN) of class 1 if there are two classes, else the mean over classes or
+    labels.
 
     With two classes, a part without examples of class 1 has no value.
     """
 
-    higher_is_better = True
+    name = "f1"
+    kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels")
 
-    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        hits, predicted, examples = _counts(logits, y)
-        scores = 2 * hits / (predicted + examples)
-        present = examples > 0
-        if logits.shape[1] == 2:
-            scores, present = scores[1:], present[1:]
-        if present.any():
-            yield Value("f1", float(scores[present].mean()), len(y))
+    def leaves_out_first(self, classes: int) -> bool:
+        return classes == 2
+
+    def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
+        return 2 * hits / (predicted + examples)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedAccuracy(OfPredictions):
+class Dice(F1):
+    """`dice`: the overlap 2 TP / (2 TP + FP + FN) of all positions of the part, the mean over the classes from 1 on."""
+
+    name = "dice"
+
+    background: bool = option(False, help="count class 0, the background, as well")
+
+    def leaves_out_first(self, classes: int) -> bool:
+        return not self.background
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanIou(MeanOverClasses):
+    """`mean_iou`: the mean over classes of intersection over union, TP / (TP + FP + FN), of all positions of the
+    part."""
+
+    name = "mean_iou"
+
+    def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
+        return hits / (predicted + examples - hits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedAccuracy(MeanOverClasses):
     """`balanced_accuracy`: the mean over classes of the share of their examples that are recognised."""
 
-    higher_is_better = True
+    name = "balanced_accuracy"
 
-    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        hits, _, examples = _counts(logits, y)
-        present = examples > 0
-        yield Value("balanced_accuracy", float((hits[present] / examples[present]).mean()), len(y))
-
-
-def _counts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how many examples of each class are recognised, are predicted, and are there, float64 [classes]."""
-    prediction, classes = logits.argmax(1), logits.shape[1]
-    counted = (y[prediction == y], prediction, y)
-    hits, predicted, examples = (torch.bincount(values, minlength=classes).double() for values in counted)
-    return hits, predicted, examples
+    def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
+        return hits / examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +203,52 @@ class Ece(OfPredictions):
         gap = (prediction == y).double() - confidence
         sums = torch.zeros(self.bins, dtype=torch.float64, device=logits.device).index_add(0, bin_index, gap)
         yield Value("ece", float(sums.abs().sum()) / len(y), len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(OfPredictions):
+    """`perplexity`: e to the mean negative log-probability, in nats, of the classes at the positions of the part."""
+
+    higher_is_better = False
+
+    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        yield Value("perplexity", float(F.cross_entropy(logits, y).double().exp()), len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfErrors(OfPredictions):
+    """Base class of metrics of numbers."""
+
+    higher_is_better = False
+    kinds: ClassVar[tuple[Kind, ...]] = ("numbers",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mae(OfErrors):
+    """`mae`: the mean absolute error over all numbers of the part."""
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
+        yield Value("mae", float((outputs.double() - y).abs().mean()), len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rmse(OfErrors):
+    """`rmse`: the square root of the mean squared error over all numbers of the part."""
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
+        yield Value("rmse", float((outputs.double() - y).square().mean().sqrt()), len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2(OfErrors):
+    """`r2`: the share of the variance that is explained, 1 − Σ (y − o)² / Σ (y − ȳ)², the mean over the numbers of an
+    example. A number that is the same in all examples of the part does not count."""
+
+    higher_is_better = True
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
+        outputs, targets = outputs.double().reshape(len(y), -1), y.double().reshape(len(y), -1)
+        varies = (targets != targets[:1]).any(0)
+        if varies.any():
+            errors, spread = (outputs - targets).square().sum(0), (targets - targets.mean(0)).square().sum(0)
+            yield Value("r2", float((1 - errors / spread)[varies].mean()), len(y))

@@ -242,8 +242,8 @@ class TestOwnPieces:
         clients = [{"train": (x[part], y[part]), "test": (x, y)} for part in (slice(0, 20), slice(20, 30))]
         model = lambda: nn.Sequential(nn.Linear(3, 1))  # noqa: E731
         result = run({"rounds": 60, "local.lr": 0.1}, clients=clients, model=model, loss=squared)
-        assert set(result.metrics["metric"]) == {"loss"}
-        last = result.metrics.query("round == 60 and split == 'test'")
+        assert set(result.metrics["metric"]) == {"loss", "mae", "rmse", "r2"}
+        last = result.metrics.query("round == 60 and split == 'test' and metric == 'loss'")
         assert last["value"].max() < 1e-3
         weight = next(v for name, v in result.server["weights"].items() if name.endswith("weight"))
         torch.testing.assert_close(weight, torch.tensor([[1.0, -2, 3]]), atol=0.02, rtol=0)

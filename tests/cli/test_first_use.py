@@ -162,7 +162,7 @@ class TestOwnClients:
             (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
             (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
             (_part(x=np.full((4, 3), 2**63, np.uint64)), "x has 9223372036854775808 of uint64, which no tensor"),
-            (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
+            (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected \[4\], like"),
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but the first client's are \(3,"),
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
             (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),

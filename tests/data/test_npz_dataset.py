@@ -89,7 +89,7 @@ def test_clients_that_cannot_be_dropped(write):
     [
         ({"client": None}, ["not an .npz file with images, labels, client", "client is not a file"]),
         ({"labels": np.zeros(23, int)}, ["images 24", "labels 23", "one length"]),
-        ({"labels": np.full(24, 0.5)}, ["labels: label 0.5; a class is an integer from 0", "24 of 24 labels"]),
+        ({"labels": np.full(24, np.nan)}, ["labels: label nan; a class is an integer from 0", "24 of 24 labels"]),
         ({"labels": np.arange(24) % 4 + 1}, ["labels: the labels are 1 to 4; classes count from 0, so subtract 1"]),
         ({"labels": np.arange(24) % 2 * 2 - 1}, ["labels: label -1; ", "write -1 and 1 as 0 and 1"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),

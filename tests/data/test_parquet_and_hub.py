@@ -155,7 +155,7 @@ class TestRows:
             ({"label": [0, 3]}, {"num_classes": 3}, r"row 1: column 'label': label 3, but there are 3 classes \(0"),
             ({"label": [1, 2]}, {}, r"mine.parquet: column 'label': the labels are 1 to 2; .*data.num_classes=3"),
             ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
-            ({"label": [0.5, 1.0]}, {}, r"row 0: column 'label': label 0.5; a class is an integer from 0, which 1 of"),
+            ({"label": [-1.0, 1.0]}, {}, r"row 0: column 'label': label -1; a class is an integer from 0, which 1 of"),
             ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
             ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
             ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),

@@ -11,6 +11,7 @@ from helpers.federations import Point, blobs, blueprint, net, quadratic, quadrat
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
+from rayfed.core.outputs import UNKNOWN
 from rayfed.data.clients import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
@@ -76,7 +77,7 @@ def test_parts_have_batches_of_their_own_where_examples_depend_on_each_other(see
 
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
-    host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, outputs="unknown", batch_size=1)
+    host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, outputs=UNKNOWN, batch_size=1)
     parts = [host.data.parts(i)["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
     scores = score(host.algorithm, host.ctx, model, "global", parts)

@@ -110,11 +110,11 @@ def test_one_logit_tells_two_classes_apart():
     assert result.trials["loss.name"].tolist() == ["bce_with_logits"]
 
 
-def test_regression_has_a_loss_and_no_accuracy():
+def test_regression_has_errors_and_no_accuracy():
     part = np.ones((6, 4), np.float32), np.linspace(0, 1, 6).astype(np.float32)
     given = [{"train": part, "test": part}] * 2
     result = rayfed.run({"loss.name": "mse", "model.name": "mlp", "local.batch_size": 3}, clients=given, quiet=True)
-    assert set(result.metrics["metric"]) == {"loss"}
+    assert set(result.metrics["metric"]) == {"loss", "mae", "rmse", "r2"}
 
 
 def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_again():

@@ -150,9 +150,9 @@ def _has_tests(dataset: Dataset) -> bool:
 
 
 def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-    """Return `rows` separated by their class 0..C-1, each in the given order."""
-    labels = dataset.labels[rows]
-    return [rows[labels == label] for label in range(dataset.num_classes)]
+    """Return `rows` separated by their class or stratum 0..C-1, each in the given order."""
+    labels, count = dataset.divided_by()
+    return [rows[labels[rows] == label] for label in range(count)]
 
 
 def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str) -> list[np.ndarray]:

@@ -165,17 +165,18 @@ class Classes(Partition):
         return describe_tests(dataset, None)
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
-        if self.groups > dataset.num_classes:
-            raise UsageError(f"partition.groups={self.groups}: {dataset.name} has only {dataset.num_classes} classes")
-        groups = np.array_split(np.arange(dataset.num_classes), self.groups)
+        labels, count = dataset.divided_by()
+        if self.groups > count:
+            raise UsageError(f"partition.groups={self.groups}: {dataset.name} has only {count} classes")
+        groups = np.array_split(np.arange(count), self.groups)
         clients: list[ClientRows] = []
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
             train, test = (dataset.rows(is_test=is_test, domain=domain) for is_test in (False, True))
-            test_groups = self._test_groups(dataset.labels[test], groups, position)
+            test_groups = self._test_groups(labels[test], groups, position)
             for group, classes in enumerate(groups):
-                rows = train[np.isin(dataset.labels[train], classes)]
+                rows = train[np.isin(labels[train], classes)]
                 rows = numpy_generator(self.seed, ASSIGNMENT, position, group).permutation(rows)[: self.per_client]
                 if not len(rows):
                     span = f"{classes[0]}..{classes[-1]}"

@@ -23,7 +23,7 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
     if len(clients) > MAX_CLIENTS:
         rows.append(("…", f"{len(clients) - MAX_CLIENTS} more", "", "", "", ""))
     totals = [sum(map(len, column)) for column in zip(*(client[2:] for client in clients), strict=True)]
-    rows.append(("all", "", *(f"{total:,}" for total in totals), str(dataset.num_classes)))
+    rows.append(("all", "", *(f"{total:,}" for total in totals), str(dataset.num_classes) * dataset.has_classes))
     for test in dataset.tests:
         rows.append(_server_row(test.domain, test.examples.y, test.split))
     for name in dataset.ood:
@@ -38,13 +38,18 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
         lines.append("  ".join(cells).rstrip())
     shape = " x ".join(map(str, dataset.images.shape[1:]))
     plural = "s" * (len(clients) > 1)
-    head = f"{dataset.name}: {len(clients)} client{plural}, {dataset.num_classes} classes, inputs {shape}"
+    classes = f"{dataset.num_classes} classes" if dataset.has_classes else f"labels {_classes(dataset.labels)}"
+    head = f"{dataset.name}: {len(clients)} client{plural}, {classes}, inputs {shape}"
     return "\n".join([head, *lines, f"partition {partition_hash(dataset, clients)}"])
 
 
 def class_counts(dataset: Dataset, clients: list[ClientRows]) -> np.ndarray:
-    """Return the number of rows that each client trains on or validates with, by class; int64 [clients, classes]."""
-    labels = [dataset.labels[np.concatenate([client.train, client.val])] for client in clients]
+    """Return the number of rows that each client trains on or validates with, by class; int64 [clients, classes].
+
+    Other labels are one class.
+    """
+    classes = dataset.labels if dataset.has_classes else np.zeros(len(dataset), np.int64)
+    labels = [classes[np.concatenate([client.train, client.val])] for client in clients]
     return np.stack([np.bincount(values, minlength=dataset.num_classes) for values in labels])
 
 
@@ -53,7 +58,9 @@ def _server_row(domain: str, labels: np.ndarray, split: str) -> tuple[str, ...]:
 
 
 def _classes(labels: np.ndarray) -> str:
-    """Return up to ten classes as "0 3 7"; of more, only the number."""
+    """Return up to ten classes as "0 3 7"; of more, only the number, and of other labels their form."""
+    if labels.ndim > 1 or labels.dtype.kind == "f":
+        return f"{labels.dtype} {list(labels.shape)}"
     present = np.unique(labels)
     return " ".join(map(str, present)) if len(present) <= 10 else f"{len(present)} classes"
 
@@ -72,7 +79,7 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
     sheet = []
     for position in range(len(dataset.domains)):
         rows = np.flatnonzero(dataset.domain == position)
-        labels = dataset.labels[rows]
+        labels = dataset.labels[rows] if dataset.has_classes else np.zeros(len(rows))
         rows = rows[np.lexsort((labels, index_within_group(labels)))][:columns]
         images = torch.from_numpy(dataset.images[rows]).repeat_interleave(scale, 2).repeat_interleave(scale, 3)
         sheet += [*images, *[torch.full_like(images[0], 255)] * (columns - len(rows))]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import class_labels, count_classes
+from rayfed.data.population import count_classes, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
 from rayfed.data.readers.files import note
@@ -43,11 +43,24 @@ def _refuse_missing(files: Sequence[Path], name: str, missing: np.ndarray) -> No
     )
 
 
+def labels_of(files: Sequence[Path], name: str | list[str], num_classes: int | None) -> tuple[np.ndarray, int | None]:
+    """Return labels [rows, ...] and the number of classes, None if it follows from the labels.
+
+    Several columns and lists hold several labels of an example, or classes at its positions.
+    """
+    if isinstance(name, list):
+        return np.stack(list(_numbers(files, name)), 1), num_classes
+    if _is_list(_storage(tables.schema(files[0]).field(name).type)):
+        labels = _stack_lists(column(files, name), files[0], name)
+        return labels[:, 0] if labels.dtype == np.uint8 and labels.ndim == 4 else labels, num_classes
+    return classes(files, name, num_classes)
+
+
 def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[np.ndarray, int]:
     """Return labels, int64 [rows], and the number of classes; strings are numbered in alphabetical order.
 
-    The number of classes is `num_classes`, else that in the metadata of files of the Hugging Face hub, else the highest
-    label plus 1.
+    Floats that are not all integers stay numbers, float32. The number of classes is `num_classes`, else that in the
+    metadata of files of the Hugging Face hub, else the highest label plus 1.
     """
     values = _typed(files, column(files, name), NUMBERS)
     if pa.types.is_string(values.type):
@@ -60,7 +73,9 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
             )
         labels = _numbered(files, name, values)[0]
     elif _is_number(values.type):
-        labels = class_labels("", values.to_numpy(), lambda row: f"{tables.place(files, name, row)}: column {name!r}")
+        labels = targets("", values.to_numpy(), lambda row: f"{tables.place(files, name, row)}: column {name!r}")
+        if labels.dtype.kind == "f":
+            return labels, num_classes or 1
     else:
         raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
     count = num_classes or _declared_classes(files[0], name)

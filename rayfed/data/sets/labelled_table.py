@@ -25,13 +25,22 @@ class LabelledTable(DropClients, ChannelNormalisation):
     """Options for the roles of table columns, shared by `Table` and `HuggingFace`."""
 
     features: list[str] | None = option(None, help="columns of numbers, or one of images or lists; null: image or img")
-    label: str = option("label", help="column of the classes: integers from 0, or strings (numbered alphabetically)")
+    label: str | list[str] = option(
+        "label",
+        help="column of the classes: integers from 0, or strings (numbered alphabetically); or of numbers, lists or "
+        "masks; or several columns of labels",
+    )
+    strata: str | None = option(None, help="column that partitions by class divide by; null: the label")
     client: str | None = option(None, help="column of the clients: integers, or strings (numbered alphabetically)")
     domain: str | None = option(None, help="column of the domains")
     num_classes: int | None = option(None, low=1, help="number of classes; null: the file's, else highest label plus 1")
     size: int | None = option(None, low=1, help="side to resize images to; null: they already have one size")
 
     channels: ClassVar[int | None] = None
+
+    @property
+    def _first_label(self) -> str:
+        return self.label if isinstance(self.label, str) else self.label[0]
 
     @property
     def default_partition(self) -> str:
@@ -41,13 +50,14 @@ class LabelledTable(DropClients, ChannelNormalisation):
         self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test: Any
     ) -> Dataset:
         """Return the rows of `files` without those of `drop_clients`; `source` and `is_test` have one value per row."""
-        if self.label in (self.features or ()):
-            raise UsageError(f"data.features: {self.label} is data.label, which would leak the answer; leave it out")
+        label_columns = [self.label] if isinstance(self.label, str) else self.label
+        for label in set(label_columns) & set(self.features or ()):
+            raise UsageError(f"data.features: {label} is data.label, which would leak the answer; leave it out")
         features = self.features or self._image_column(files[0])
         for path in files:
-            optional = [self.client, self.domain]
-            tables.check_columns(path, [*features, self.label, *(name for name in optional if name)])
-        labels, num_classes = columns.classes(files, self.label, self.num_classes)
+            optional = [self.client, self.domain, self.strata]
+            tables.check_columns(path, [*features, *label_columns, *(name for name in optional if name)])
+        labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
         if not len(labels):
             raise UsageError(f"{files[0]}: has no rows; expected at least one")
         per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
@@ -55,6 +65,8 @@ class LabelledTable(DropClients, ChannelNormalisation):
         if self.domain:
             domain, names["domains"] = columns.encode_names(files, self.domain)
             per_row["domain"] = np.unique(domain, return_inverse=True)[1]
+        if self.strata:
+            per_row["strata"] = np.unique(columns.encode_names(files, self.strata)[0], return_inverse=True)[1]
         if self.client:
             per_row["client"] = columns.encode_names(files, self.client)[0]
             rows = self.remaining_rows(per_row["client"], files[0].parent)
@@ -115,7 +127,7 @@ class Table(LabelledTable):
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
         if len({tables.is_csv(file) for file in files}) > 1:
             raise UsageError(f"data.file={self.file}: has .parquet and .csv files; give a folder with one kind of them")
-        size = sum(len(tables.read(file, [self.label])) for file in files)
+        size = sum(len(tables.read(file, [self._first_label])) for file in files)
         is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
         return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)
 
@@ -142,7 +154,7 @@ class HubTables(LabelledTable):
                 raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
         splits = sorted(self.splits or by_split, key=lambda split: (split in tables.TEST, split))
         files = [path for split in splits for path in by_split[split]]
-        counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
+        counts = [sum(len(tables.read(path, [self._first_label])) for path in by_split[split]) for split in splits]
         source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
         is_test = np.isin(source, [number for number, split in enumerate(splits) if split in tables.TEST])
         name = self.name or folder.name.removeprefix("datasets--").rpartition("--")[2]

@@ -12,13 +12,13 @@ from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation, DropClients
 from rayfed.data.lazy_rows import select_rows
-from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs, not_finite
+from rayfed.data.population import check_channels_first, count_classes, model_inputs, not_finite, targets
 from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 2  # raise it when the cached array changes
 EXPECTED = {
     "images": "uint8 [N, height, width] or [N, channels, height, width], or floats [N, ...]",
-    "labels": "integers [N], from 0",
+    "labels": "integers [N], from 0, or other targets [N, ...]",
     "client": "integers [N], from 0",
     "is_test": "booleans [N]",
 }
@@ -52,13 +52,15 @@ class Npz(DropClients, ChannelNormalisation):
         images, labels, client = arrays["images"], arrays["labels"], arrays["client"].astype(np.int64)
         rows = self.remaining_rows(client, path)
         channels = images.shape[1] if images.dtype == np.uint8 else 1
-        where = f"data.file={self.file}: labels"  # of all clients, so that dropping one keeps the classes
+        where, num_classes = f"data.file={self.file}: labels", self.num_classes
+        if labels.ndim == 1 and labels.dtype.kind == "i":  # of all clients, so that dropping one keeps the classes
+            num_classes = count_classes(where, [labels], "data.num_classes", num_classes)
         return Dataset.of(
             path.stem,
             select_rows(images, rows),
             labels[rows],
             is_test=arrays["is_test"][rows],
-            num_classes=count_classes(where, [labels], "data.num_classes", self.num_classes),
+            num_classes=num_classes,
             index=rows,
             client=client[rows],
             **self.normalisation(channels),
@@ -81,7 +83,7 @@ def _read(file: str) -> Arrays:
     if len(set(sizes.values())) > 1 or not len(images):
         lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise UsageError(f"{where}: arrays of different or no length ({lengths}); expected one length for all")
-    arrays["labels"] = class_labels(f"{where}: labels", arrays["labels"])
+    arrays["labels"] = targets(f"{where}: labels", arrays["labels"])
     if as_images:
         return arrays | {"images": images[:, None] if images.ndim == 3 else images}
     floats = model_inputs(f"{where}: images", images)

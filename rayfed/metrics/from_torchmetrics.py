@@ -1,0 +1,114 @@
+"""Any metric of torchmetrics by its path, as `metrics.torchmetrics:classification.MulticlassCohenKappa`."""
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option, suggestion
+from rayfed.core.outputs import Kind, Outputs, scored_values
+from rayfed.metrics import PREFIX
+from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
+from rayfed.records.storage import one_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchMetric(OfPredictions):
+    """A metric of torchmetrics, on one part of a client's data; its values have the name of its class.
+
+    Classification metrics get probabilities, Binary* ones that of class 1, and others the outputs as they are. A part
+    for which torchmetrics says that it lacks examples has no value.
+    """
+
+    kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels", "numbers", "unknown")
+
+    path: str = option(help="path of the class in torchmetrics")
+    options: dict = option({}, help="its arguments")  # type: ignore[type-arg]
+
+    @cached_property
+    def _metric(self) -> Any:
+        return self.made()
+
+    def made(self) -> Any:
+        """Return the metric; UsageError if there is no such class, or an argument is wrong."""
+        import torchmetrics  # takes two seconds
+
+        where, owner = f"metrics.{PREFIX}{self.path}", torchmetrics
+        for name in self.path.split("."):
+            if not hasattr(owner, name):
+                known = [key for key in dir(owner) if not key.startswith("_")]
+                raise UsageError(f"{where}: torchmetrics has no such metric; {suggestion(name, known)}")
+            owner = getattr(owner, name)
+        if not (isinstance(owner, type) and issubclass(owner, torchmetrics.Metric)):
+            raise UsageError(f"{where}: is no class of a metric")
+        try:
+            return owner(**self.options)
+        except Exception as error:  # torchmetrics raises anything
+            raise UsageError(f"{where}={self.options}: {one_line(error)}") from error
+
+    def check(self, outputs: Outputs, values: Tensor, y: Tensor) -> None:
+        """Raise UsageError if the metric fails on outputs of a model and labels."""
+        scored = scored_values(outputs, values, y) if self.requires_classes else None
+        try:
+            list(self.measure(*(scored or (values, y))))
+        except Exception as error:  # as above
+            raise UsageError(f"metrics.{PREFIX}{self.path}={self.options}: {one_line(error)}") from error
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
+        metric = self._metric.to(outputs.device)
+        metric.reset()
+        metric.update(*self._arguments(outputs, y))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="(?s)No (positive|negative) samples")
+            try:
+                computed = metric.compute()
+            except (UserWarning, ValueError):  # such as R2Score of one example
+                return
+        name = type(metric).__name__
+        for key, value in computed.items() if isinstance(computed, Mapping) else [("", computed)]:
+            numbers = torch.as_tensor(value).reshape(-1).tolist()
+            for place, number in enumerate(numbers):
+                if not math.isnan(number) or not bool(outputs.isfinite().all()):
+                    parts = [name, *([key] if key else []), *([str(place)] if len(numbers) > 1 else [])]
+                    yield Value("_".join(parts), number, len(y), metric.higher_is_better)
+
+    def _arguments(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predictions and targets in the form in which the metric takes them."""
+        name = type(self._metric).__name__
+        if name == "Perplexity":
+            return outputs[None], y[None]
+        if name.startswith("Multiclass"):
+            return outputs.double().softmax(1), y
+        if name.startswith("Binary") and y.ndim == 1 and outputs.ndim == 2:
+            if outputs.shape[1] != 2:
+                raise ValueError(
+                    f"{outputs.shape[1]} classes; a metric of two is called Binary*, one of more Multiclass*"
+                )
+            return outputs.double().softmax(1)[:, 1], y
+        if name.startswith(("Binary", "Multilabel")):
+            return outputs.double().sigmoid(), y.long()
+        return outputs, y
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSegmentation(TorchMetric):
+    """A metric of `torchmetrics.segmentation`, which gets the predicted classes [n, ...] and the labels [n, ...]."""
+
+    requires_classes: ClassVar[bool] = False
+
+    def _arguments(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.argmax(1) if outputs.ndim > y.ndim else (outputs > 0).long().reshape(y.shape), y.long()
+
+
+def torch_metric(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `TorchMetric` for the options that a configuration gives to the metric at `path`."""
+    given = dict(values)
+    own = {key: given.pop(key) for key in ("every",) if key in given}
+    given.pop("path", None)  # as a recorded configuration has it
+    return {"path": path, "options": {**given.pop("options", {}), **given}, **own}
