@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.distributed import cluster
-from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.trial import run_of
 from rayfed.experiments.capacity import reserved

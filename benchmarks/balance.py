@@ -23,7 +23,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import Client, Examples
 from rayfed.distributed import cluster
-from rayfed.distributed.fleet import HostPool, RayFleet
+from rayfed.distributed.fleet import RayFleet
+from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles

@@ -1,38 +1,74 @@
-"""Time the loading of a dataset: at the first start on a machine, and at later starts.
+"""Time what comes before the first round: the loading of a dataset, and a whole run of one round on two hosts.
 
-MNIST by Dirichlet(0.1) over 20 clients. Each start is a new process; the cache is empty before the first.
+MNIST by Dirichlet(0.1) over 20 clients is loaded at the first start on a machine and at later starts. Each start is a
+new process; the cache is empty before the first. The run is `rayfed run` with embedded data. Other work on the machine
+lengthens its seconds, but hardly the seconds of CPU of all its processes, Ray's included.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import psutil
+from _memory import watching
 from _rounds import data_folder
 
 from rayfed.data.loading import load
 from rayfed.data.population import population_hash
 
 TARGET = 2.0  # seconds of a later start
+RUN_TARGET = 9.0  # seconds of a run
+RUN = ("data.name=mini_digits", "rounds=1", "placement.hosts=2", "placement.cpus=0.5")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="later starts to time, after the first")
+    parser.add_argument("--rounds", type=int, default=3, help="later starts and runs to time, after the first")
     args = parser.parse_args(argv)
-    if not data_folder():
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        (seconds, first), *later = [started(folder) for _ in range(1 + args.rounds)]
-    assert all(digest == first for _, digest in later), "a later start gives different images"
-    again = statistics.median(spent for spent, _ in later)
-    print(f"first start {seconds:.2f} s, later starts {again:.2f} s (median of {args.rounds}), the same images")
-    print(f"target ≤ {TARGET:g} s: {'met' if again <= TARGET else 'missed'}")
-    return int(again > TARGET)
+    missed = False
+    if data_folder():
+        with tempfile.TemporaryDirectory() as folder:
+            (seconds, first), *later = [started(folder) for _ in range(1 + args.rounds)]
+        assert all(digest == first for _, digest in later), "a later start gives different images"
+        again = statistics.median(spent for spent, _ in later)
+        print(
+            f"data: first start {seconds:.2f} s, later starts {again:.2f} s (median of {args.rounds}), the same images"
+        )
+        missed |= said_missed(again, TARGET)
+    runs = [run() for _ in range(args.rounds)]
+    fastest, cpu = (min(spent) for spent in zip(*runs, strict=True))
+    print(f"run: {fastest:.1f} s, and {cpu:.1f} s of CPU (minimum of {args.rounds})")
+    return int(said_missed(fastest, RUN_TARGET) or missed)
+
+
+def said_missed(seconds: float, target: float) -> bool:
+    print(f"target ≤ {target:g} s: {'met' if seconds <= target else 'missed'}")
+    return seconds > target
+
+
+def run() -> tuple[float, float]:
+    """Return the seconds of a run, and the seconds of CPU that its processes have used."""
+    spent: dict[int, float] = {}
+
+    def sample(processes: Sequence[psutil.Process]) -> None:
+        for process in processes[1:]:  # without this one
+            with contextlib.suppress(psutil.Error):  # it has ended
+                times = process.cpu_times()
+                spent[process.pid] = times.user + times.system
+
+    with tempfile.TemporaryDirectory() as folder, watching(sample, every=0.05):
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "rayfed", "run", *RUN, f"results={folder}"]
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began, sum(spent.values())
 
 
 def started(cache: str) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from ray.util.placement_group import placement_group
 import rayfed
 from peers.job import PROCESSES, Job, Outcome, arguments
 from peers.jobs import plan_of
-from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.trial import run_of
 from rayfed.experiments.capacity import reserved

@@ -12,8 +12,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost
@@ -21,9 +19,9 @@ from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, on_node
-from rayfed.distributed.host_actor import SMALL_BYTES, Message, RayHost, SentStates, pack, unpack
+from rayfed.distributed.host_methods import SMALL_BYTES, Message, SentStates, pack, unpack
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import cause_of_death
-from rayfed.distributed.user_modules import SentFiles
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
@@ -33,7 +31,6 @@ from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Sco
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients
 from rayfed.engine.training import steps_of
-from rayfed.experiments.config import Placement
 
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
@@ -47,48 +44,6 @@ def sendable(population: Population) -> Population:
     if is_private() or population.nbytes() > room_for(None, "cpu"):
         return population
     return population.read()
-
-
-class HostPool:
-    """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
-
-    Args:
-        placement: The number of hosts, and what each of them reserves.
-        bundles: What the trial reserved: the server's bundle, possibly empty, and those that hosts share in turn.
-        group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
-        files: The user's folders and modules.
-        name: The name of the processes in Ray's dashboard, before their positions.
-    """
-
-    def __init__(
-        self,
-        placement: Placement,
-        bundles: Sequence[Mapping[str, float]],
-        group: PlacementGroup | None,
-        files: SentFiles | None = None,
-        name: str = "",
-    ):
-        server, first_host, *_ = [*bundles, {}]
-        of_hosts = len(bundles) - 1
-        actor_class: Any = ray.remote(RayHost)
-        self.actors, self.gpus = [], []
-        for position in range(placement.hosts):
-            gpus = placement.gpus
-            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has a share of the first host's
-                gpus = first_host["GPU"]
-            options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
-            if group is not None:
-                bundle = (1 if server else 0) + position % of_hosts  # an empty bundle is not part of the group
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=bundle
-                )
-            self.actors.append(actor_class.options(**options).remote(files, f"{name} host {position}"))
-            self.gpus.append(gpus)
-
-    def close(self) -> None:
-        """Kill all processes."""
-        for actor in self.actors:
-            ray.kill(actor)
 
 
 class RayStates(ClientStates):
@@ -163,7 +118,7 @@ class RayFleet:
         self.vmap_clients = blueprint.vmap_clients
         arguments = ray.put(blueprint), ray.put(sendable(population))
         starting = [
-            actor.take_up.remote(*arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
+            actor.call.remote("take_up", *arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
             for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))
         ]
         self._names = [f"host {position}" for position in range(len(starting))]
@@ -192,12 +147,11 @@ class RayFleet:
             clients = chunk.clients
             states, references = self._sent_states(clients)
             separate = weighing or kind not in self._small
-            method = actor.exchange
+            method = actor.call
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
-            returned = method.remote(
-                self._for_some(request, clients, unicast), number, sent, separate, states, *references
-            )
+            message = self._for_some(request, clients, unicast)
+            returned = method.remote("exchange", message, number, sent, separate, states, *references)
             return list(returned) if separate else [returned]
 
         blocks = _blocks(request.clients, request.vmap_clients)
@@ -231,7 +185,7 @@ class RayFleet:
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             some = {client: weights[client] for client in chunk.clients}
-            return [actor.weigh.remote(some, *(unweighted[client] for client in some))]
+            return [actor.call.remote("weigh", some, *(unweighted[client] for client in some))]
 
         total = ExactSum()
         for part in self._results([Unit((client,)) for client in weights], "weigh", call):
@@ -253,7 +207,7 @@ class RayFleet:
     def hashes(self) -> dict[ClientIndex, str]:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             states, references = self._sent_states(chunk.clients)
-            return [actor.hashes.remote(states, *references)]
+            return [actor.call.remote("hashes", states, *references)]
 
         hashes: dict[ClientIndex, str] = {}
         for some in self._results([Unit((client,)) for client in self._states], "hashes", call):
@@ -342,7 +296,7 @@ class RayFleet:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             states, references = self._sent_states(chunk.clients)
             message = self._for_some(request, chunk.clients, unicast)
-            return [getattr(actor, name).remote(message, number, sent, states, *references)]
+            return [actor.call.remote(name, message, number, sent, states, *references)]
 
         return call
 
@@ -352,7 +306,7 @@ class RayFleet:
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             part = dataclasses.replace(request.part(chunk.clients), tests=tuple(chunk.tests))
-            return [getattr(actor, name).remote(part, number, sent)]
+            return [actor.call.remote(name, part, number, sent)]
 
         return call
 

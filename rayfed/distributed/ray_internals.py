@@ -1,9 +1,11 @@
 """Ray's internals and the meaning of its errors, in one file. Tests also run it with the lowest version of Ray."""
 
 import contextlib
+import importlib
 import os
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import ray
 from ray._private import ray_constants
@@ -27,6 +29,13 @@ def on_loopback() -> Iterator[None]:
             os.environ.pop(_LOOPBACK_VARIABLE)
         else:
             os.environ[_LOOPBACK_VARIABLE] = before
+
+
+def skip_callback_statistics() -> None:
+    """Keep Tune from importing MLflow and Weights & Biases, for seconds, only to count whether callbacks are theirs."""
+    with contextlib.suppress(ImportError):
+        usage: Any = importlib.import_module("ray.air._internal.usage")
+        usage.tag_callbacks = lambda callbacks: False
 
 
 def lost_its_node(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from ray.tune.search.optuna import OptunaSearch
 from rayfed.core.errors import StorageError
 from rayfed.core.records import Selection
 from rayfed.core.rng import stream_seed
+from rayfed.distributed.server_actor import SentJob
 from rayfed.distributed.trial import GAIN
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
@@ -47,13 +48,13 @@ class SweepSearcher(Searcher):
 
     Args:
         plan: The sweep, with `search.kind=optuna`.
-        begun: Called with each job that Tune is given.
+        begun: Called with each job; returns what Tune is given.
 
     Attributes:
         finished: The number of trials that earlier commands have finished.
     """
 
-    def __init__(self, plan: SweepPlan, begun: Callable[[Job], None]):
+    def __init__(self, plan: SweepPlan, begun: Callable[[Job], SentJob]):
         super().__init__()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan, self._begun, self._populations = plan, begun, Populations(keep_all=True)
@@ -92,8 +93,7 @@ class SweepSearcher(Searcher):
             return Searcher.FINISHED
         job = self._queue.popleft()
         self._trials[trial_id] = job["trial"]
-        self._begun(job)
-        return {"job": job}
+        return {"job": self._begun(job)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if (score := result.get(GAIN)) is not None:

@@ -1,4 +1,4 @@
-"""A trial on Ray: one of Ray Tune's trainables, whose process is the server actor.
+"""The trials of a server's process, one after the other.
 
 Starting a process and importing torch takes longer than a short trial, so a process stays for the next trial of a
 sweep. Nothing of a trial may therefore outlive it: its random numbers come from streams of its own, and torch's global
@@ -14,19 +14,18 @@ from typing import Any
 
 import ray
 import torch
-from ray import tune
 
 from rayfed.core.errors import HostLost
-from rayfed.core.paths import enter, working_folder
 from rayfed.distributed.cluster import is_private
-from rayfed.distributed.fleet import HostPool, RayFleet
-from rayfed.distributed.host_actor import readable
+from rayfed.distributed.fleet import RayFleet
+from rayfed.distributed.host_methods import readable
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
-from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
+from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.device import breaks_device, device_for
 from rayfed.engine.fleet import Fleet
-from rayfed.experiments.capacity import reserved, servers_gpus
+from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import Sink, TrialRun, local_fleet
@@ -42,63 +41,52 @@ RAISED = "raised"
 """The entry of the last result of a single run that has the error that ended it, pickled."""
 
 
-class ServerActor(tune.Trainable):
-    """Runs the trial of its configuration, a round per step; a step lasts until a round was scored.
+class Trials:
+    """Runs trials in this process, one after the other.
 
-    An error of a trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
-    processes: this one when it dies, and hosts that die or whose GPU fails.
+    Args:
+        actor: The recorder.
+        given: The pieces given in Python, for all trials.
+        keep_state: Whether the final states are kept also with checkpoint.every=0.
+        data: Data by `data_key`, as objects. Other data are loaded from files on this machine.
+        plan: The plan of a single run, whose error is returned to the command. Without it, jobs are planned here.
     """
 
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return what the trial reserves: its server and its hosts."""
-        return tune.PlacementGroupFactory(_bundles(config), strategy="PACK")
-
-    def setup(
+    def __init__(
         self,
-        config: dict[str, Any],
-        actor: Any = None,
-        files: SentFiles | None = None,
+        actor: Any,
+        *,
         given: Given | None = None,
         keep_state: bool = False,
         data: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
-    ) -> None:
-        """Keep the trial for the first step.
-
-        Args:
-            config: The job of the first trial as "job", and optionally what it reserves as "bundles".
-            actor: The recorder.
-            files: The user's folders and modules.
-            given: The pieces given in Python, for all trials.
-            keep_state: Whether the final states are kept also with checkpoint.every=0.
-            data: Data by `data_key`, as objects. Other data are loaded from files on this machine.
-            plan: The plan of a single run, whose error is returned to the command. Without it, jobs are planned here.
-        """
-        install(files)
-        self._files, self._config, self._first = files, config, str(config["job"]["trial"])
-        self._pool: tuple[Any, HostPool] | None = None
-        self._hosts()  # their processes start while this one plans
+    ):
         gc.freeze()  # imported objects need not be searched after every trial
-        self._sink, sent = RemoteRecorder(actor), data or {}
-        self._given, self._keep_state, self._run_plan = given or Given(), keep_state, plan
+        sent = data or {}
+        self._sink = RemoteRecorder(actor)
+        self._given, self._keep_state, self._plan = given or Given(), keep_state, plan
         self._populations = Populations(elsewhere=lambda key: ray.get(sent[key]) if key in sent else None)
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
-        self._last: dict[str, Any] = {"round": 0}
 
-    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        """Leave the previous trial, and keep the next one for the first step."""
-        self._leave()
-        enter(working_folder())  # Tune has changed the working directory to a folder of the trial
-        self._last = {"round": 0}
-        self._config = dict(new_config)
-        return True
+    def step(self, packed: bytes, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
+        """Run rounds of a trial until one was scored.
 
-    def step(self) -> dict[str, Any]:
-        """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over."""
+        An error of the trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
+        processes: this one when it dies, and hosts that die or whose GPU fails.
+
+        Args:
+            packed: The `Job` of the trial, pickled.
+            pool: The processes of its hosts; None if it has none.
+
+        Returns:
+            The scores, with ENDED set when the trial is over; and whether an error ended it.
+        """
+        if self._run is None:
+            self._job: Job = ray.cloudpickle.loads(packed)
+            self._last: dict[str, Any] = {"round": 0}
         try:
-            ended = self._scored_round()
+            ended = self._scored_round(pool)
         except Exception as error:
             if lost_its_node(error):
                 os._exit(1)  # Tune starts the trial again elsewhere
@@ -107,29 +95,28 @@ class ServerActor(tune.Trainable):
             if self._run is None or not self._run.begun:
                 where = "" if is_private() else f" (on {socket.gethostname()})"
                 self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
-            if self._run_plan is not None:
-                self._last[RAISED] = ray.cloudpickle.dumps(readable(error))
-            self._close_pool()  # a host may still be at work
-            ended = True
+            raised = {} if self._plan is None else {RAISED: ray.cloudpickle.dumps(readable(error))}
+            self.leave()
+            return {**self._last, **raised, "done": True, ENDED: True}, True
         if ended:
-            self._leave()
-        return {**self._last, "done": ended, ENDED: ended}
+            self.leave()
+        return {**self._last, "done": ended, ENDED: ended}, False
 
-    def __repr__(self) -> str:  # for Ray's dashboard, which asks once
-        return self._first
+    def leave(self) -> None:
+        """Release the fleet and the device's memory, and restore torch's global state."""
+        if self._run is None:
+            return
+        self._run.close()
+        self._run = None
+        torch.set_default_dtype(self._defaults[0])
+        torch.set_num_threads(self._defaults[1])
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
-    def cleanup(self) -> None:
-        self._leave()
-        self._close_pool()
-
-    @property
-    def _job(self) -> Job:
-        job: Job = self._config["job"]
-        return job
-
-    def _scored_round(self) -> bool:
+    def _scored_round(self, pool: HostPool | None) -> bool:
         """Run rounds until one was scored; return whether the trial has ended."""
-        run = self._run or self._started()
+        run = self._run or self._started(pool)
         selection, rounds = run.plan.evaluation.selection, run.plan.config.rounds
         while not run.done:
             record = run.step()
@@ -144,43 +131,14 @@ class ServerActor(tune.Trainable):
         self._sink.settle()  # before the scheduler stops the trial and the command records that
         return run.done
 
-    def _started(self) -> TrialRun:
+    def _started(self, pool: HostPool | None) -> TrialRun:
         """Plan the trial and start it, after the last checkpoint of an earlier attempt."""
-        job, pool = self._job, self._hosts()
+        job = self._job
         print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
-        plan = self._run_plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
+        plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
         goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
         self._run = run_of(plan, self._sink, pool, self._sink.saved(plan.trial) if goes_on else ())
         return self._run
-
-    def _hosts(self) -> HostPool | None:
-        """Return the hosts' processes, those of the previous trial if it reserved the same; None without hosts."""
-        place, bundles = self._job["config"].placement, _bundles(self._config)
-        if not place.hosts:
-            return None
-        group = ray.util.get_current_placement_group()
-        key = place, bundles, group
-        if self._pool is None or self._pool[0] != key:
-            self._close_pool()
-            self._pool = key, HostPool(place, bundles, group, self._files, repr(self))
-        return self._pool[1]
-
-    def _close_pool(self) -> None:
-        if self._pool is not None:
-            self._pool[1].close()
-            self._pool = None
-
-    def _leave(self) -> None:
-        """Release the fleet and the device's memory, and restore torch's global state."""
-        if self._run is None:
-            return
-        self._run.close()
-        self._run = None
-        torch.set_default_dtype(self._defaults[0])
-        torch.set_num_threads(self._defaults[1])
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
 
 
 def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> TrialRun:
@@ -195,9 +153,3 @@ def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> 
         return RayFleet(plan.blueprint, plan.population, device=device, pool=pool)
 
     return TrialRun(plan, sink, make_fleet, device, saved=saved, replaceable=True)
-
-
-def _bundles(config: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Return what the trial of one of Tune's configurations reserves."""
-    bundles: list[dict[str, float]] = config.get("bundles") or reserved(config["job"]["config"])
-    return bundles

@@ -34,11 +34,13 @@ from rayfed.core.machine import on_sigterm
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed.cluster import bundles_of_run, connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
-from rayfed.distributed.ray_internals import cause_of_death
+from rayfed.distributed.ray_internals import cause_of_death, skip_callback_statistics
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.trial import ENDED, GAIN, RAISED, ServerActor
-from rayfed.distributed.user_modules import register_user_modules, to_send
+from rayfed.distributed.server_actor import SentJob, ServerActor
+from rayfed.distributed.trial import ENDED, GAIN, RAISED
+from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
+from rayfed.experiments.capacity import Bundle, reserved
 from rayfed.experiments.config import Config
 from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import Plan
@@ -74,7 +76,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     register_user_modules()
     sent = dataclasses.replace(plan, population=sendable(plan.population), sources=())
     job = Job(trial=name, config=config, identity={}, arm=0)
-    trials = _Trials(config.results, config.experiment, [job], say=_say(quiet))
+    trials = _Trials(config.results, config.experiment, say=_say(quiet))
 
     def stopped(progress: Sequence[Progress]) -> KeyboardInterrupt:
         saved = newest_round(Recorder(config.results, config.experiment).saved(name))
@@ -84,10 +86,10 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
         mark_interrupted(config.results, config.experiment, [name])
         return str(stopped(trials.last_progress))
 
-    given = {"plan": sent, "files": to_send(plan.sources)}
-    bundles = bundles_of_run(config)
+    space = {"job": trials.begin(job, bundles_of_run(config))}
+    files = to_send(plan.sources)
     with trials.recorded(lambda progress: one_trial(progress[0]), terminated, quiet=quiet):
-        _tuner(trials, [config], Search(), {"job": job, "bundles": bundles}, given).fit()
+        _tuner(trials, [config], Search(), space, files, {"plan": sent}).fit()
     if trials.interrupted and [progress.status for progress in trials.last_progress] != ["done"]:
         raise stopped(trials.last_progress)
     if (raised := trials.results.get(name, {}).get(RAISED)) is not None:
@@ -110,7 +112,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     say, names, began = _say(quiet), expected_names(plan), time.monotonic()
-    trials = _Trials(plan.results, plan.experiment, plan.jobs, say=say, names=names, failures=plan.failures(say))
+    trials = _Trials(plan.results, plan.experiment, say=say, names=names, failures=plan.failures(say))
     searcher = None
     if plan.space.adaptive:
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
@@ -123,8 +125,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     files = to_send(module_sources(objects))
     if plan.given:
         register_user_modules()
-    given = {"given": plan.given, "keep_state": plan.keep_state, "data": data, "files": files}
-    space = {} if searcher else {"job": tune.grid_search(list(plan.jobs))}
+    work = {"given": plan.given, "keep_state": plan.keep_state, "data": data}
+    space = {} if searcher else {"job": tune.grid_search([trials.begin(job) for job in plan.jobs])}
 
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {len(names)} trials; the same command with resume=true continues"
@@ -133,7 +135,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         return stopped(mark_interrupted(plan.results, plan.experiment, names))
 
     with trials.recorded(bars_of_sweep(names), terminated, quiet=quiet):
-        _tuner(trials, plan.configs, plan.space.search, space, given, searcher, plan.space.searched_trials).fit()
+        _tuner(trials, plan.configs, plan.space.search, space, files, work, searcher, plan.space.searched_trials).fit()
     statuses = [progress.status for progress in trials.last_progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
@@ -153,7 +155,6 @@ class _Trials(tune.Callback, tune.Stopper):
     """The trials that Tune is given, with their recorder: Tune calls it when trials end, and asks whether to stop all.
 
     Args:
-        jobs: The trials; a search adds the trials that it chooses.
         say: Called with a line for the terminal.
         names: The names of all trials of a sweep, "" where a search has not chosen the trial yet; None in a single run.
         failures: How the trials of a sweep fail.
@@ -168,7 +169,6 @@ class _Trials(tune.Callback, tune.Stopper):
         self,
         results: str,
         experiment: str,
-        jobs: Sequence[Job],
         *,
         say: Callable[[str], None],
         names: list[str] | None = None,
@@ -182,8 +182,6 @@ class _Trials(tune.Callback, tune.Stopper):
         self._say, self._names, self._failures = say, names, failures
         self._jobs: dict[str, Job] = {}
         self._idle_since: float | None = time.monotonic()
-        for job in jobs:
-            self.begin(job)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
@@ -193,13 +191,21 @@ class _Trials(tune.Callback, tune.Stopper):
         """Why the sweep stops early; empty if it goes on."""
         return self._failures.doom if self._failures is not None else ""
 
-    def begin(self, job: Job) -> None:
-        """Note a trial that Tune is given."""
+    def begin(self, job: Job, bundles: list[Bundle] | None = None) -> SentJob:
+        """Note a trial, and return what Tune is given. The trial reserves `bundles`, by default what it needs."""
         self._jobs[job["trial"]] = job
         if self._failures is not None:
             self._failures.begin(job)
         if self._names is not None:
             name_next(self._names, job["trial"])
+        config = job["config"]
+        return SentJob(
+            trial=job["trial"],
+            restarts=config.faults.restarts,
+            placement=config.placement,
+            bundles=bundles or reserved(config),
+            job=ray.cloudpickle.dumps(job),
+        )
 
     @contextlib.contextmanager
     def recorded(self, bars: Bars, terminated: Callable[[], str], *, quiet: bool) -> Iterator[None]:
@@ -295,7 +301,8 @@ class _Trials(tune.Callback, tune.Stopper):
         self._say(f"{_name(trial)} was lost ({cause}); it starts again from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        name, config = _name(trial), trial.config["job"]["config"]
+        name = _name(trial)
+        config = self._jobs[name]["config"]
         cause = _cause(trial)
         times = self.recorder.lost(name, cause)
         lost = f"lost {times} times" if times > 1 else "lost"
@@ -337,7 +344,8 @@ def _tuner(
     configs: Sequence[Config],
     search: Search,
     space: Mapping[str, Any],
-    given: Mapping[str, Any],
+    files: SentFiles,
+    work: Mapping[str, Any],
     searcher: "SweepSearcher | None" = None,
     searched: int = 0,
 ) -> tune.Tuner:
@@ -346,13 +354,15 @@ def _tuner(
     Args:
         configs: The configurations of all trials, or the corners of a space that is searched.
         space: Tune's configurations of the trials; see `ServerActor.setup`.
-        given: Further arguments of `ServerActor.setup`, which all trials share.
+        files: The user's folders and modules.
+        work: Further arguments of `Trials`.
         searcher, searched: The search, and the number of trials that it may choose.
     """
+    skip_callback_statistics()
     stops_early = search.scheduler == "asha"
     os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if stops_early else "1000"
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if stops_early else str(_BUFFERED_SECONDS)
-    trainable = tune.with_parameters(ServerActor, actor=trials.recorder.actor, **given)
+    trainable = tune.with_parameters(ServerActor, actor=trials.recorder.actor, files=files, work=[ray.put(work)])
     trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
     storage = trials.home
     return tune.Tuner(
@@ -385,7 +395,7 @@ class _RestartedFirst:
     """Lets a lost trial start again before trials that have not begun, as often as its configuration allows."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        trial.max_failures = trial.config["job"]["config"].faults.restarts
+        trial.max_failures = trial.config["job"]["restarts"]
         super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:

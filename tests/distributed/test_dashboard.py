@@ -9,7 +9,7 @@ import ray
 from helpers.ray_processes import actor_names, wait_until
 from helpers.ray_session import start_ray
 from rayfed.core.records import Record, Score
-from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RecorderProcess, RemoteRecorder, start_recorder
 from rayfed.experiments.config import Placement
 

@@ -10,9 +10,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from helpers.ray_session import start_ray
 from rayfed.distributed import cluster
-from rayfed.distributed.fleet import HostPool
-from rayfed.distributed.trial import ServerActor
-from rayfed.experiments.capacity import gpu_picture, known_nodes, servers_gpus
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.server_actor import ServerActor
+from rayfed.experiments.capacity import gpu_picture, known_nodes, reserved, servers_gpus
 from rayfed.experiments.config import Config
 
 pytestmark = pytest.mark.ray
@@ -62,7 +62,7 @@ def config_of(**tree):
 def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placement, picture):
     config = config_of(algorithm={"name": name}, placement=placement)
     assert gpu_picture(config, known_nodes()) == picture
-    monkeypatch.setattr("rayfed.distributed.fleet.RayHost", Probe)
+    monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", Probe)
     bundles = cluster.bundles_of_run(config)
     group = reserve(bundles)
     try:
@@ -77,7 +77,7 @@ def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placemen
 
 
 def test_two_trials_of_a_sweep_share_a_gpu():
-    job = {"config": config_of(placement={"gpus": 0.5})}
+    job = {"bundles": reserved(config_of(placement={"gpus": 0.5}))}
     groups = [ServerActor.default_resource_request({"job": job})() for _ in range(2)]
     try:
         first, second = ray.get([started(group, 0.5).gpus.remote() for group in groups])

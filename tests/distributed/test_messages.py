@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from rayfed.core.trees import named_tensors
-from rayfed.distributed.host_actor import pack, unpack
+from rayfed.distributed.host_methods import pack, unpack
 from rayfed.engine.serialization import state_hash
 
 PAYLOAD = {

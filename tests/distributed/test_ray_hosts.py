@@ -30,8 +30,9 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
-from rayfed.distributed.fleet import HostPool, RayFleet, RayStates
-from rayfed.distributed.host_actor import pack, unpack
+from rayfed.distributed.fleet import RayFleet, RayStates
+from rayfed.distributed.host_methods import pack, unpack
+from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Rates, Schedule
 from rayfed.engine.server import Evaluation, Server

@@ -67,7 +67,7 @@ def told(search, arm=0):
 def search(tmp_path):
     def make(resume=False, **changes):
         drawn = space(results=str(tmp_path), resume=resume, **changes)
-        return SweepSearcher(SweepPlan(drawn, configurations(drawn), (), (), Given()), lambda job: None)
+        return SweepSearcher(SweepPlan(drawn, configurations(drawn), (), (), Given()), lambda job: job)
 
     return make
 

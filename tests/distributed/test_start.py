@@ -117,18 +117,23 @@ class TestLostNode:
 
 
 class TestTune:
+    @pytest.fixture(autouse=True)
+    def recorder_here(self, monkeypatch):
+        monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
+        monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
+
     @pytest.mark.parametrize("restarts", [0, 2])
-    def test_a_trial_starts_again_as_often_as_its_own_configuration_says(self, restarts):
-        trial = SimpleNamespace(config={"job": {"config": Config.read({"faults.restarts": restarts})}})
+    def test_a_trial_starts_again_as_often_as_its_own_configuration_says(self, tmp_path, restarts):
+        job = Job(trial="some", config=Config.read({"faults.restarts": restarts}), identity={}, arm=0)
+        trial = SimpleNamespace(config={"job": tune._Trials(str(tmp_path), "run", say=print).begin(job)})
         tune._Fifo().on_trial_add(None, trial)
         assert trial.max_failures == restarts
 
     @pytest.mark.parametrize(("interrupted", "status"), [(True, None), (False, "failed")])
-    def test_a_trial_that_was_lost_before_it_began(self, tmp_path, monkeypatch, interrupted, status):
-        monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
-        monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
+    def test_a_trial_that_was_lost_before_it_began(self, tmp_path, interrupted, status):
         job = Job(trial="lost", config=Config.read({}), identity={}, arm=0)
-        trials = tune._Trials(str(tmp_path), "run", [job], say=print)
+        trials = tune._Trials(str(tmp_path), "run", say=print)
+        trials.begin(job)
         trials.recorder.lost("lost", "its node died")
         trials.interrupted = interrupted
         with trials.recorded(lambda progress: [], str, quiet=True):

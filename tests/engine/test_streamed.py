@@ -211,12 +211,12 @@ class TestBetweenProcesses:
 
     @pytest.mark.parametrize("data_on_device", [True, False])
     def test_a_host_process_gets_the_same_bits_from_the_path(self, data_on_device):
-        from rayfed.distributed.host_actor import RayHost
+        from rayfed.distributed.host_methods import HostMethods
 
         people = on_disk(blobs(3))
         plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
         sent = pickle.loads(pickle.dumps(people))
-        hosts = [RayHost() for _ in range(2)]
+        hosts = [HostMethods() for _ in range(2)]
         for host, some in zip(hosts, (people, sent), strict=True):
             host.take_up(plan, some, 0.0)
         kind = torch.Tensor if data_on_device else Streamed
@@ -227,7 +227,7 @@ class TestBetweenProcesses:
                 assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])
 
     def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, home):
-        from rayfed.distributed.host_actor import RayHost
+        from rayfed.distributed.host_methods import HostMethods
 
         people = on_disk(blobs(3))
         sent = pickle.dumps(people)
@@ -235,4 +235,4 @@ class TestBetweenProcesses:
         path.unlink()
         plan, unpickled = blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent)
         with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
-            RayHost().take_up(plan, unpickled, 0.0)
+            HostMethods().take_up(plan, unpickled, 0.0)

@@ -1,6 +1,5 @@
-"""A host as a Ray actor, and the messages to it: a pickle, and the tensors as flat arrays, which Ray does not copy."""
+"""What a host does, and the messages to it: a pickle, and the tensors as flat arrays, which Ray does not copy."""
 
-import contextlib
 import dataclasses
 import io
 import pickle
@@ -19,7 +18,6 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
-from rayfed.distributed.user_modules import SentFiles, install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for, room_for_states
 from rayfed.engine.exact_sum import ExactSum
@@ -105,17 +103,6 @@ def readable(error: Exception) -> Exception:
     return error
 
 
-@contextlib.contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Within, let exceptions be `readable`: Ray's substitute for others could not be told from a host that died."""
-    try:
-        yield
-    except Exception as error:
-        if (replacement := readable(error)) is not error:
-            raise replacement from error
-        raise
-
-
 class SentStates(NamedTuple):
     """The states of clients for a host: the version of each, and the `small` ones of at most `SMALL_BYTES`.
 
@@ -132,8 +119,8 @@ class SentStates(NamedTuple):
             yield client, version, self.small[client] if client in self.small else next(left)
 
 
-class RayHost:
-    """A `Host` in its own process, which takes up one simulation after the other.
+class HostMethods:
+    """The calls of a `Host` in another process, which takes up one simulation after the other.
 
     Large states and replies of single clients are return values of their own. The caller owns these, so they outlive
     this process, and Ray moves and spills them. A GPU also keeps the states of the clients that ran here last.
@@ -141,14 +128,6 @@ class RayHost:
 
     host: Host
 
-    def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
-        install(files)
-        self._name = name
-
-    def __repr__(self) -> str:  # for Ray's dashboard
-        return self._name
-
-    @_readable_errors()
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
     ) -> str:
@@ -212,11 +191,9 @@ class RayHost:
         """See `Host.fastest_width`; the arguments are those of `exchange`."""
         return pack(self._of_clients(self.host.fastest_width, message, number, down, sent_states, states))
 
-    @_readable_errors()
     def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.score_global(request, self._unpacked(number, model)))
 
-    @_readable_errors()
     def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.gradients(request, self._unpacked(number, model)))
 
@@ -225,7 +202,6 @@ class RayHost:
         cpu = torch.device("cpu")
         return pack({client: state_hash(unpack(state, cpu)) for client, _, state in sent_states.packed(states)})
 
-    @_readable_errors()
     def _of_clients(
         self,
         method: Callable[..., Any],

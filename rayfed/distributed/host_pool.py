@@ -1,0 +1,87 @@
+"""The processes of a trial's hosts.
+
+Importing torch takes most of the time in which a process starts. This module does not import it, so that the server's
+process asks for those of the hosts first, and all import it at the same time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfed.distributed.user_modules import SentFiles, install
+
+if TYPE_CHECKING:
+    from rayfed.experiments.config import Placement
+
+
+class RayHost:
+    """The process of a host: calls of `HostMethods`."""
+
+    def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
+        install(files)
+        from rayfed.distributed.host_methods import HostMethods  # imports torch
+
+        self._name, self._methods = name, HostMethods()
+
+    def __repr__(self) -> str:  # for Ray's dashboard
+        return self._name
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of `HostMethods` returns.
+
+        An exception that no other process could unpickle is replaced. Ray's substitute could not be told from a host
+        that died.
+        """
+        from rayfed.distributed.host_methods import readable
+
+        try:
+            return getattr(self._methods, method)(*arguments)
+        except Exception as error:
+            if (replacement := readable(error)) is not error:
+                raise replacement from error
+            raise
+
+
+class HostPool:
+    """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
+
+    Args:
+        placement: The number of hosts, and what each of them reserves.
+        bundles: What the trial reserved: the server's bundle, possibly empty, and those that hosts share in turn.
+        group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
+        files: The user's folders and modules.
+        name: The name of the processes in Ray's dashboard, before their positions.
+    """
+
+    def __init__(
+        self,
+        placement: "Placement",
+        bundles: Sequence[Mapping[str, float]],
+        group: PlacementGroup | None,
+        files: SentFiles | None = None,
+        name: str = "",
+    ):
+        server, first_host, *_ = [*bundles, {}]
+        of_hosts = len(bundles) - 1
+        actor_class: Any = ray.remote(RayHost)
+        self.actors, self.gpus = [], []
+        for position in range(placement.hosts):
+            gpus = placement.gpus
+            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has a share of the first host's
+                gpus = first_host["GPU"]
+            options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
+            if group is not None:
+                bundle = (1 if server else 0) + position % of_hosts  # an empty bundle is not part of the group
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=bundle
+                )
+            self.actors.append(actor_class.options(**options).remote(files, f"{name} host {position}"))
+            self.gpus.append(gpus)
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for actor in self.actors:
+            ray.kill(actor)
