@@ -4,12 +4,8 @@ import ctypes
 import functools
 import os
 import sys
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 
 import torch
-from filelock import FileLock
 from torch import nn
 
 from rayfed.core.errors import UsageError
@@ -19,10 +15,8 @@ from rayfed.core.rng import choose_deterministic, choose_tf32
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
 _MODELS = 3  # the weights that arrive, the weights in training, and their gradients
-_AS_FREE = 0.9  # a GPU with this share of the free memory of the emptiest GPU counts as just as free
 _STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of malloc.h
-_locks: list[FileLock] = []  # this process holds them until it ends
 
 
 def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
@@ -58,25 +52,16 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
 def _emptiest_gpu() -> int:
     """Return the number of the visible GPU with the most free memory.
 
-    Among several GPUs that are as free, the choice is a GPU that no other process of this user has chosen, because
-    commands that begin at the same moment do not see each other's memory yet.
+    `nvidia-smi` is asked, because CUDA would take memory on every GPU to answer.
     """
-    if (count := torch.cuda.device_count()) < 2:
-        return 0
     said = zip(nvidia_smi("uuid").split(", "), nvidia_smi("memory.free").split(", "), strict=True)
     free = {uuid: float(memory.split()[0]) for uuid, memory in said if memory[:1].isdigit()}
-    uuids = [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in range(count)]
-    of_each = [free.get(uuid, 0.0) for uuid in uuids]
-    emptiest = sorted(range(count), key=lambda number: -of_each[number])
-    for number in emptiest:
-        if of_each[number] < _AS_FREE * max(of_each):
-            break
-        lock = FileLock(Path(tempfile.gettempdir(), f"rayfed-{os.getuid()}-{uuids[number]}.lock"), thread_local=False)
-        with suppress(OSError):  # another process holds it, or the folder cannot be written to
-            lock.acquire(timeout=0)
-            _locks.append(lock)
-            return number
-    return emptiest[0]
+
+    def free_of(number: int) -> float:
+        return free.get(f"GPU-{torch.cuda.get_device_properties(number).uuid}", 0.0)
+
+    count = torch.cuda.device_count()
+    return max(range(count), key=free_of) if count > 1 else 0
 
 
 def _check_share(gpus: float, memory: int, model: nn.Module | None) -> None:
