@@ -358,6 +358,9 @@ class Algorithm(Exchange):
     requires_classes: ClassVar[bool] = False
     """Whether the model must have an output for each class, and neither one logit for two classes nor numbers for a
     user's loss."""
+    needs_split: ClassVar[bool] = False
+    """Whether it uses the model's features or its head (`Task.head`, `Task.head_names`, `Task.feature_shape`,
+    `Output.features`), for which the model is split."""
     sample_without_replacement: ClassVar[bool] = False
     """Whether clients are sampled without replacement across rounds, until all have taken part."""
     assumes_uniform_sampling: ClassVar[bool] = False

@@ -49,6 +49,7 @@ from rayfed.core.trees import Weights, only, stack, tree_map, without, zeros_lik
 class Adcol(FedAvg):
     name: ClassVar[str] = "adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
+    needs_split: ClassVar[bool] = True
     supports_loss_terms: ClassVar[bool] = False
     default_eval_point: ClassVar[str] = "downloaded"  # the client's own model
     logged_scalars: ClassVar[tuple[str, ...]] = ("discriminator_loss", "discriminator_accuracy")

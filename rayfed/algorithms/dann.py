@@ -33,6 +33,7 @@ from rayfed.core.trees import Weights, only
 class DANN(FedAvg):
     name: ClassVar[str] = "dann"
     reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
+    needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
     refuses_unseen_clients: ClassVar[str] = "has a discriminator with no output for a client that did not train"
 

@@ -59,6 +59,7 @@ class DBE(Wrapper):
 
     name: ClassVar[str] = "dbe"
     reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
+    needs_split: ClassVar[bool] = True
 
     kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0 leaves PRBM alone")
     mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1: each batch's mean")

@@ -49,6 +49,7 @@ class FADA(FedAvg):
 
     name: ClassVar[str] = "fada"
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
+    needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ()
     supports_loss_terms: ClassVar[bool] = False
     trains_server: ClassVar[bool] = True

@@ -84,6 +84,7 @@ def penalised_loss(
 class FedIRM(FedAvg):
     name: ClassVar[str] = "fed_irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
+    needs_split: ClassVar[bool] = True
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")

@@ -36,6 +36,7 @@ class FedGen(FedAvg):
 
     name: ClassVar[str] = "fedgen"
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
+    needs_split: ClassVar[bool] = True
     assumes_uniform_sampling: ClassVar[bool] = True  # `aggregate` weighs the heads, over the cohort alone
     requires_classes: ClassVar[bool] = True
     logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)

@@ -35,6 +35,7 @@ class FedProto(FedAvg):
 
     name: ClassVar[str] = "fedproto"
     reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"
+    needs_split: ClassVar[bool] = True
     requires_hard_labels: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 

@@ -24,7 +24,7 @@ from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.network import gradients
+from rayfed.core.network import gradients, logits_of
 from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import Weights, add, only, scale, sub
@@ -54,7 +54,7 @@ class FedReg(FedAvg):
         """Return the batch's inputs after `STEPS` signed gradient steps that increase the loss of `weights`."""
 
         def loss(inputs: Weights) -> tuple[Tensor, Weights]:
-            logits, _ = ctx.task.model(weights, inputs["x"], train=False)
+            logits = logits_of(ctx.task.model(weights, inputs["x"], train=False)[0])
             return ctx.task.scoring_loss(logits, batch.y, weights), {}
 
         x = batch.x

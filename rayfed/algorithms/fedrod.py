@@ -47,6 +47,7 @@ def with_personal_head(task: Task, weights: Weights) -> Weights:
 class FedRoD(FedAvg):
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
+    needs_split: ClassVar[bool] = True
     requires_classes: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 

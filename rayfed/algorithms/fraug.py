@@ -51,6 +51,7 @@ Anchors = Sequence[tuple[Tensor, Tensor]]
 class FRAug(FedAvg):
     name: ClassVar[str] = "fraug"
     reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
+    needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
     supports_loss_terms: ClassVar[bool] = False
     requires_hard_labels: ClassVar[bool] = True

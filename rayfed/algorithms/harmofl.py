@@ -130,3 +130,6 @@ class AmplitudeNormalised(WrappedModel):
 
     def features(self, x: Tensor) -> Tensor:
         return self.model.features(normalise_amplitude(x, self.harmofl.amplitude))
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) if self.feature_shape else self.model(normalise_amplitude(x, self.harmofl.amplitude))

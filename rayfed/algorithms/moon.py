@@ -39,6 +39,7 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
 class Moon(FedAvg):
     name: ClassVar[str] = "moon"
     reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
+    needs_split: ClassVar[bool] = True
 
     mu: float = option(
         1.0,

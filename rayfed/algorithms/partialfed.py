@@ -35,6 +35,7 @@ class PartialFed(FedAvg):
 
     name: ClassVar[str] = "partialfed"
     reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
+    needs_split: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
     variant: str = option("fix", choices=("fix", "adaptive"), help="loads fixed layers, or learns which")

@@ -64,6 +64,7 @@ def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("hea
 class FedPer(FedAvg):
     name: ClassVar[str] = "fedper"
     reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
+    needs_split: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
     def check(self, problem: ProblemSpec) -> None:

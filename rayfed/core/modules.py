@@ -1,6 +1,7 @@
 """torch's modules: copies of all kinds of them, and the layers that need care, with batch or spectral normalisation."""
 
 import copy
+import io
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -163,6 +164,9 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> "Parcel":
+        if isinstance(module, torch.jit.ScriptModule):  # which pickle refuses
+            torch.jit.save(module, buffer := io.BytesIO())
+            return cls(buffer.getvalue(), [])
         fixed, named = constant_names(module), dict(module.named_parameters()) | dict(module.named_buffers())
         constants, empty, convolves = [], dict[int, Tensor](), has_convolutions(module)
         for name in sorted(fixed):
@@ -180,7 +184,8 @@ class Parcel(NamedTuple):
         for hole, array, dtype, shape, sides in self.constants:
             with warnings.catch_warnings(action="ignore"):  # arrays of Ray are read-only
                 hole.data = torch.from_numpy(array).view(dtype).reshape(shape).permute(np.argsort(sides).tolist())
-        module: nn.Module = self.module
+        script = isinstance(self.module, bytes)
+        module: nn.Module = torch.jit.load(io.BytesIO(self.module)) if script else self.module
         return module
 
 

@@ -1,6 +1,6 @@
 """Networks as functions of explicit weights, and gradients for one client at a time or under `torch.vmap`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,7 +91,8 @@ class Network:
         try:
             result = fn(self.module)
             for table, name, key in self._buffer_slots:
-                if (value := table.get(name)) is not buffers[key] and isinstance(value, Tensor):
+                value = table[name] if name in table else None  # noqa: SIM401 - TorchScript's tables have no `get`
+                if value is not buffers[key] and isinstance(value, Tensor):
                     buffers[key] = value.detach()
             return result, buffers
         finally:
@@ -134,6 +135,15 @@ class Network:
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
         return {name: value.to(devices[name]) for name, value in weights_of(module).items() if name in devices}
+
+
+def logits_of(returned: Any) -> Any:
+    """Return the logits in what a model returned: itself, its `logits`, or the first element of a tuple."""
+    if isinstance(returned, Mapping):
+        return returned.get("logits", returned)
+    if not isinstance(returned, Tensor) and hasattr(returned, "logits"):
+        return returned.logits
+    return returned[0] if isinstance(returned, (tuple, list)) and returned else returned
 
 
 def weights_of(module: nn.Module) -> Weights:

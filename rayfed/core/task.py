@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics, constant_names, copied, has_convolutions
-from rayfed.core.network import Network, gradients
+from rayfed.core.network import Network, gradients, logits_of
 from rayfed.core.outputs import CLASSES, Outputs
 from rayfed.core.trees import Weights, only
 
@@ -51,7 +51,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: [batch, classes].
-        features: Representations at the split, [batch, *feature_shape].
+        features: Representations at the split, [batch, *feature_shape]; empty if the model has no split.
         buffers: Buffers after the call.
     """
 
@@ -74,8 +74,9 @@ class Task:
     """The network as a template without weights, the loss, and the numbers of clients and classes.
 
     Args:
-        model: A module with `features` and `head` whose forward pass is their composition. Its weights are the initial
-            weights. The task shares tensors that have its device and format already; nobody may change them.
+        model: A module. If it has a `feature_shape`, its forward pass is the composition of its `features` and `head`.
+            Its weights are the initial weights. The task shares tensors that have its device and format already;
+            nobody may change them.
         loss: Function (logits [batch, classes], y [batch]) -> mean over the batch, a scalar.
         num_clients: Number of clients that take part in training.
         num_classes: Number of classes.
@@ -181,7 +182,7 @@ class Task:
 
         here: dict[int, Tensor] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
         here |= {id(buffer): moved(buffer) for buffer in model.buffers()}
-        return copied(model, here)
+        return copied(model, here).to(self.device)  # TorchScript copies its tensors
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
         """Return a copy of the task with additional networks of the algorithm in `task.modules`."""
@@ -244,6 +245,8 @@ class Task:
         """Run the network on `x` [batch, ...] in training or evaluation mode."""
 
         def split(model: Any) -> tuple[Tensor, Tensor]:
+            if not self.feature_shape:
+                return (logits := logits_of(model(x))), logits.new_empty(0)
             features = model.features(x)
             return model.head(features), features
 
@@ -322,7 +325,7 @@ class Task:
     @torch.no_grad()
     def predict(self, weights: Weights, x: Tensor) -> Tensor:
         """Return the logits [batch, classes] in evaluation mode."""
-        logits: Tensor = self.model(weights, x, train=False)[0]
+        logits: Tensor = logits_of(self.model(weights, x, train=False)[0])
         return logits
 
     @torch.no_grad()
@@ -353,13 +356,14 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
 def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[str], int]:
     """Return the names of the parameters that `model.head` uses, found by autograd, and of the buffers beside them.
 
-    The number of its outputs is returned, too; 0 if there is no head.
+    The number of its outputs is returned, too; that of the whole model if there is no head.
     """
     if not feature_shape:
-        return frozenset(), 0
+        return frozenset(), getattr(model, "output_width", 0)
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
-    features = torch.zeros((2, *feature_shape), device=device)
+    dtype = getattr(model, "feature_dtype", torch.float32)
+    features = torch.zeros((2, *feature_shape), device=device, dtype=dtype)
     model.eval()  # batch norm in the head must not update its statistics
     frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]
     named = {name: value for name, value in named.items() if value.is_floating_point()}

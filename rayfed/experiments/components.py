@@ -92,7 +92,8 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
         raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
-    return Component(kind, name, _checked(kind, name, options, where))
+    head = {"head": options.pop("head")} if kind == "model" and "head" in options else {}  # of a model given in Python
+    return Component(kind, name, _checked(kind, name, options, where) | head)
 
 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:

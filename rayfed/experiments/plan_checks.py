@@ -132,17 +132,17 @@ def _refuse_single_scored(blueprint: Blueprint, population: Population, where: s
 
 
 def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
-    """Raise UsageError if the model does not return one tensor in training mode, as it does in evaluation mode."""
+    """Raise UsageError if the model returns a tensor in evaluation mode, and something else in training mode."""
 
     def outputs(model: Any) -> Any:
-        features = model.features(x)
-        return model.head(features) if isinstance(features, Tensor) else features
+        features = model.features(x) if task.feature_shape else model(x)
+        return model.head(features) if task.feature_shape and isinstance(features, Tensor) else features
 
     with torch.no_grad():
-        returned, _ = task.model.run(weights, outputs)
-    if isinstance(returned, Tensor):
+        returned, evaluated = (task.model.run(weights, outputs, train=train)[0] for train in (True, False))
+    if isinstance(returned, Tensor) or not isinstance(evaluated, Tensor):
         return
-    layer: Any = task.model.module.features
+    layer: Any = task.model.module.features if task.feature_shape else task.model.module
     code = (layer if inspect.ismethod(layer) else type(layer).forward).__code__
     place = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})"
     raise UsageError(

@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,33 +11,60 @@ from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import copied, make_picklable
+from rayfed.core.options import checked
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan_data import input_type
 from rayfed.losses.base import Loss, needed_outputs
+from rayfed.metrics.base import OfRepresentations
 from rayfed.models.build import build_model
-from rayfed.models.split_model import ensure_split, initialise_lazy_layers
+from rayfed.models.split_model import check_whole, ensure_split, initialise_lazy_layers
 from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
 
 
 def model_of(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> nn.Module:
-    """Build the model with the weights that follow from the seed, split into features and head."""
+    """Build the model with the weights that follow from the seed, split into features and head where that is needed."""
     dtype = input_type(population)
     outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
     with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
-            built: nn.Module = build_model(name, options, population.shape, outputs, dtype)
+            prepare = partial(prepared, config)
+            built: nn.Module = build_model(name, options, population.shape, outputs, dtype, prepare=prepare)
             _refuse_gradient_hooks(built)
         else:
             given = fresh_module(model, population.shape, dtype)
-            built = given if getattr(given, "feature_shape", ()) else ensure_split(given, population.shape, dtype)
+            built = prepared(config, given, population.shape, dtype)
             _refuse_hooks_of_whole(given, built)
     make_picklable(built)
     return built
+
+
+def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:
+    """Return the user's model as the algorithm and the metrics of `config` use it: split if they need that, or whole.
+
+    Raises:
+        UsageError: The model cannot take such inputs, or it has no split where one is needed.
+    """
+    if getattr(module, "feature_shape", ()):
+        return module
+    check_whole(module, shape, dtype)
+    head: Any = checked(config.model.options.get("head"), str | None, {}, where="model.head")
+    needing = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.needs_split else []
+    needing += [
+        f"metrics.{name}"
+        for name, metric in config.metrics.items()
+        if isinstance(metric, OfRepresentations) and {"features", "head"}.intersection(metric.layers)
+    ]
+    if not needing:
+        return module
+    try:
+        return ensure_split(module, shape, dtype, head=head)
+    except UsageError as error:
+        raise UsageError(f"{needing[0]}: needs a model that is split into features and a head; {error}") from error
 
 
 def fresh_module(
@@ -79,7 +108,7 @@ def _refuse_gradient_hooks(module: nn.Module) -> None:
 def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
     """Raise UsageError for hooks of a model whose features and head are called separately."""
     kinds = (given._forward_hooks, given._forward_pre_hooks, given._backward_hooks, given._backward_pre_hooks)
-    if any(kinds) and getattr(split, "head", None) is not given:
+    if any(kinds) and hasattr(split, "feature_shape") and getattr(split, "head", None) is not given:
         raise UsageError(
             "model: a hook of the whole model is not called in training, which runs features and head; register it on "
             "a layer of the model"

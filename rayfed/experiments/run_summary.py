@@ -43,12 +43,13 @@ def run_summary(plan: Plan) -> str:
     loss = f", loss {loss_name}{options}" if loss_name != "cross_entropy" or options else ""
     count = sum(ctx.task.initial_weights()[name].numel() for name in ctx.task.model.parameters)
     trained = f", {count:,} trained" if ctx.task.model.constants else ""
+    split = f", split at {task.feature_shape}" if task.feature_shape else ""
     lines = {
         "data": f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
         f"{tested}; {_shortened(domains)}{unseen}{partition}; {counted(population.num_classes, 'class', 'classes')}, "
         f"input shape {shape}{augmented}",
         "model": f"{plan.model_label or config.model.name}, {plan.cost.parameters:,} parameters{trained}, "
-        f"{plan.cost.macs:,} multiply-accumulates per example, split at {task.feature_shape}",
+        f"{plan.cost.macs:,} multiply-accumulates per example{split}",
         "batch norm": f"{counted(len(batch_norms), 'layer')}, {policy}" if batch_norms else "none in this model",
         "algorithm": f"{config.algorithm_name}; download per client: {sent}; initial state per client: {state}; "
         f"scored: {', '.join(plan.evaluation.points)}",

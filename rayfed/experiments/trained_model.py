@@ -19,8 +19,7 @@ from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.evaluation import downloads
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_model import ModelFactory, fresh_module
-from rayfed.models.split_model import ensure_split
+from rayfed.experiments.plan_model import ModelFactory, fresh_module, prepared
 
 
 def trained_model(
@@ -113,8 +112,7 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
         return _filled(copied(plan.blueprint.model), weights)
     module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
     before = {id(value): name for name, value in _tensors(twin).items()}
-    has_split = bool(getattr(twin, "feature_shape", ()))
-    split = twin if has_split else ensure_split(twin, plan.population.shape, plan.input_type)
+    split = prepared(plan.config, twin, plan.population.shape, plan.input_type)
     own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}
     return _filled(module, {own_names[name]: value for name, value in weights.items()})
 
@@ -123,6 +121,8 @@ def _filled(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     tensors = _tensors(module)
     with torch.no_grad():
         for name, value in weights.items():
+            if tensors[name].shape != value.shape:  # HarmoFL's amplitude, before its setup
+                tensors[name].data = torch.empty_like(value)
             tensors[name].copy_(value)
     return module
 

@@ -53,7 +53,8 @@ def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> W
 
 def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
     def loss(trained: Weights) -> tuple[Tensor, Weights]:
-        return task.scoring_loss(task.model(weights | trained, batch.x, train=False)[0], batch.y, weights | trained), {}
+        logits = task.forward(weights | trained, batch.x, train=False).logits
+        return task.scoring_loss(logits, batch.y, weights | trained), {}
 
     return gradients(loss, only(weights, task.trainable))[0]
 

@@ -17,9 +17,15 @@ from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_
 
 
 def build_model(
-    name: str, options: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, dtype: torch.dtype = torch.float32
-) -> SplitModel:
-    """Create the network called `name`, with its split point.
+    name: str,
+    options: Mapping[str, Any],
+    shape: tuple[int, ...],
+    num_classes: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    prepare: Callable[[nn.Module, tuple[int, ...], torch.dtype], Any] = ensure_split,
+) -> Any:
+    """Create the network called `name`.
 
     Initial weights are drawn from torch's global generator.
 
@@ -30,6 +36,7 @@ def build_model(
         shape: Shape of one input.
         num_classes: Number of classes.
         dtype: Type of the inputs.
+        prepare: Returns a user's model as methods use it, by default with its split point. rayfed's own have theirs.
 
     Raises:
         UsageError: The name or an option is unknown, or the network cannot take such inputs.
@@ -39,7 +46,10 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise UsageError(f"model.name={name}: must create an nn.Module, got {type(module).__name__}")
     initialise_lazy_layers(module, shape, dtype)
-    model = module if isinstance(module, SplitModel) and module.feature_shape else ensure_split(module, shape, dtype)
+    if isinstance(module, SplitModel) and module.feature_shape:
+        model = module
+    else:
+        model = (prepare if projection is None else ensure_split)(module, shape, dtype)
     return model if projection is None else with_projection(model, projection, num_classes)
 
 
@@ -51,6 +61,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
 def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int, ...], int], Any], int | None]:
     """Return a function (shape, num_classes) -> network, and the width of the projection that is still to be added."""
     target = resolve(name, MODELS, where="model.name")
+    options = {key: value for key, value in options.items() if key != "head"}
     if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
         model_options: Any = build(target, options, where="model")
         return model_options.build, None

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
+from rayfed.core.network import logits_of
+from rayfed.core.options import suggestion
 
 
 class SplitModel(nn.Module):
@@ -28,6 +31,7 @@ class SplitModel(nn.Module):
         self.features = features
         self.head = head
         self.feature_shape: tuple[int, ...] = ()
+        self.feature_dtype = torch.float32
         if shape is not None:
             self.feature_shape = tuple(dry_run(features, torch.zeros(1, *shape)).shape[1:])
 
@@ -46,7 +50,7 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
     module.eval()
     try:
         with torch.no_grad():
-            out = module(x)
+            out = logits_of(module(x))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason, shape = (str(error).splitlines() or [type(error).__name__])[0], "x".join(map(str, x.shape[1:])) or "()"
         if x.dtype != torch.float32 and _takes(module, x.float()):
@@ -59,7 +63,10 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
         for layer, mode in modes:
             layer.training = mode
     if not isinstance(out, Tensor):
-        raise UsageError(f"model: the output must be one tensor of logits, got {type(out).__name__}")
+        raise UsageError(
+            f"model: must return a tensor of logits, an object or a mapping with logits, or a tuple that begins with "
+            f"them; got {type(out).__name__}"
+        )
     return out
 
 
@@ -87,18 +94,33 @@ def initialise_lazy_layers(module: nn.Module, shape: tuple[int, ...], dtype: tor
         dry_run(module, example_inputs(shape, dtype))
 
 
-def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
+def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+    """Try a model that is not split, and note in it the number of its outputs if each example has a vector of them.
+
+    Raises:
+        UsageError: It cannot take such inputs, or its outputs depend on more than them.
+    """
+    outputs = dry_run(module, example_inputs(shape, dtype))
+    if obstacle := _obstacle(module, shape, dtype):
+        raise UsageError(f"model {type(module).__name__}: {obstacle}")
+    module.output_width = outputs.shape[1] if outputs.ndim == 2 else 0  # type: ignore[assignment]
+
+
+def ensure_split(
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, head: str | None = None
+) -> SplitModel:
     """Return `module` as a model with a split point.
 
     A module with a method `features(x)` and an `nn.Module` called `head` keeps its own split if
-    `head(features(x)) = forward(x)`; any other module is split before its last linear layer, and may be modified.
-    `shape` and `dtype` are those of one input.
+    `head(features(x)) = forward(x)`; any other module is split before its submodule called `head`, by default its last
+    linear or convolutional layer, and may be modified. `shape` and `dtype` are those of one input.
 
     Raises:
         UsageError: The module declares a split that is wrong, or it cannot be split.
     """
     declared = getattr(module, "feature_shape", None)
-    if callable(getattr(module, "features", None)) and isinstance(getattr(module, "head", None), nn.Module):
+    has_head = callable(getattr(module, "features", None)) and isinstance(getattr(module, "head", None), nn.Module)
+    if head is None and has_head:
         x = example_inputs(shape, dtype)
         z = dry_run(_SubModel(module, "features"), x)
         try:
@@ -106,28 +128,40 @@ def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype =
         except UsageError:
             agrees = False
         if agrees:
-            module.feature_shape = tuple(z.shape[1:])  # type: ignore[assignment]
+            module.feature_shape, module.feature_dtype = tuple(z.shape[1:]), z.dtype  # type: ignore[assignment]
             return module  # type: ignore[return-value]  # it has the interface of a SplitModel
         if declared:
             raise UsageError(f"model {type(module).__name__}: forward(x) must equal head(features(x)); it does not")
-    return split_last_linear(module, shape, dtype)
+    return split_last_linear(module, shape, dtype, head=head)
 
 
-def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
-    """Split `module` before the `nn.Linear` that runs last: this layer becomes the head, all others the features.
+def split_last_linear(
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, head: str | None = None
+) -> SplitModel:
+    """Split `module` before a layer that ends it: this layer becomes the head, all others the features.
 
-    The module is modified.
+    The layer is the submodule called `head`, by default the linear or convolutional layer that runs last. The module is
+    modified.
 
     Raises:
-        UsageError: The module has no linear layer or does not end in it (a softmax follows, or it is used twice).
+        UsageError: The module has no such layer or does not end in it (a softmax follows, or it is used twice).
     """
     where = f"model {type(module).__name__}"
-    advice = "give it a method features(x) and a module called head"
+    advice = "name the submodule that ends it by model.head, or give it a method features(x) and a module called head"
+    named = dict(module.named_modules())
+    if head is not None and not named.get(head):
+        raise UsageError(f"model.head: {where} has no submodule {head!r}; {suggestion(head, [*named])}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(f"{where}: TorchScript cannot be split; give the module that was compiled")
     calls: list[tuple[nn.Module, Tensor]] = []
-    linear: dict[nn.Module, str] = {
-        layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
+    ends: dict[nn.Module, str] = {
+        layer: name
+        for name, layer in named.items()
+        if (isinstance(layer, (nn.Linear, _ConvNd)) if head is None else name == head)
     }
-    hooks = [layer.register_forward_hook(lambda layer, args, out: calls.append((layer, args[0]))) for layer in linear]
+    hooks = [layer.register_forward_hook(lambda layer, args, out: calls.append((layer, args[0]))) for layer in ends]
+    kinds: list[bool] = []
+    hooks.append(module.register_forward_hook(lambda layer, args, out: kinds.append(isinstance(out, Tensor))))
     x = example_inputs(shape, dtype)
     try:
         logits = dry_run(module, x)
@@ -135,19 +169,23 @@ def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dt
         for hook in hooks:
             hook.remove()
     if not calls:
-        raise UsageError(f"{where}: no nn.Linear to split at; {advice}")
-    head, z = calls[-1]
+        raise UsageError(f"{where}: no {'nn.Linear' if head is None else head} to split at; {advice}")
+    last, z = calls[-1]
     features: nn.Module = nn.Identity()
-    if linear[head]:
-        features = module
-        module.set_submodule(linear[head], nn.Identity())
-    model = SplitModel(features, head)
-    for actual, expected in ((dry_run(features, x), z), (dry_run(model, x), logits)):
+    if ends[last]:
+        features = module if kinds[-1] else _Logits(module)
+        module.set_submodule(ends[last], nn.Identity())
+    model = SplitModel(features, last)
+    end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
+    fault = f"does not end in {end}; {advice}"
+    try:
+        pairs = [(dry_run(features, x), z), (dry_run(model, x), logits)]
+    except UsageError as error:
+        raise UsageError(f"{where}: {fault}") from error
+    for actual, expected in pairs:
         if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-5, equal_nan=True):
-            raise UsageError(
-                f"{where}: {_obstacle(model, shape, dtype) or f'does not end in its last nn.Linear; {advice}'}"
-            )
-    model.feature_shape = tuple(z.shape[1:])
+            raise UsageError(f"{where}: {_obstacle(model, shape, dtype) or fault}")
+    model.feature_shape, model.feature_dtype = tuple(z.shape[1:]), z.dtype
     return model
 
 
@@ -176,6 +214,17 @@ def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[i
     rest = OrderedDict((name, layers[name]) for name in names[end:])
     head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
     return SplitModel(features, head, shape)
+
+
+class _Logits(nn.Module):
+    """A model that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return logits_of(self.model(x))
 
 
 class _SubModel(nn.Module):

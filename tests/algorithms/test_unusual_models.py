@@ -1,5 +1,9 @@
 """All methods with models that are not made for the data: spare outputs, tied weights, and words as inputs."""
 
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 from rayfed.models.split_model import ensure_split
 
 RNG = np.random.default_rng(0)
@@ -70,3 +75,44 @@ def test_trains_or_says_why_not(name, kind):
     has_global = plan.global_model(population)[0] is not None
     _, records = simulate(plan, population, points=[algorithm.default_eval_point if has_global else "downloaded"])
     assert all(np.isfinite(score.value) for record in records for score in record.scores)
+
+
+class Whole(nn.Module):
+    """Ends in a product, not in a layer, and returns an object, as models of transformers do."""
+
+    def __init__(self, batch_norm):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8) if batch_norm else nn.Identity())
+        self.w = nn.Parameter(torch.randn(8, 10))
+
+    def forward(self, x):
+        return SimpleNamespace(logits=torch.relu(self.body(x)) @ self.w)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_methods_train_whole_models_or_declare_that_they_split(name):
+    """`needs_split` is declared where it is needed: every other method trains, with the names that the model has."""
+    x, y = RNG.normal(size=(20, 1, 2, 3)).astype(np.float32), np.arange(20) % 3
+    people = [dict.fromkeys(("train", "val", "test"), (x + shift, y)) for shift in range(3)]
+    config = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}, "local.batch_size": 10})
+    with contextlib.ExitStack() as stack:
+        if config.algorithm.needs_split:
+            stack.enter_context(pytest.raises(UsageError, match=f"^algorithm.name={name}: needs a model that is split"))
+        plan = make_plan(config, clients=people, model=lambda: Whole(name in BATCH_NORM))
+    if config.algorithm.needs_split:
+        return
+    has_global = plan.blueprint.global_model(plan.population)[0] is not None
+    _, records = simulate(
+        dataclasses.replace(plan.blueprint, rounds=1),
+        plan.population,
+        points=[config.algorithm.default_eval_point if has_global else "downloaded"],
+    )
+    assert records
+    assert "w" in plan.blueprint.context(plan.population, "cpu").task.trainable
+
+
+def test_wrappers_need_what_their_base_needs():
+    bases = {"fedavg": False, "moon": True}
+    for base, needs in bases.items():
+        for depth in ({"name": "mixup", "base": base}, {"name": "mixup", "base": {"name": "mixup", "base": base}}):
+            assert Config.read({"algorithm": depth}).algorithm.needs_split is needs

@@ -24,7 +24,7 @@ from rayfed.experiments.run_summary import run_summary
 from rayfed.models.build import build_model
 from rayfed.models.split_model import ensure_split
 
-HEAD = ("head.weight", "head.bias")
+HEAD = ("fc.weight", "fc.bias")
 FROZEN = ("first.weight", "first.bias", "norm.weight", "norm.bias", "scale")
 
 
@@ -148,7 +148,7 @@ def test_constants_lie_once_in_a_process_and_are_sent_as_arrays():
 
 def test_batch_norm_that_is_frozen_is_a_constant(run):
     result = run(rounds=1, batch_norm="frozen")
-    assert set(result.server["weights"]) == {"features.middle.weight", "features.middle.bias", *HEAD}
+    assert set(result.server["weights"]) == {"middle.weight", "middle.bias", *HEAD}
     assert torch.equal(result.model().norm.running_mean, Half().norm.running_mean)
 
 
@@ -166,7 +166,7 @@ def test_tied_weights_are_frozen_under_all_their_names(run):
     model = Tied()
     result = run(model, rounds=1)
     trained = result.model()
-    assert not [name for name in result.server["weights"] if name in ("features.one.weight", "features.other.weight")]
+    assert not [name for name in result.server["weights"] if name in ("one.weight", "other.weight")]
     assert trained.one.weight is trained.other.weight
     assert torch.equal(trained.one.weight, model.one.weight)
     assert not torch.equal(trained.other.bias, model.other.bias)

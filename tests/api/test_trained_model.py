@@ -62,7 +62,7 @@ def test_is_the_users_module_and_scores_as_recorded(run):
     assert not model.training
     assert set(model.state_dict()) == set(Own().state_dict())
     assert accuracy(model, own()) == pytest.approx(recorded(result, "global"))
-    assert torch.equal(model.classifier.weight, result.server["weights"]["head.weight"])
+    assert torch.equal(model.classifier.weight, result.server["weights"]["classifier.weight"])
     assert result.model() is not model
 
 

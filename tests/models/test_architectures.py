@@ -93,7 +93,7 @@ def test_width_of_the_projection_and_its_predictor():
             "model.name=cnn: needs images (channels x height x width) of at least 16x16, got inputs of 196",
         ),
         ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: requires model.split=fc1"),
-        ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "no nn.Linear to split at"),
+        ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "does not end in its last nn.Conv2d"),
         ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),
         (
             "torchvision",

@@ -1,10 +1,15 @@
 """Split points of a user's own networks, and the functional calls that methods use."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from rayfed.core.errors import UsageError
+from rayfed.core.network import logits_of
+from rayfed.core.task import Task
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import dry_run, ensure_split, split_last_linear
 
@@ -98,6 +103,63 @@ def test_last_linear_layer_is_found_and_outputs_stay():
 def test_a_lone_linear_layer_is_all_head():
     model = split_last_linear(nn.Linear(6, 3), (6,))
     assert model.feature_shape == (6,)
+
+
+class Mask(nn.Module):
+    """Outputs for every pixel; ends in a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.out = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.body(x)))
+
+
+class Kinds(Plain):
+    """Logits in a mapping, an object, or a tuple; their layer is of float64, and a deep head comes before it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.head_of_mine = kind, nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        z = self.head_of_mine(h.double())
+        return {"mapping": {"logits": z, "h": h}, "object": SimpleNamespace(logits=z), "tuple": (z, h)}[self.kind]
+
+
+def test_a_last_convolution_is_the_head():
+    mask, x = Mask(), torch.randn(2, 1, 5, 6)
+    before = mask(x)
+    model = ensure_split(mask, (1, 5, 6))
+    assert model.feature_shape == (3, 5, 6)
+    assert isinstance(model.head, nn.Conv2d)
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "object", "tuple"])
+def test_a_head_is_named_whatever_the_model_returns(kind):
+    whole, x = Kinds(kind), torch.randn(5, 6)
+    before = logits_of(whole(x))
+    model = ensure_split(whole, (6,), head="head_of_mine")
+    assert (model.feature_shape, model.feature_dtype) == ((4,), torch.float64)
+    assert torch.equal(model(x), before)
+    task = Task(model, F.cross_entropy, num_clients=1, num_classes=3)
+    assert task.head_names == {f"head.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")}
+    assert torch.equal(task.predict(task.initial_weights(), x), before)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("frist", "model.head: model Plain has no submodule 'frist'; did you mean first"),
+        ("first", "does not end in model.head=first"),
+    ],
+)
+def test_heads_that_are_none(head, message):
+    with pytest.raises(UsageError, match=message):
+        ensure_split(Plain(), (6,), head=head)
 
 
 def test_own_split_is_kept():

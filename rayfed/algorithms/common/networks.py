@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import server_batches
+from rayfed.core.errors import UsageError
 from rayfed.core.modules import copied
 from rayfed.core.network import Network, gradients
 from rayfed.core.optim import SGD
@@ -38,9 +39,15 @@ class WrappedModel(nn.Module):
 
     def __init__(self, model: Any, name: str, extra: nn.Module):
         super().__init__()
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UsageError(
+                f"model: {name} adds a layer, which TorchScript refuses; give the module that was compiled"
+            )
         self.__dict__["model"] = model
         self._parameters, self._buffers = model._parameters, model._buffers
-        self.feature_shape = tuple(model.feature_shape)
+        self.feature_shape = tuple(getattr(model, "feature_shape", ()))
+        self.feature_dtype = getattr(model, "feature_dtype", torch.float32)
+        self.output_width = getattr(model, "output_width", 0)
         self._modules.update({**model._modules, name: extra})
 
     def train(self, mode: bool = True) -> Self:
@@ -53,7 +60,7 @@ class WrappedModel(nn.Module):
     def head(self, features: Tensor) -> Tensor:
         return self.model.head(features)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.features(x))
 
 
@@ -76,7 +83,9 @@ class ModelWithProjection(nn.Module):
             module = self.model.get_submodule(module_name)
             table = module._parameters if weight_name in module._parameters else module._buffers
             table[weight_name] = None
-        self.projection, self.head = mlp(widths), nn.Linear(widths[-1], classes)
+        self.feature_dtype = getattr(model, "feature_dtype", torch.float32)
+        self.projection = mlp(widths).to(self.feature_dtype)
+        self.head = nn.Linear(widths[-1], classes, dtype=self.feature_dtype)
         self.feature_shape = (widths[-1],)
 
     def features(self, x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class Wrapper(Delegate, Algorithm):
     base: Algorithm = option(FedAvg(), help="wrapped algorithm: a name, or a mapping with its name and keys")
 
     supports_loss_terms = derived(lambda self: self.base.supports_loss_terms)
+    needs_split = derived(lambda self: self.base.needs_split)
     requires_hard_labels = derived(lambda self: self.base.requires_hard_labels)
     requires_classes = derived(lambda self: self.base.requires_classes)
     sample_without_replacement = derived(lambda self: self.base.sample_without_replacement)
