@@ -5,9 +5,29 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    jaccard_score,
+    roc_auc_score,
+)
+from torchmetrics.functional import classification, regression, text
 
-from rayfed.metrics.predictions import F1, Auroc, BalancedAccuracy, ClassAccuracy, Ece
+from rayfed.metrics.predictions import (
+    F1,
+    R2,
+    Auroc,
+    AveragePrecision,
+    BalancedAccuracy,
+    ClassAccuracy,
+    Dice,
+    Ece,
+    Mae,
+    MeanIou,
+    Perplexity,
+    Rmse,
+)
 
 
 def logits(*confidences):
@@ -75,3 +95,47 @@ def test_what_one_class_leaves_undefined_has_no_value(label, f1):
     logits, y = torch.tensor([[0.0, 1], [0, 1], [0, 1], [1, 0], [1, 0]]), torch.full((5,), label)
     assert values(Auroc(), logits, y) == []
     assert [value for _, value, _ in values(F1(), logits, y)] == pytest.approx(f1)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("y", [[0, 1, 1, 0, 1, 0], [0] * 6, [1] * 6, [1]])
+def test_further_scores_are_those_of_scikit_learn_and_torchmetrics(classes, y):
+    y = torch.tensor(y)
+    logits = torch.randn((len(y), classes), generator=torch.Generator().manual_seed(classes)).round(decimals=1)
+    p, prediction, present = logits.double().softmax(1).numpy(), logits.argmax(1), np.unique(y)
+    iou = jaccard_score(y, prediction, labels=present, average="macro")
+    assert values(MeanIou(), logits, y) == [("mean_iou", pytest.approx(iou), len(y))]
+    counted = present[present > 0]
+    dice = [pytest.approx(f1_score(y, prediction, labels=counted, average="macro"))] if len(counted) else []
+    assert [value for _, value, _ in values(Dice(), logits, y)] == dice
+    shown = counted if classes == 2 else present
+    precision = [average_precision_score(y == label, p[:, label]) for label in shown]
+    found = [value for _, value, _ in values(AveragePrecision(), logits, y)]
+    assert found == ([pytest.approx(np.mean(precision))] if len(shown) else [])
+    theirs = text.perplexity(logits[None], y[None])
+    assert values(Perplexity(), logits, y)[0][1] == pytest.approx(float(theirs))
+    theirs = classification.multiclass_calibration_error(torch.from_numpy(p), y, classes, n_bins=15)
+    assert values(Ece(), logits, y)[0][1] == pytest.approx(float(theirs))
+
+
+def test_large_logits_are_ranked():
+    """torchmetrics rounds their sigmoid to 1, and takes the first for a tie."""
+    logits, y = torch.tensor([[0.0, 40], [0, 50], [0, 60], [0, -3]]), torch.tensor([0, 1, 1, 0])
+    assert values(Auroc(), logits, y) == [("auroc", 1.0, 4)]
+    assert values(AveragePrecision(), logits, y) == [("average_precision", 1.0, 4)]
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 3), (1, 2), (5, 2, 2)])
+def test_errors_are_those_of_torchmetrics(shape):
+    rng = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)
+    assert values(Mae(), outputs, y)[0][1] == pytest.approx(float(regression.mean_absolute_error(outputs, y)))
+    assert values(Rmse(), outputs, y)[0][1] == pytest.approx(float((outputs - y).square().mean().sqrt()))
+    if len(y) == 1:
+        assert values(R2(), outputs, y) == []
+        return
+    flat = [part.reshape(len(y), -1) for part in (outputs, y)]
+    assert values(R2(), outputs, y)[0][1] == pytest.approx(float(regression.r2_score(*flat)))
+    flat[1][:, 0] = 3.0  # a number that never changes
+    left = [] if flat[1].shape[1] == 1 else [pytest.approx(float(regression.r2_score(flat[0][:, 1:], flat[1][:, 1:])))]
+    assert [value for _, value, _ in values(R2(), *flat)] == left
