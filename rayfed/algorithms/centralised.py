@@ -67,6 +67,10 @@ class ERM(FedAvg):
         refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
         if self.allows_negative_weights:
             refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
+        if self.personal_weights:
+            raise UsageError(
+                f"algorithm.personal: algorithm.name={self.name} trains one central model; clients keep nothing"
+            )
         if problem.task.personal_names:
             policies = "frozen" if self.allows_negative_weights else "aggregate or frozen"
             raise UsageError(

@@ -1,8 +1,9 @@
 """The learning task, independent of the algorithm: the network, its loss, its split and its batch-norm policy."""
 
 import copy
+import fnmatch
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +89,7 @@ class Task:
         scoring_loss: The loss by which models are scored, if another loss trains them.
         outputs: The meaning of the outputs; see `rayfed.core.outputs`.
         rows_interact: Whether an example's output depends on the others in its batch, also in evaluation mode.
+        personal: Patterns of the names of weights that stay on the client, such as "*.lora_B.*".
 
     Attributes:
         model: The network.
@@ -118,6 +120,7 @@ class Task:
         scoring_loss: Loss | None = None,
         outputs: Outputs = CLASSES,
         rows_interact: bool = False,
+        personal: Sequence[str] = (),
     ):
         self.device = torch.device(device)
         self.channels_last = has_convolutions(model)
@@ -135,6 +138,12 @@ class Task:
         self.loss_terms: tuple[LossTerm, ...] = ()
         self.added_names: frozenset[str] = frozenset()
         self._set_model(model)
+        for pattern in personal:
+            names = {name for name in self._initial if _matches(name, pattern)}
+            if not names:
+                known = ", ".join(list(self._initial)[:4])
+                raise UsageError(f"algorithm.personal={pattern}: matches no weight of the model, such as {known}")
+            self.personal_names |= names
 
     def _set_model(self, model: nn.Module) -> None:
         model = self._here(model)
@@ -351,6 +360,11 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
         yield tree
         for value in tree.values():
             yield from _dicts(value)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern matches the name of a weight, as in the user's model or after it was split."""
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, name.removeprefix("features.")))
 
 
 def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[str], int]:

@@ -86,6 +86,11 @@ class Blueprint:
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
         dtype = population.clients[0].train.x.dtype
+        inner: Any = self.algorithm
+        personal: list[str] = []
+        while isinstance(inner, Algorithm):  # a wrapper's base, too
+            personal += inner.personal_weights
+            inner = getattr(inner, "base", None)
         task = Task(
             self.model,
             self.training_loss or self.loss,
@@ -97,6 +102,7 @@ class Blueprint:
             scoring_loss=self.loss,
             outputs=self.outputs,
             rows_interact=self.rows_interact,
+            personal=personal,
         )
         ctx = Context(
             task=task,

@@ -44,6 +44,7 @@ BASES = {
 }
 """The classes from which components of a kind derive. Other kinds also take functions, or classes of any base."""
 
+_BESIDE = {"model": "head", "algorithm": "personal"}
 _HOOKS = ("init", "start", "step", "finish", "aggregate")
 """The hooks that every algorithm has."""
 
@@ -70,7 +71,11 @@ class Component:
         """Return an object of one of the kinds in `BASES`."""
         cls = class_of(self.kind, self.name or "", f"{self.kind}.name")
         options = {key: value.build() if isinstance(value, Component) else value for key, value in self.options.items()}
-        return cls(**options)
+        patterns = options.pop("personal", ()) if self.kind == "algorithm" else ()
+        built = cls(**options)
+        if patterns:
+            vars(built)["personal_weights"] = tuple(patterns)
+        return built
 
 
 def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: str = "") -> Component:
@@ -92,8 +97,22 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
         raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
-    head = {"head": options.pop("head")} if kind == "model" and "head" in options else {}  # of a model given in Python
-    return Component(kind, name, _checked(kind, name, options, where) | head)
+    # Beside the options of its class, a model given in Python has a `head`, and a relative of FedAvg `personal`.
+    also = {key: options.pop(key) for key in (_BESIDE.get(kind),) if key in options}
+    if kind == "algorithm" and also:
+        also = {"personal": _globs(also["personal"], resolve(name, ALGORITHMS, where=where), f"{where}.personal")}
+    return Component(kind, name, _checked(kind, name, options, where) | also)
+
+
+def _globs(given: Any, cls: type, where: str) -> list[str]:
+    """Return the patterns of names in `algorithm.personal`: a list, or a string with commas."""
+    if not hasattr(cls, "personal"):
+        to_base = "give it to algorithm.base" if "base" in type_hints(cls) else "use a method that derives from fedavg"
+        raise UsageError(f"{where}: this method does not say which weights stay with the client; {to_base}")
+    patterns = [part.strip() for part in given.split(",")] if isinstance(given, str) else given
+    if not (isinstance(patterns, list) and patterns and all(isinstance(part, str) and part for part in patterns)):
+        raise UsageError(f"{where}={given!r}: expected patterns of names of weights, such as '*.lora_B.*'")
+    return patterns
 
 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -489,7 +489,9 @@ def algorithm_values(algorithm: Any) -> dict[str, Any]:
     """Return the hyperparameters of an algorithm as plain values; a nested algorithm is a mapping with its name."""
     from rayfed.algorithm import Algorithm
 
-    values = {}
+    values: dict[str, Any] = {}
+    if algorithm.personal_weights:
+        values["personal"] = list(algorithm.personal_weights)
     for f in dataclasses.fields(algorithm):
         if not f.init:
             continue

@@ -144,7 +144,8 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
         try:
-            values[key] = text if _has_comment(text) else _parsed(text, key) if text else None
+            verbatim = text.startswith("*") or _has_comment(text)  # a pattern of names is no alias
+            values[key] = text if verbatim else _parsed(text, key) if text else None
         except _INVALID as error:
             raise UsageError(f"{argument}: {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return values

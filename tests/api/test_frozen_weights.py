@@ -21,6 +21,7 @@ from rayfed.core.trees import named_tensors
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
+from rayfed.experiments.sources import from_arguments
 from rayfed.models.build import build_model
 from rayfed.models.split_model import ensure_split
 
@@ -272,3 +273,62 @@ def test_summary_says_what_is_trained_and_sent():
 def test_the_same_on_two_hosts(run):
     hashes = {run(rounds=2, **{"placement.hosts": hosts, "placement.gpus": 0}).weights_hash for hosts in (0, 2)}
     assert len(hashes) == 1
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter B·A beside it, as LoRA has."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.fc = nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 3)
+        self.lora_A, self.lora_B = nn.Linear(6, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.base(x) + self.lora_B(self.lora_A(x))))
+
+
+@pytest.mark.parametrize(
+    ("name", "personal"),
+    [
+        *((name, "*lora_B*") for name in ("scaffold", "ditto", "feddyn", "fedper", "mixup", "fedadam")),
+        ("fedavg", ["lora_B.weight"]),
+        ("fedavg", "*lora_B*, fc.b*"),
+    ],
+)
+def test_personal_weights_stay_with_the_client(name, personal, run):
+    """FedSA-LoRA is FedAvg with B personal."""
+    at = "algorithm.base" if name == "mixup" else "algorithm"
+    inner = {"algorithm.base.name": "scaffold"} if name == "mixup" else {}
+    result = run(Adapted, rounds=2, **{"algorithm.name": name, f"{at}.personal": personal} | inner)
+    kept = {path.removeprefix("features.") for path in result.clients[0]["weights"]}
+    sent = {path.removeprefix("features.") for path in result.server["weights"]}
+    own = {"lora_B.weight"} | ({"fc.bias"} if "fc" in str(personal) else set())
+    assert kept == own | ({"head.weight", "head.bias"} if name == "fedper" else set())
+    assert not sent & {*kept, "base.weight"}
+    assert "lora_A.weight" in sent
+    one, other = (result.model(client=client).state_dict() for client in (0, 1))
+    assert not torch.equal(one["lora_B.weight"], other["lora_B.weight"])
+    assert torch.equal(one["lora_A.weight"], other["lora_A.weight"]) is (name != "ditto")  # which scores w_i
+
+
+def test_a_pattern_is_an_argument_of_the_command():
+    assert from_arguments(["algorithm.personal=*lora_B*"]) == {"algorithm.personal": "*lora_B*"}
+    config = Config.read({"algorithm.personal": "*lora_B*, a.b"})
+    assert config.tree()["algorithm"]["personal"] == ["*lora_B*", "a.b"]
+    assert Config.read(config.tree()).algorithm.personal_weights == ("*lora_B*", "a.b")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm.personal": "*lora_C*"}, r"algorithm.personal=\*lora_C\*: matches no weight of the model, such as"),
+        ({"algorithm.personal": "base.*"}, "matches no weight"),  # constants stay anyway
+        ({"algorithm.name": "erm", "algorithm.personal": "fc.*"}, "algorithm.personal: algorithm.name=erm trains one"),
+        ({"algorithm.personal": 3}, "algorithm.personal=3: expected patterns of names"),
+        ({"algorithm.name": "mixup", "algorithm.personal": "fc.*"}, "algorithm.personal: .* give it to algorithm.base"),
+    ],
+)
+def test_personal_weights_that_do_not_exist_are_refused(values, message, run):
+    with pytest.raises(rayfed.UsageError, match=message):
+        run(Adapted, rounds=1, **values)

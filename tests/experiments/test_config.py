@@ -291,8 +291,9 @@ class TestAlgorithm:
     def test_the_users_own_model(self, tmp_path, monkeypatch):
         (tmp_path / "config_net.py").write_text(MINE)
         monkeypatch.chdir(tmp_path)
-        plan = make_plan(written("model.name=config_net:MyNet", "model.width=6"))
-        assert plan.blueprint.model.feature_shape == (6,)
+        for method, split in (("fedrep", (6,)), ("fedavg", ())):
+            plan = make_plan(written(f"algorithm.name={method}", "model.name=config_net:MyNet", "model.width=6"))
+            assert plan.blueprint.context(plan.population, "cpu").task.feature_shape == split
 
 
 class TestTree:
