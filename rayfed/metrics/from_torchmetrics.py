@@ -1,5 +1,7 @@
 """Any metric of torchmetrics by its path, as `metrics.torchmetrics:classification.MulticlassCohenKappa`."""
 
+import contextlib
+import importlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -41,6 +43,9 @@ class TorchMetric(OfPredictions):
 
         where, owner = f"metrics.{PREFIX}{self.path}", torchmetrics
         for name in self.path.split("."):
+            if owner is torchmetrics:  # which does not import all of its packages, such as segmentation
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(f"torchmetrics.{name}")
             if not hasattr(owner, name):
                 known = [key for key in dir(owner) if not key.startswith("_")]
                 raise UsageError(f"{where}: torchmetrics has no such metric; {suggestion(name, known)}")

@@ -88,19 +88,26 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("form", ["classes", "logit"])
+@pytest.mark.parametrize("form", ["classes", "logit", "convolution"])
 def test_masks_have_accuracy_and_iou_of_their_positions(run, form):
     if form == "classes":
         model, loss, labels = lambda: Shaped(2, 4, 4), F.cross_entropy, masks
+    elif form == "convolution":  # a model that has no split
+        model = lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 3, padding=1))  # noqa: E731
+        labels, loss = lambda x: (x.reshape(-1, 2, 3) > 0.5).astype(int), None
     else:
         model, loss = lambda: Shaped(1, 4, 4), F.binary_cross_entropy_with_logits
         labels = lambda x: masks(x)[:, None].astype(np.float32)  # noqa: E731
     torch_iou = "torchmetrics:classification.MulticlassJaccardIndex"
-    config = {"metrics": {"dice": True, torch_iou: {"num_classes": 2}}, "select.metric": "mean_iou"}
+    of_images = {"num_classes": 2, "input_format": "index", "average": "none", "include_background": False}
+    metrics = {"dice": True, torch_iou: {"num_classes": 2}, "torchmetrics:segmentation.DiceScore": of_images}
+    config = {"metrics": metrics, "select.metric": "mean_iou"}
     result, scores, outputs, y = run(labels, model, loss, config)
-    predicted = (outputs.argmax(1) if form == "classes" else outputs > 0).numpy().ravel()
-    y = y.ravel()
-    assert set(scores) == {"accuracy", "loss", "mean_iou", "dice", "MulticlassJaccardIndex"}
+    predicted = (outputs > 0 if form == "logit" else outputs.argmax(1)).numpy().astype(int)
+    of_image = [f1_score(a.ravel(), b.ravel(), zero_division=np.nan) for a, b in zip(y, predicted, strict=True)]
+    predicted, y = predicted.ravel(), y.ravel()
+    assert set(scores) == {"accuracy", "loss", "mean_iou", "dice", "MulticlassJaccardIndex", "DiceScore"}
+    assert scores["DiceScore"] == pytest.approx(np.nanmean(of_image))
     assert scores["accuracy"] == pytest.approx(np.mean(predicted == y))
     iou = jaccard_score(y, predicted, average=None)
     assert scores["mean_iou"] == pytest.approx(iou.mean())
