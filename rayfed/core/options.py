@@ -37,6 +37,7 @@ REMOVED = {
     "algorithm.means_per_step": "every example of a batch is mixed with a mean of its own; leave it out",
     "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
+    "faults.stop_early": "a sweep runs all its trials; leave it out",
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
     "tracking.mlflow": "use tracking.tensorboard or tracking.wandb, or read the tables with pandas",
     "profile": "`rayfed docs running` shows how to use other profilers",

@@ -139,7 +139,7 @@ class SweepSearcher(Searcher):
             if trial in self._done:
                 self._scores[trial] = best_validation(self._home, trial, self._done[trial])
             elif trial not in self._known:
-                self._queue.append(Job(trial=trial, config=config, identity=identity, arm=number))
+                self._queue.append(Job(trial=trial, config=config, identity=identity))
             self._known.add(trial)
         self._open.append(_Configuration(number, id, params, trials))
         self._tell()

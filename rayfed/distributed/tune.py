@@ -48,7 +48,7 @@ from rayfed.experiments.plan_data import data_key, load_data
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.space import Search
-from rayfed.experiments.sweep import Failures, Job, SweepPlan
+from rayfed.experiments.sweep import Job, SweepPlan, error_lines
 from rayfed.experiments.trial import interrupted
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.records.recorder import Progress, Recorder
@@ -75,7 +75,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     connect(config.placement, dashboard=False)
     register_user_modules()
     sent = dataclasses.replace(plan, population=sendable(plan.population), sources=())
-    job = Job(trial=name, config=config, identity={}, arm=0)
+    job = Job(trial=name, config=config, identity={})
     trials = _Trials(config.results, config.experiment, say=_say(quiet))
 
     def stopped(progress: Sequence[Progress]) -> KeyboardInterrupt:
@@ -112,7 +112,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     say, names, began = _say(quiet), expected_names(plan), time.monotonic()
-    trials = _Trials(plan.results, plan.experiment, say=say, names=names, failures=plan.failures(say))
+    trials = _Trials(plan.results, plan.experiment, say=say, names=names)
     searcher = None
     if plan.space.adaptive:
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
@@ -142,8 +142,6 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet:
         elapsed = span(time.monotonic() - began)
         print(f"{counted(len(statuses), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-        if trials.doom:
-            say(trials.doom)
     return sum(status in ("failed", "diverged") for status in statuses)
 
 
@@ -157,7 +155,6 @@ class _Trials(tune.Callback, tune.Stopper):
     Args:
         say: Called with a line for the terminal.
         names: The names of all trials of a sweep, "" where a search has not chosen the trial yet; None in a single run.
-        failures: How the trials of a sweep fail.
 
     Attributes:
         results: The last result of each trial that was not stopped.
@@ -172,30 +169,23 @@ class _Trials(tune.Callback, tune.Stopper):
         *,
         say: Callable[[str], None],
         names: list[str] | None = None,
-        failures: Failures | None = None,
     ):
         self.home = open_storage(results).child(experiment)
         self.recorder = RemoteRecorder(start_recorder(results, experiment, in_sweep=names is not None))
         self.results: dict[str, dict[str, Any]] = {}
         self.interrupted = False
         self.last_progress: list[Progress] = []
-        self._say, self._names, self._failures = say, names, failures
+        self._say, self._names = say, names
+        self._say_errors = error_lines(results, experiment, say)
         self._jobs: dict[str, Job] = {}
         self._idle_since: float | None = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
 
-    @property
-    def doom(self) -> str:
-        """Why the sweep stops early; empty if it goes on."""
-        return self._failures.doom if self._failures is not None else ""
-
     def begin(self, job: Job, bundles: list[Bundle] | None = None) -> SentJob:
         """Note a trial, and return what Tune is given. The trial reserves `bundles`, by default what it needs."""
         self._jobs[job["trial"]] = job
-        if self._failures is not None:
-            self._failures.begin(job)
         if self._names is not None:
             name_next(self._names, job["trial"])
         config = job["config"]
@@ -275,7 +265,7 @@ class _Trials(tune.Callback, tune.Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return self.interrupted or bool(self.doom)
+        return self.interrupted
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Say what a trial waits for."""
@@ -314,8 +304,8 @@ class _Trials(tune.Callback, tune.Stopper):
         self._look()
 
     def _look(self) -> None:
-        if self._failures is not None:
-            self._failures.update(self.recorder.progress())
+        if self._names is not None:  # a single run raises its error
+            self._say_errors(self.recorder.progress())
 
 
 def _name(trial: Any) -> str:

@@ -64,41 +64,25 @@ def known_nodes() -> list[Bundle] | None:
 def fits(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> bool:
     """Return whether `bundles` fit on idle `nodes`, the largest placed first.
 
-    A bundle lies on one node, and a share of a GPU on one GPU: 3 bundles of 1/2 GPU need 2 GPUs.
+    A bundle lies on one node, and a share of a GPU on one GPU: 3 bundles of 1/2 GPU need 2 GPUs. Ray, too, takes the
+    fullest GPU that has room for a share.
     """
-    return _places(bundles, nodes) is not None
-
-
-def _places(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> list[tuple[int, list[int]]] | None:
-    """Return the node of each bundle and its GPUs there; None if there is no room.
-
-    Ray, too, takes the fullest GPU that has room for a share.
-    """
-    free = [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in nodes]
-    gpus = [[1.0] * int(node["GPU"]) for node in free]
-    needed, places = list(bundles), dict[int, tuple[int, list[int]]]()
-    for number in sorted(range(len(needed)), key=lambda k: (-needed[k].get("GPU", 0), -needed[k].get("CPU", 0))):
-        for position, (node, slots) in enumerate(zip(free, gpus, strict=True)):
-            if (chosen := _take(needed[number], node, slots)) is not None:
-                places[number] = position, chosen
+    free = [node.get("CPU", 0.0) for node in nodes]
+    gpus = [[1.0] * int(node.get("GPU", 0.0)) for node in nodes]
+    for bundle in sorted(bundles, key=lambda bundle: (-bundle.get("GPU", 0), -bundle.get("CPU", 0))):
+        share, cpus = bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
+        piece, pieces = min(share, 1.0), math.ceil(share)
+        for position, slots in enumerate(gpus):
+            fullest = sorted(range(len(slots)), key=slots.__getitem__)
+            chosen = [i for i in fullest if slots[i] + 1e-6 >= piece][:pieces]
+            if free[position] + 1e-6 >= cpus and len(chosen) == pieces:
+                free[position] -= cpus
+                for i in chosen:
+                    slots[i] -= piece
                 break
         else:
-            return None
-    return [places[number] for number in range(len(needed))]
-
-
-def _take(bundle: Bundle, node: Bundle, slots: list[float]) -> list[int] | None:
-    """Take `bundle` from the free amounts of a node and return its GPUs, or return None if it does not fit."""
-    share, cpus = bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
-    piece, pieces = min(share, 1.0), math.ceil(share)
-    fullest = sorted(range(len(slots)), key=slots.__getitem__)
-    chosen = [i for i in fullest if share and slots[i] + 1e-6 >= piece][:pieces]
-    if node["CPU"] + 1e-6 < cpus or len(chosen) < pieces:
-        return None
-    for i in chosen:
-        slots[i] -= piece
-    node["CPU"] -= cpus
-    return chosen
+            return False
+    return True
 
 
 def bundles(placement: Placement) -> list[Bundle]:
@@ -148,45 +132,13 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
         return needed
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     for number in range(min(len(hosts), gpus), math.ceil(len(hosts) * place.gpus - 1e-6), -1):
-        shared = [hosts[first::number] for first in range(number)]
-        by_gpu = [
-            _bundle(
-                sum(one.get("CPU", 0.0) for one in some),
-                max(round(sum(one["GPU"] for one in some), 4), _MORE_THAN_HALF),
-            )
-            for some in shared
-        ]
+        by_gpu = []
+        for shared in (hosts[first::number] for first in range(number)):
+            gpus_of = max(round(sum(host["GPU"] for host in shared), 4), _MORE_THAN_HALF)
+            by_gpu.append(_bundle(sum(host.get("CPU", 0.0) for host in shared), gpus_of))
         if fits([server, *by_gpu], nodes):
             return [server, *by_gpu]
     return needed
-
-
-def at_once(config: Config) -> int:
-    """Return how many hosts of a trial compute at full speed: all hosts, or one on each shared GPU."""
-    place = config.placement
-    hosts, nodes = max(1, place.hosts), known_nodes()
-    if not place.hosts or not 0 < place.gpus < 1:
-        return hosts
-    places = None if nodes is None else _places(needed := spread(config, nodes), nodes)
-    if places is None:  # a cluster that is not joined yet
-        return math.ceil(hosts * place.gpus - 1e-6)
-    return len({(node, *gpus) for node, gpus in places[1 : len(needed)]})
-
-
-def gpu_picture(config: Config, nodes: Sequence[Bundle]) -> str:
-    """Return which process of a trial computes on which GPU of an idle node; "" if this is unknown or trivial."""
-    place, needed = config.placement, spread(config, nodes)
-    places = _places(needed, nodes)
-    if not place.hosts or not place.gpus or len(nodes) != 1 or places is None:
-        return ""
-    names: dict[int, list[str]] = {}
-    of_server, *of_hosts = (gpus for _, gpus in places)
-    for gpu in of_server[:1]:  # a process computes on one GPU
-        names.setdefault(gpu, []).append("server")
-    for host in range(place.hosts):
-        names.setdefault(of_hosts[host % len(of_hosts)][0], []).append(f"host {host}")
-    on_gpus = [f"{number}: {', '.join(processes)}" for number, processes in enumerate(names.values())]
-    return "; ".join([*on_gpus, *(["CPU: server"] if not of_server else [])])
 
 
 def check_run(placement: Placement) -> None:
@@ -209,23 +161,23 @@ def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
 
     With placement.autoscale nothing is refused, because more nodes may start.
     """
-    if not placement.autoscale and not fits(bundles(placement), nodes):
-        raise UsageError(_shortage(placement, bundles(placement), nodes))
-
-
-def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bundle]) -> str:
-    def amounts(bundle: Bundle) -> str:
-        return f"{bundle.get('CPU', 0):g} CPU and {bundle.get('GPU', 0):g} GPU"
-
-    available = "; ".join(amounts(node) for node in nodes)
-    but = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with {available}"
+    needed = bundles(placement)
+    if placement.autoscale or fits(needed, nodes):
+        return
+    but = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with "
+    but += "; ".join(map(_amounts, nodes))
     if not placement.hosts:
         key = "gpus" if needed[0].get("GPU") else "cpus"
-        return f"placement.{key}={getattr(placement, key):g}: the process needs {amounts(needed[0])}, {but}"
+        value = getattr(placement, key)
+        raise UsageError(f"placement.{key}={value:g}: the process needs {_amounts(needed[0])}, {but}")
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
-    server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
-    return (
-        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(needed[-1])}{server} need "
-        f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+    server = f" and a server of {_amounts(needed[0])}" if needed[0] else ""
+    raise UsageError(
+        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {_amounts(needed[-1])}{server} need "
+        f"{_amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         f"placement.autoscale=true if nodes can still start"
     )
+
+
+def _amounts(bundle: Bundle) -> str:
+    return f"{bundle.get('CPU', 0):g} CPU and {bundle.get('GPU', 0):g} GPU"

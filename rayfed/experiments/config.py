@@ -212,9 +212,6 @@ class Faults:
         low=0,
         help="times that a trial on Ray starts again from its last checkpoint, when its server, a host or a node died",
     )
-    stop_early: bool = option(
-        True, help="start no more trials of a sweep when the first ones of every arm have failed with the same error"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

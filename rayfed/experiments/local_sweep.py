@@ -10,7 +10,7 @@ from rayfed.core.errors import StorageError
 from rayfed.engine.device import breaks_device
 from rayfed.experiments.progress import bars_of_sweep, note, span, watched
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Failures, Job, Populations, SweepPlan, failed_before_start, planned
+from rayfed.experiments.sweep import Job, Populations, SweepPlan, error_lines, failed_before_start, planned
 from rayfed.experiments.trial import run_trial
 from rayfed.records.recorder import Recorder
 
@@ -27,16 +27,21 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
     began, failures, done = time.monotonic(), 0, 0
-    failed = plan.failures(lambda line: None if quiet else note(line))
+    say_errors = error_lines(plan.results, plan.experiment, lambda line: None if quiet else note(line))
+    broken = ""
     names = expected_names(plan)
     with watched(recorder.progress, bars_of_sweep(names), quiet=quiet):
         try:
             for job in plan.jobs:
-                failed.begin(job)
-                failures += not _run(plan, job, recorder, populations, failed)
-                failed.update(recorder.progress())
+                error = _run(plan, job, recorder, populations)
+                say_errors(recorder.progress())
+                failures += error is not None
                 done += 1
-                if failed.doom:
+                if error is not None and breaks_device(error):
+                    broken = (
+                        "stopped, since the GPU fails in this process from now on; the same command with resume=true "
+                    )
+                    broken += "runs the trials that are left"
                     break
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -48,8 +53,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet:
         elapsed = span(time.monotonic() - began)
         print(f"{counted(done, 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-        if failed.doom:
-            note(failed.doom)
+        if broken:
+            note(broken)
     return failures
 
 
@@ -64,11 +69,8 @@ def name_next(names: list[str], name: str) -> None:
         names[names.index("")] = name
 
 
-def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations, failed: Failures) -> bool:
-    """Run one trial and return whether it ended well.
-
-    Its error is recorded, and the other trials run, unless a GPU failed: then no GPU computes in this process any more.
-    """
+def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations) -> Exception | None:
+    """Run a trial and return its error, which is recorded; None if it ended well."""
     try:
         trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
         saved = recorder.saved(trial.trial) if trial.config.resume else ()
@@ -79,14 +81,9 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
         status = {progress.trial: progress.status for progress in recorder.progress()}
         if status.get(job["trial"]) not in ("failed", "diverged"):
             recorder.end(job["trial"], failed_before_start(job, error))
-        if breaks_device(error):
-            failed.doom = (
-                "stopped, since the GPU fails in this process from now on; the same command with resume=true runs the "
-                "trials that are left"
-            )
-        return False
+        return error
     finally:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-    return True
+    return None

@@ -25,70 +25,37 @@ MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
 """The file of an experiment with every configuration that Optuna chose."""
 
-_ALIKE = 3  # trials that fail with the same error before a sweep stops
 _PLACE = re.compile(r"\([^()]*, line \d+, in [^()]*\)")
 
 
 class Job(TypedDict):
     """A trial to run, as it travels to another process: its name and its configuration, whose components are not built.
 
-    `arm` is the position of its arm. `identity` has the fields of its `Plan` that name what was given in Python. They
+    `identity` has the fields of its `Plan` that name what was given in Python. They
     are computed once, because another process has no source of functions that were written in a notebook.
     """
 
     trial: str
     config: Config
     identity: Mapping[str, Any]
-    arm: int
 
 
-class Failures:
-    """The watch over failed trials while a sweep runs: it prints each error once, and ends a doomed sweep.
+def error_lines(results: str, experiment: str, say: Callable[[str], None]) -> Callable[[Iterable[Progress]], None]:
+    """Return a function that says each error of failed trials once, by `say`.
 
-    A sweep is doomed if the first finished trials of every arm, at least three in all, failed with the same error.
     Errors are the same if they have the same type and place, or, without a known place, the same text except numbers.
-
-    Args:
-        results, experiment: Where the tables are.
-        arms: The positions of the arms that have trials to run.
-        stop_early: Whether the sweep stops if it is doomed.
-        say: Called with a line for the terminal.
-
-    Attributes:
-        doom: Why the sweep stops; empty if it goes on.
     """
+    said: set[str] = set()
 
-    def __init__(
-        self, results: str, experiment: str, arms: Iterable[int], *, stop_early: bool, say: Callable[[str], None]
-    ):
-        self._results, self._experiment, self._say = results, experiment, say
-        self._arms, self._stop_early = set(arms), stop_early
-        self._arm_of: dict[str, int] = {}
-        self._said: set[str] = set()
-        self.doom = ""
-
-    def begin(self, job: Job) -> None:
-        """Note the arm of a trial."""
-        self._arm_of[job["trial"]] = job["arm"]
-
-    def update(self, trials: Iterable[Progress]) -> None:
-        """Print the new errors of `trials`, and set `doom`."""
-        ended = [trial for trial in trials if trial.status != "running" and trial.trial in self._arm_of]
-        failed = {trial.trial: _kind(trial.error or "") for trial in ended if trial.status == "failed"}
-        for trial in ended:
-            if trial.trial in failed and failed[trial.trial] not in self._said:
-                self._said.add(failed[trial.trial])
-                file = traceback_file(self._results, self._experiment, trial.trial)
+    def update(trials: Iterable[Progress]) -> None:
+        for trial in trials:
+            if trial.status == "failed" and (kind := _kind(trial.error or "")) not in said:
+                said.add(kind)
+                file = traceback_file(results, experiment, trial.trial)
                 where = f"; the full traceback is in {file}" if trial.has_traceback else ""
-                self._say(f"{trial.trial} failed: {trial.error}{where}")
-        arms = {self._arm_of[trial] for trial in failed}
-        if not self._stop_early or len(failed) < max(_ALIKE, len(ended)) or arms < self._arms:
-            return
-        if len(set(failed.values())) == 1 and not self.doom:
-            self.doom = (
-                f"stopped, since the first {len(failed)} trials, with all arms among them, failed with the same error; "
-                "the same command with resume=true runs those that are left, and faults.stop_early=false never stops"
-            )
+                say(f"{trial.trial} failed: {trial.error}{where}")
+
+    return update
 
 
 def _kind(error: str) -> str:
@@ -130,12 +97,6 @@ class SweepPlan:
     def names(self) -> list[str]:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
         return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
-
-    def failures(self, say: Callable[[str], None]) -> Failures:
-        """Return the watch over failed trials, which prints its lines by `say`."""
-        arms = range(len(self.space.adaptive)) if self.space.adaptive else [job["arm"] for job in self.jobs]
-        stop_early = all(config.faults.stop_early for config in self.configs)
-        return Failures(self.results, self.experiment, arms, stop_early=stop_early, say=say)
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
@@ -188,8 +149,8 @@ def plan_sweep(
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     done = _done_trials(dict(zip(names, configs, strict=True)))
     jobs = tuple(
-        Job(trial=name, config=replace(config), identity=identity, arm=arm)
-        for name, config, identity, arm in zip(names, configs, identities, space.arm_numbers(), strict=True)
+        Job(trial=name, config=replace(config), identity=identity)
+        for name, config, identity in zip(names, configs, identities, strict=True)
         if not (first.resume and name in done)
     )
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)

@@ -1,21 +1,16 @@
-"""The user's own code in an experiment: what it is, its names and hashes, and which modules other machines need.
+"""The user's own code in an experiment: its names and hashes, and which modules other machines need.
 
-A module is the user's own if its file belongs neither to rayfed, nor to Python's standard library, nor to an installed
-package; `__main__` always is. An installed package that the configuration names (`model.name=package:Net`) counts for
-hashing as well.
+A module is the user's own if its file belongs neither to rayfed, nor to Python, nor to an installed package.
 
 - `code_hash` covers the sources of the user's modules from which objects come, and of the user's modules that these
   import, comments included. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a notebook,
-  it covers the bytecode of the functions and classes that the objects use. So the line with `rounds=5` may change. The
-  values of globals do not count.
+  it covers the bytecode of the functions and classes that the objects use. The values of globals do not count.
 - `object_hash` tells objects given in Python apart ("own:Net-1a2b3c"): by their names and modules, the bytecode of
   their functions, and the values in closures, defaults, attributes and tensors.
-
-Source is read once per import of a module. A file that is edited after its import counts as it was imported.
 """
 
 import ast
-import dis
+import contextlib
 import enum
 import functools
 import hashlib
@@ -25,7 +20,7 @@ import importlib.util
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +39,9 @@ from rayfed.records.trials import recorded_value
 
 
 def is_user_module(name: str | None) -> bool:
-    """Return whether the module `name` is the user's own; the text of this module defines it."""
-    root = (name or "builtins").partition(".")[0]
-    if root == "__main__":
-        return True
-    if root == "rayfed":
-        return False
-    file = _file(name) or _file(root)
-    return is_user_file(file) if file else root not in sys.stdlib_module_names
+    """Return whether the module `name`, which is loaded, is the user's own; `__main__` always is."""
+    file = _file(name) or _file((name or "").partition(".")[0])
+    return name == "__main__" or (file is not None and is_user_file(file))
 
 
 def _file(name: str | None) -> str | None:
@@ -63,11 +53,8 @@ def _file(name: str | None) -> str | None:
 
 def loaded_user_modules() -> list[types.ModuleType]:
     """Return all loaded modules of the user's own that have a file or a folder, except `__main__`."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if getattr(module, "__name__", None) == name != "__main__" and _file(name) and is_user_module(name)
-    ]
+    loaded = [(name, module) for name, module in list(sys.modules.items()) if name != "__main__"]
+    return [module for name, module in loaded if getattr(module, "__name__", None) == name and is_user_module(name)]
 
 
 def named_objects(config: Config) -> dict[str, Any]:
@@ -77,22 +64,9 @@ def named_objects(config: Config) -> dict[str, Any]:
 
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | Clients | None) -> dict[str, Any]:
-    """Return what was given in Python, by keyword; of clients their classes, because their contents are the data."""
-    if isinstance(clients, Clients):
-        code: Any = clients.make
-    else:
-        classes = {type(value) for client in (clients if clients is not None else ()) for value in _parts(client)}
-        code = sorted((cls for cls in classes if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
-    given = {"model=": model, "loss=": loss, "clients=": code or None}
+    """Return what was given in Python, by keyword; of clients the function that makes them, if there is one."""
+    given = {"model=": model, "loss=": loss, "clients=": getattr(clients, "make", None)}
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _parts(client: Any) -> Iterator[Any]:
-    """Yield a client, its parts, and their arrays."""
-    yield client
-    for part in client.values() if isinstance(client, Mapping) else getattr(client, "__dict__", {}).values():
-        yield part
-        yield from part if isinstance(part, tuple) else getattr(part, "__dict__", {}).values()
 
 
 def display_name(thing: Any, digest: str) -> str:
@@ -102,10 +76,9 @@ def display_name(thing: Any, digest: str) -> str:
 
 
 def object_hash(*things: Any, weights: bool = True) -> str:
-    """Return a hash of what `things` do. The values of their weights count if `weights` is true."""
-    walk = _Walk(weights=weights)
-    for thing in things:
-        walk.feed(thing)
+    """Return a hash of what `things` do. The values of parameters and buffers count if `weights` is true."""
+    walk = _Walk(weights)
+    walk.feed(things)
     return walk.digest.hexdigest()
 
 
@@ -116,11 +89,10 @@ def model_hash(given: Any, built: nn.Module) -> str:
 
 def code_hash(objects: Mapping[str, Any]) -> str | None:
     """Return a hash of all code of the user's own that `objects` use, or None if they use none."""
-    walk = _walked(objects)
-    if not walk.modules:
+    walk, sources = _walked(objects), module_sources(objects)
+    if not walk.modules and not sources:
         return None
-    for name, source in _reachable(walk.modules, walk.named).items():
-        walk.put("module", name, source.text)
+    walk.digest.update(repr([(source.name, source.text) for source in sources]).encode())
     return walk.digest.hexdigest()
 
 
@@ -162,28 +134,13 @@ class ModuleSource:
 
 
 def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
-    """Return the user's modules from which `objects` come, and those that they import, parents before children."""
-    return list(_reachable(_walked(objects).modules).values())
+    """Return the user's modules from which `objects` come, and those that they import, parents before children.
 
-
-def _walked(objects: Mapping[str, Any]) -> "_Walk":
-    """Return a walk over `objects`. The packages of those named module:Name count as the user's, even if installed."""
-    named = {key.partition(":")[0].partition(".")[0] for key in objects if ":" in key}
-    walk = _Walk(weights=False, named=named)
-    for key, thing in objects.items():
-        if ":" in key:
-            walk.modules.add(key.partition(":")[0])
-        walk.feed(thing)
-    return walk
-
-
-def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[str, ModuleSource]:
-    """Return the sources of `modules` and of all user's modules that they import, sorted by name.
-
-    Modules of the packages `named` count as the user's. `__main__` and modules without Python source are left out.
+    `__main__` and modules without Python source are left out.
     """
     sources: dict[str, ModuleSource] = {}
-    seen, pending = {"", "__main__"}, list(modules)
+    named = [key.partition(":")[0] for key in objects if ":" in key]
+    seen, pending = {"", "__main__"}, [*named, *_walked(objects).modules]
     while pending:
         name = pending.pop()
         if name in seen:
@@ -191,17 +148,23 @@ def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[st
         seen.add(name)
         pending.append(name.rpartition(".")[0])
         spec = _spec(name)
-        if spec is None or spec.origin is None:
+        if spec is None or spec.origin is None or not is_user_file(spec.origin):
             continue
-        is_users = name.partition(".")[0] in named or is_user_file(spec.origin)
-        if is_users and (source := _source(name, spec)) is not None:
+        if (source := _source(name, spec)) is not None:
             sources[name] = source
             pending += _imports(source)
-    return dict(sorted(sources.items()))
+    return [source for _, source in sorted(sources.items())]
+
+
+def _walked(objects: Mapping[str, Any]) -> "_Walk":
+    """Return a walk over the objects that were given in Python."""
+    walk = _Walk(weights=False)
+    walk.feed([thing for key, thing in objects.items() if ":" not in key])
+    return walk
 
 
 def _imports(source: ModuleSource) -> Iterator[str]:
-    """Yield the names that a module imports, also inside functions. Some of them are attributes of modules."""
+    """Yield the names that a module imports, also inside functions. Some are attributes of modules."""
     package = source.name if source.is_package else source.name.rpartition(".")[0]
     for node in ast.walk(ast.parse(source.text)):
         if isinstance(node, ast.Import):
@@ -209,46 +172,40 @@ def _imports(source: ModuleSource) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Return the spec of a module without running its code; `importlib.util.find_spec` would import its parents."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
-    path: Sequence[str] | None = None
-    try:
-        if parent := name.rpartition(".")[0]:
-            above = _spec(parent)
-            if above is None or above.submodule_search_locations is None:
-                return None
-            path = list(above.submodule_search_locations)
+    path = None
+    if parent := name.rpartition(".")[0]:
+        above = _spec(parent)
+        if above is None or above.submodule_search_locations is None:
+            return None
+        path = list(above.submodule_search_locations)
+    with contextlib.suppress(ImportError, ValueError, KeyError):  # KeyError: a namespace package that is not loaded
         finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
         return next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
-    except (ImportError, ValueError, KeyError):  # KeyError: a namespace package that is not loaded
-        return None
+    return None
 
 
 _SOURCES: dict[str, tuple[importlib.machinery.ModuleSpec, ModuleSource | None]] = {}
+"""The sources that were read, with the spec of the import: a file edited after its import counts as it was."""
 
 
 def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | None:
-    """Return the source of a module, None if it is not written in Python; read once for each import or reload."""
-    if name in _SOURCES and _SOURCES[name][0] is spec:
-        return _SOURCES[name][1]
-    text, file = None, spec.origin or ""
-    try:
-        if isinstance(spec.loader, importlib.abc.InspectLoader):
+    """Return the source of a module, None if it is not written in Python."""
+    if name not in _SOURCES or _SOURCES[name][0] is not spec:
+        text, file = None, Path(spec.origin or "")
+        if file.suffix == ".py" and file.is_file():
+            text = importlib.util.decode_source(file.read_bytes())
+        elif isinstance(spec.loader, importlib.abc.InspectLoader):
             text = spec.loader.get_source(name)
-        elif file.endswith(".py"):  # pytest's loader
-            text = importlib.util.decode_source(Path(file).read_bytes())
-    except (ImportError, OSError):
-        pass
-    is_package = spec.submodule_search_locations is not None
-    source = None if text is None else ModuleSource(name, file, is_package, text)
-    _SOURCES[name] = spec, source
-    return source
+        is_package = spec.submodule_search_locations is not None
+        _SOURCES[name] = spec, None if text is None else ModuleSource(name, str(file), is_package, text)
+    return _SOURCES[name][1]
 
 
 _BARE = frozenset(vars(nn.Module()))
@@ -260,29 +217,26 @@ _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args
 class _Walk:
     """A hash of objects: of their names and values, and of the bytecode of the user's functions.
 
-    `modules` are the user's modules that were met. The values of parameters and buffers count if `weights` is true,
-    otherwise only their shapes do. Modules of the packages `named` count as the user's.
+    `modules` are those that the user's code comes from or mentions. The values of parameters and buffers count if
+    `weights` is true, otherwise only their shapes do.
     """
 
-    def __init__(self, *, weights: bool = True, named: Set[str] = frozenset()) -> None:
+    def __init__(self, weights: bool) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
         self.modules: set[str] = set()
-        self.named = frozenset(named) - {"rayfed"}
         self._weights = weights
         self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
 
-    def put(self, *texts: Any) -> None:
-        self.digest.update(repr(texts).encode())
-
     def feed(self, thing: Any) -> None:
-        self.put(type(thing).__name__)
+        value: Any = ""
         if isinstance(thing, _PLAIN):
-            self.put(thing)
+            value = thing
         elif isinstance(thing, torch.Tensor):
-            self.put(state_hash({"": thing}))
+            value = state_hash({"": thing})
         elif isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
-            self.put(thing.dtype.str, thing.shape, thing.tobytes())
-        elif id(thing) not in self._seen:
+            value = thing.dtype.str, thing.shape, thing.tobytes()
+        self.digest.update(repr((type(thing).__name__, value)).encode())
+        if value == "" and not isinstance(thing, _PLAIN) and id(thing) not in self._seen:
             self._seen[id(thing)] = thing
             for part in self._parts(thing):
                 self.feed(part)
@@ -300,67 +254,48 @@ class _Walk:
         if isinstance(thing, types.CodeType):
             return thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable, thing.co_consts
         if isinstance(thing, types.FunctionType):
-            return self._of_function(thing)
+            # A function that `exec` made in an empty namespace claims to be of builtins.
+            module = "__main__" if thing.__module__ in (None, "builtins") else thing.__module__
+            cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+            code = thing.__code__ if self._meets(module) else None
+            mentioned = self._mentioned(thing) if module == "__main__" else []
+            return module, thing.__qualname__, code, mentioned, thing.__defaults__, thing.__kwdefaults__, cells
         if isinstance(thing, type):
-            return self._of_class(thing)
+            names = [(base.__module__, base.__qualname__) for base in thing.__mro__]
+            items = [
+                item for base in thing.__mro__ if self._meets(base.__module__) for item in sorted(vars(base).items())
+            ]
+            return names + [(k, v) for k, v in items if k[:2] != "__" or isinstance(v, types.FunctionType)]
         if isinstance(thing, nn.Module):
-            return self._of_module(thing)
+            tensors = (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False))
+            state = [(name, tensor if self._weights else tuple(tensor.shape)) for name, tensor in tensors]
+            text = getattr(thing, "code", None)  # of TorchScript and torch.fx
+            own = sorted((name, value) for name, value in vars(thing).items() if name not in _BARE)
+            return type(thing), text if isinstance(text, str) else None, own, state, list(thing.named_children())
         if isinstance(thing, _WRAPPERS) or hasattr(thing, "__wrapped__"):
             return [getattr(thing, name) for name in _WRAPPED if hasattr(thing, name)]
-        if self._meets(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
+        if is_user_module(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
             return type(thing), sorted(vars(thing).items())
         return type(thing).__module__, type(thing).__qualname__, _shown(thing)
 
-    def _of_function(self, function: types.FunctionType) -> Iterable[Any]:
-        # A function that `exec` made in an empty namespace claims to be of builtins.
-        module = "__main__" if function.__module__ in (None, "builtins") else function.__module__
-        code = function.__code__ if self._meets(module) else None
-        mentioned = self._mentioned(function) if module == "__main__" else []
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        return module, function.__qualname__, code, mentioned, function.__defaults__, function.__kwdefaults__, cells
-
     def _mentioned(self, function: types.FunctionType) -> list[Any]:
         """Return the functions and classes that a function of `__main__` uses, and note the modules that it uses."""
-        codes = list(_codes(function.__code__))
-        instructions = (instruction for code in codes for instruction in dis.get_instructions(code))
-        for module in {str(one.argval) for one in instructions if one.opname == "IMPORT_NAME"}:
-            self._meets(module)
-        names = sorted({name for code in codes for name in code.co_names} & function.__globals__.keys())
-        values = [function.__globals__[name] for name in names]
-        for value in values:
-            self._meets(value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__)
+        names = _names(function.__code__)
+        values = [function.__globals__[name] for name in sorted(names) if name in function.__globals__]
+        self.modules |= names | {value.__name__ for value in values if isinstance(value, types.ModuleType)}
         return [value for value in values if isinstance(value, (types.FunctionType, type))]
 
-    def _of_class(self, cls: type) -> Iterable[Any]:
-        for base in cls.__mro__:
-            yield base.__module__, base.__qualname__
-            if self._meets(base.__module__):
-                for name, value in sorted(vars(base).items()):
-                    if not name.startswith("__") or isinstance(value, types.FunctionType):
-                        yield name, value
-
-    def _of_module(self, module: nn.Module) -> Iterable[Any]:
-        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        state = [(name, tensor if self._weights else tuple(tensor.shape)) for name, tensor in tensors]
-        text = getattr(module, "code", None)  # of TorchScript and torch.fx
-        own = sorted((name, value) for name, value in vars(module).items() if name not in _BARE)
-        return type(module), text if isinstance(text, str) else None, own, state, list(module.named_children())
-
-    def _meets(self, module: str | None) -> bool:
+    def _meets(self, module: str) -> bool:
         """Return whether `module` is the user's own, and note it if so."""
-        is_users = (module or "").partition(".")[0] in self.named or is_user_module(module)
-        if is_users and module:
-            self.modules.add(module)
+        is_users = is_user_module(module)
+        self.modules |= {module} if is_users else set()
         return is_users
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that code uses: of globals, attributes and imports, also in the functions inside it."""
+    return {*code.co_names}.union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _shown(thing: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)

@@ -95,11 +95,11 @@ class TestSearch:
             ("fedprox", 1): 3,
         }
         assert len({job["trial"] for job in jobs}) == 12
-        assert {job["config"].algorithm.mu for job in jobs if job["arm"] == 1} <= {0.01, 0.1}
+        assert {job["config"].algorithm.mu for job in jobs if job["config"].algorithm_name == "fedprox"} <= {0.01, 0.1}
 
     def test_an_arm_without_spaces_has_one_configuration(self, search):
         made = search(arms=[{"local.lr": 0.1}, {}])
-        assert [job["arm"] for job in searched(made)] == [0, 0, *[1] * 6]
+        assert [job["config"].local.lr == 0.1 for job in searched(made)] == [True] * 2 + [False] * 6
 
     def test_the_search_follows_its_seed(self, search):
         first, again, other = (choices(searched(search(**{"search.seed": seed}))) for seed in (0, 0, 1))
@@ -148,7 +148,7 @@ class TestSearch:
         assert [(rate, value) for rate, value, _ in told(again)] == scored
         jobs = [*before, *searched(again)]
         assert len({job["trial"] for job in jobs}) == len(jobs) == 12
-        assert Counter(job["arm"] for job in jobs) == {0: 6, 1: 6}
+        assert Counter(job["config"].algorithm_name for job in jobs) == {"fedavg": 6, "fedprox": 6}
         if stop_after == 5:
             assert jobs[5]["config"].local.lr == jobs[4]["config"].local.lr
         assert len(told(again)) == 3

@@ -131,7 +131,7 @@ class TestTune:
 
     @pytest.mark.parametrize(("interrupted", "status"), [(True, None), (False, "failed")])
     def test_a_trial_that_was_lost_before_it_began(self, tmp_path, interrupted, status):
-        job = Job(trial="lost", config=Config.read({}), identity={}, arm=0)
+        job = Job(trial="lost", config=Config.read({}), identity={})
         trials = tune._Trials(str(tmp_path), "run", say=print)
         trials.begin(job)
         trials.recorder.lost("lost", "its node died")

@@ -213,22 +213,11 @@ class TestSweep:
         assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
 
 
-@pytest.mark.slow  # the rule itself is tested without Ray, in test_failures.py and test_local_sweep.py
-def test_a_sweep_whose_trials_all_fail_stops(swept, here, capsys):
-    arms = "arms=[{algorithm.name: 'sweep_mine:Failing'}]"
-    found = ran(capsys, "space.yaml", arms, "seeds=[0, 1, 2, 3, 4, 5, 6, 7]", "experiment=doomed", experiment="doomed")
-    assert found.code == 1
-    assert set(found.trials["status"]) <= {"failed", "interrupted"}
-    assert 3 <= len(found.trials) < 8
-    assert "note: stopped, since the first " in found.err
-    assert list((here / "results/doomed/tracebacks").iterdir())
-
-
 @pytest.mark.slow
 def test_a_trial_that_breaks_the_gpu_takes_no_other_with_it(here, capsys):
     arms = "arms=[{algorithm: {name: 'sweep_mine:Breaking', breaks: {grid: [always, once, never]}}}]"
     on_ray = "search={scheduler: asha, grace_rounds: 3, max_concurrent: 1}"
-    others = ("seeds=[0]", "faults.restarts=1", "faults.stop_early=false", "experiment=broken", "placement.gpus=0.5")
+    others = ("seeds=[0]", "faults.restarts=1", "experiment=broken", "placement.gpus=0.5")
     found = ran(capsys, "space.yaml", arms, on_ray, *others, experiment="broken")
     trials = found.trials.set_index("algorithm.breaks")
     assert trials["status"].to_dict() == {"always": "failed", "once": "done", "never": "done"}
