@@ -54,29 +54,17 @@ __all__ = [
     "sweep",
 ]
 
-_ORIGINS = {
-    "Algorithm": "rayfed.algorithm:Algorithm",
-    "BadHook": "rayfed.core.errors:BadHook",
-    "Client": "rayfed.data.clients:Client",
-    "Clients": "rayfed.data.user_clients:Clients",
-    "Config": "rayfed.experiments.config:Config",
-    "Diverged": "rayfed.core.errors:Diverged",
-    "Examples": "rayfed.data.clients:Examples",
-    "Finding": "rayfed.experiments.contract:Finding",
-    "HostLost": "rayfed.core.errors:HostLost",
-    "Report": "rayfed.result:Report",
-    "Result": "rayfed.result:Result",
-    "StorageError": "rayfed.core.errors:StorageError",
-    "SweepResult": "rayfed.result:SweepResult",
-    "UsageError": "rayfed.core.errors:UsageError",
-    "check": "rayfed.api:check",
-    "load": "rayfed.api:load",
-    "option": "rayfed.core.options:option",
-    "read_events": "rayfed.reports.read:read_events",
-    "read_results": "rayfed.reports.read:read",
-    "report": "rayfed.api:report",
-    "run": "rayfed.api:run",
-    "sweep": "rayfed.api:sweep",
+_NAMES = {
+    "rayfed.algorithm": ["Algorithm"],
+    "rayfed.api": ["check", "load", "report", "run", "sweep"],
+    "rayfed.core.errors": ["BadHook", "Diverged", "HostLost", "StorageError", "UsageError"],
+    "rayfed.core.options": ["option"],
+    "rayfed.data.clients": ["Client", "Examples"],
+    "rayfed.data.user_clients": ["Clients"],
+    "rayfed.experiments.config": ["Config"],
+    "rayfed.experiments.contract": ["Finding"],
+    "rayfed.reports.read": ["read_events", "read_results"],
+    "rayfed.result": ["Report", "Result", "SweepResult"],
 }
 
 torchvision_cpu.install()
@@ -84,12 +72,12 @@ torchvision_cpu.install()
 
 def __getattr__(name: str) -> Any:
     """Import a name of the public API at its first use, so that commands that need no torch start at once."""
-    if name not in _ORIGINS:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'rayfed' has no attribute {name!r}")
     import importlib
 
-    module, _, attribute = _ORIGINS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(module), "read" if name == "read_results" else name)
 
 
 def __dir__() -> list[str]:

@@ -104,10 +104,7 @@ def sweep(
     Args:
         space: A mapping or the path of a YAML file, with the keys `seeds`, `arms` and `search`; see
             `rayfed.experiments.space`. Wherever a value may stand, {"grid": [...]} may stand as well.
-        clients: As for `rayfed.run`, for all trials.
-        model: As for `rayfed.run`, for all trials.
-        loss: As for `rayfed.run`, for all trials.
-        num_classes: As for `rayfed.run`, for all trials.
+        clients, model, loss, num_classes: As for `rayfed.run`, for all trials.
         quiet: As for `rayfed.run`.
         keep_state: Keep the final state of every trial, from which `rayfed.load` reads.
         overrides: Top-level keys, such as rounds=5 or seeds=[0, 1]; they count for all arms.
@@ -202,10 +199,7 @@ def load(
         folder: The folder of the results, a path or a URL.
         experiment: The experiment; None: the only one.
         trial: The name of the trial; None: the only one.
-        clients: What was given to `rayfed.run`, again, since it is not saved.
-        model: The same, if a model was given.
-        loss: The same, if a loss was given.
-        num_classes: The same, if it was given.
+        clients, model, loss, num_classes: What was given to `rayfed.run`, again, since it is not saved.
 
     Raises:
         UsageError: There is no such trial, or it cannot be made again from what is given.
@@ -241,11 +235,8 @@ def check(
     In a test of your own: `assert all(finding.kept for finding in rayfed.check({"algorithm.name": "mine:Mine"}))`.
 
     Args:
-        config: As for `rayfed.run`; its data and its model are used, with a few examples of a few clients.
-        clients: As for `rayfed.run`.
-        model: As for `rayfed.run`.
-        loss: As for `rayfed.run`.
-        num_classes: As for `rayfed.run`.
+        config: As for `rayfed.run`; a few examples of a few clients are used.
+        clients, model, loss, num_classes: As for `rayfed.run`.
         overrides: Top-level keys of the configuration.
 
     Raises:

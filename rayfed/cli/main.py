@@ -102,9 +102,11 @@ def _program() -> Parser:
 
 def _execute(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
-        raise UsageError(_no_command(name))
-    if "--list" in arguments and name in ("run", "sweep", "partition"):  # what people type
-        return _execute("list", [argument for argument in arguments if argument != "--list" and "=" not in argument])
+        from rayfed.core.options import suggestion
+
+        if "=" in name or name.endswith((".yaml", ".yml")):
+            raise UsageError(f"{name}: expected a command first, such as rayfed run {name}")
+        raise UsageError(f"{name}: no such command; {suggestion(name, COMMANDS)}")
     module = importlib.import_module(f"rayfed.cli.{name}")
     parser = Parser(prog=f"rayfed {name}")
     module.configure(parser)
@@ -115,30 +117,18 @@ def _execute(name: str, arguments: Sequence[str]) -> int:
     return module.execute(options)
 
 
-def _no_command(name: str) -> str:
-    if "=" in name or name.endswith((".yaml", ".yml")):
-        return f"{name}: expected a command first, such as rayfed run {name}"
-    from rayfed.core.options import suggestion
-
-    return f"{name}: no such command; {suggestion(name, COMMANDS)}"
-
-
 def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
     """Raise UsageError if `unknown` holds arguments that `parser` does not have."""
     if not unknown:
         return
     from rayfed.core.options import REMOVED, suggestion
 
-    first = unknown[0]
-    key = first.lstrip("-")
+    first, key = unknown[0], unknown[0].lstrip("-")
     if key in REMOVED:
         raise UsageError(f"{first}: was removed; {REMOVED[key]}")
-    if key in COMMANDS:
-        raise UsageError(f"{first}: a command is written without dashes: rayfed {key}")
     if not first.startswith("-"):
         raise UsageError(f"{first}: unexpected argument; see {parser.prog} --help")
     if "=" in key:
         raise UsageError(f"{first}: a key is written without dashes: {key}")
-    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
-    options = [option for action in shown for option in action.option_strings]
+    options = [option for action in parser._actions for option in action.option_strings]
     raise UsageError(f"{first}: no such option of {parser.prog}; {suggestion(first, options)}")

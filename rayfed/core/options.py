@@ -44,9 +44,6 @@ REMOVED = {
 }
 """The keys and options of earlier versions, with what to do without them."""
 
-_LARGEST_INTEGER = 2**63 - 1
-_SMALLEST_FLOAT, _LARGEST_FLOAT = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal numbers of single precision
-
 _Options = TypeVar("_Options")
 
 
@@ -245,12 +242,6 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
                 raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")
-        # No tensor or table holds what follows: it would become 0 or infinite, or fail after hours.
-        if isinstance(item, int) and abs(item) > _LARGEST_INTEGER:
-            raise UsageError(f"{where}={item}: must be at most {_LARGEST_INTEGER}, the largest integer of 64 bits")
-        if isinstance(item, float) and item and not _SMALLEST_FLOAT <= abs(item) <= _LARGEST_FLOAT:
-            size, fate = ("small", "0") if abs(item) < 1 else ("large", "infinite")
-            raise UsageError(f"{where}={item}: too {size}; in single precision, in which models compute, it is {fate}")
 
 
 def _type_name(kind: Any) -> str:

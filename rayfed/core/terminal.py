@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 LINE_SECONDS = 10.0  # least time between two lines where they cannot be replaced
@@ -96,8 +95,8 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._live: Any = None
-        self._notebook = _Notebook() if _in_notebook() else None
-        if self._notebook is None and sys.stderr.isatty():
+        self._cell: Any = None  # the output of a notebook's cell, once there is one
+        if not _in_notebook() and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -116,19 +115,20 @@ class StatusLine:
         text = state if isinstance(state, str) else " · ".join(bar.text for bar in state)
         if self._live:
             self._live.update(_rendered(state, self._live.console.width))
-        elif self._notebook:
-            self._notebook.show(state)
+        elif _in_notebook():
+            display: Any = importlib.import_module("IPython.display")  # IPython has no types
+            self._cell = self._cell or display.display(display.HTML(""), display_id=True)
+            lines = [state] if isinstance(state, str) else [bar.text for bar in state]
+            self._cell.update(display.HTML("<br>".join(map(html.escape, lines))))
         elif text != self._last and now - self._printed >= LINE_SECONDS:
             print(text, file=sys.stderr, flush=True)
             self._printed, self._last = now, text
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
-        if self._notebook:
-            self._notebook.clear()
+        if self._cell:
+            self._cell.update(importlib.import_module("IPython.display").HTML(""))
 
 
 def _rendered(state: str | Sequence[Bar], width: int) -> Any:
@@ -155,32 +155,3 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config
-
-
-class _Notebook:
-    """An output of the cell, which is replaced in place."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, state: str | Sequence[Bar]) -> None:
-        if isinstance(state, str):
-            content = html.escape(state)
-        else:
-            content = "<br>".join(
-                f'<progress value="{bar.done:g}" max="{max(bar.total, 1):g}"></progress> {html.escape(bar.text)}'
-                for bar in state
-            )
-        self._display(content)
-
-    def clear(self) -> None:
-        if self._handle is not None:
-            self._display("")
-
-    def _display(self, content: str) -> None:
-        display: Any = importlib.import_module("IPython.display")  # IPython has no types
-        output = display.HTML(content)
-        if self._handle is None:
-            self._handle = display.display(output, display_id=True)
-        else:
-            self._handle.update(output)

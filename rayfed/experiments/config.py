@@ -402,8 +402,6 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
 def _check_together(settings: Any) -> None:
     """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
     check_name(settings.experiment, "experiment")
-    if not settings.results.strip() or not settings.results.isprintable():
-        raise UsageError(f"results={settings.results!r}: give a folder, such as results, or a URL")
     if settings.local.epochs is not None and settings.local.steps is not None:
         raise UsageError("local.epochs and local.steps are both given; give one of them")
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
@@ -469,17 +467,7 @@ def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
     groups = {key: tree[key] for key in ("data", "partition") if isinstance(tree.get(key), Mapping)}
     paths = {key: {name: expanded(value) for name, value in group.items()} for key, group in groups.items()}
     results = expanded(tree.get("results", Config.results))
-    return tree | paths | {"results": lasting(results) if isinstance(results, str) and results.strip() else results}
-
-
-def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> "Algorithm":
-    """Return the algorithm called `values["name"]` with its hyperparameters.
-
-    Raises:
-        UsageError: An unknown name or key, a value out of range, or a class that is not a complete algorithm.
-    """
-    options = {"name": values} if isinstance(values, str) else values
-    return choose("algorithm", options, "fedavg", where=where).build()  # type: ignore[no-any-return]
+    return tree | paths | {"results": lasting(results) if isinstance(results, str) else results}
 
 
 def algorithm_values(algorithm: Any) -> dict[str, Any]:

@@ -6,11 +6,10 @@ often shows only on a cluster or after a resumed night, so `rayfed check` looks 
 """
 
 import contextlib
-import dataclasses
 import inspect
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,13 +46,7 @@ Launch = Callable[[Plan], str]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check of the contract found.
-
-    Attributes:
-        subject: What was checked, in a few words.
-        found: What was seen, in a sentence.
-        kept: Whether the algorithm keeps this part of the contract.
-    """
+    """What the check of `subject` found, in a sentence, and whether the algorithm keeps this part of the contract."""
 
     subject: str
     found: str
@@ -68,15 +61,11 @@ class _NotTried(Exception):
     """A check does not apply; the message says why."""
 
 
-def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
+def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
     """Check the algorithm of `plan` and yield one finding for each part of the contract.
 
-    Simulations of a few rounds with at most four clients run in this process. Nothing of them is kept.
-
-    Args:
-        plan: The plan.
-        launch: Runs a plan and returns the hash of its final state, to compare the hosts of the plan, if it has any,
-            with this process.
+    Simulations of a few rounds with at most four clients run in this process, and on the hosts of the plan, if it has
+    any, by `launch`, which returns the hash of the final state. Nothing of them is kept.
 
     Raises:
         UsageError: The configuration is refused even without a variation.
@@ -84,7 +73,7 @@ def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
     small = _SmallTrial(plan)
     small.blueprint().check(small.population)
     checks = dict(CHECKS)
-    if launch is not None and plan.config.placement.hosts:
+    if plan.config.placement.hosts:
         checks["hosts"] = partial(_hosts, launch=launch)
     for subject, check in checks.items():
         with torch_state_kept():
@@ -141,10 +130,8 @@ class _SmallTrial:
 
     def server(self, blueprint: Blueprint, points: Sequence[str] = (), population: Population | None = None) -> Server:
         """Return a server of `blueprint` in this process, which scores models at `points` after each round."""
-        population = population or self.population
-        return Server(
-            blueprint, population, LocalFleet(blueprint, population), Evaluation(every=1, points=tuple(points))
-        )
+        population, evaluation = population or self.population, Evaluation(every=1, points=tuple(points))
+        return Server(blueprint, population, LocalFleet(blueprint, population), evaluation)
 
     def finished(self, **changes: Any) -> Server:
         """Return a server that has run all rounds."""
@@ -152,16 +139,6 @@ class _SmallTrial:
         for _ in server.run():
             pass
         return server
-
-    def trained(self, key: str, choices: Mapping[str, Any]) -> list[str]:
-        """Return the names of the choices that the algorithm accepts, after a run with each of them."""
-        names = []
-        for name, value in choices.items():
-            with contextlib.suppress(_NotTried):
-                self.accepted(**{key: value})
-                _check_finite(self.finished(**{key: value}))
-                names.append(name)
-        return names
 
 
 def _state(server: Server) -> dict[str, Any]:
@@ -172,12 +149,6 @@ def _check_finite(server: Server) -> None:
     for path, tensor in named_tensors(_state(server)):
         if not server.ctx.task.is_finite(path, tensor):
             raise _Broken(f"{path} is not finite after {server.round} rounds")
-
-
-def _check_equal(ends: Sequence[object], broken: str) -> None:
-    first, second = ends
-    if first != second:
-        raise _Broken(broken)
 
 
 CHECKS: dict[str, Callable[[_SmallTrial], str]] = {}
@@ -191,15 +162,9 @@ def _part(subject: str) -> Callable[[Callable[[_SmallTrial], str]], Callable[[_S
 
 @_part("hooks")
 def _hooks_are_pure(small: _SmallTrial) -> str:
-    # two clients where possible, since all inputs of all hooks are compared, bit by bit
-    two = replace(small.population, clients=small.population.clients[:2])
-    pure_hooks = intercepted(small.algorithm, pure)
-    try:
-        population, blueprint = two, small.accepted(two, algorithm=pure_hooks, cohort=len(two.clients))
-    except _NotTried:
-        population, blueprint = small.population, small.blueprint(algorithm=pure_hooks)
+    blueprint = small.blueprint(algorithm=intercepted(small.algorithm, pure))
     kinds = {kind: set(vars(kind)) for kind in type(small.algorithm).__mro__}
-    for _ in small.server(blueprint, small.points, population).run():
+    for _ in small.server(blueprint, small.points).run():
         pass
     if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
@@ -209,11 +174,11 @@ def _hooks_are_pure(small: _SmallTrial) -> str:
 @_part("seeds")
 def _seeds(small: _SmallTrial) -> str:
     ends = [small.finished().state_hash() for _ in range(2)]
-    _check_equal(
-        ends,
-        "two runs with the same seed end with different bits; draw random numbers from torch's global generator, and "
-        "keep no state outside of what hooks return",
-    )
+    if ends[0] != ends[1]:
+        raise _Broken(
+            "two runs with the same seed end with different bits; draw random numbers from torch's global generator, "
+            "and keep no state outside of what hooks return"
+        )
     if ends[0] == small.finished(seed=small.plan.blueprint.seed + 1).state_hash():
         raise _Broken("another seed ends with the same bits")
     return "the same seed gives the same bits, another seed gives others"
@@ -239,11 +204,11 @@ def _resume(small: _SmallTrial) -> str:
                 with contextlib.suppress(Stopped):
                     run_trial(plan, recorder, fleet, "cpu", report=stop)
             ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
-    _check_equal(
-        ends,
-        f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round leaves "
-        "for the next belongs into the server's or the client's state",
-    )
+    if ends[0] != ends[1]:
+        raise _Broken(
+            f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round "
+            "leaves for the next belongs into the server's or the client's state"
+        )
     return f"resumed from a checkpoint after round {half} of {_ROUNDS}, it ends with the same bits"
 
 
@@ -256,11 +221,11 @@ def _number_of_rounds(small: _SmallTrial) -> str:
         server = small.server(small.accepted(rounds=rounds, schedule=CONSTANT))
         next(record for record in server.run() if record.stage == "round" and record.round == half)
         states.append(facts(_state(server)))
-    _check_equal(
-        states,
-        f"after round {half} of {half} it has other bits than after round {half} of {_ROUNDS}; set depends_on_rounds = "
-        "True, so that its trials are not continued with more rounds",
-    )
+    if states[0] != states[1]:
+        raise _Broken(
+            f"after round {half} of {half} it has other bits than after round {half} of {_ROUNDS}; set "
+            "depends_on_rounds = True, so that its trials are not continued with more rounds"
+        )
     return "a round does not depend on how many follow, so that a trial can be continued with more rounds"
 
 
@@ -336,36 +301,29 @@ def _newcomers(small: _SmallTrial) -> str:
         scores.append(list(server.run())[-1].scores)
         states = {client: state for client, state in server.fleet.states.items() if client < small.clients - 1}
         ends.append(facts([server.state, states]))
-    _check_equal(ends, "training ends with other bits where a client joins after it (unseen_clients=1)")
+    if ends[0] != ends[1]:
+        raise _Broken("training ends with other bits where a client joins after it (unseen_clients=1)")
     if not any(score.unseen for score in scores[1]):
         raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
     return "a client that joins after training changes nothing before, and its model is scored"
 
 
-@_part("optimisers")
-def _optimisers(small: _SmallTrial) -> str:
-    choices = {"momentum": SGD(lr=0.01, momentum=0.9, weight_decay=0.01), "Adam": Adam(lr=0.001)}
-    ran = small.trained("optimizer", choices)
-    return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
-
-
-@_part("batch norm")
-def _batch_norm(small: _SmallTrial) -> str:
-    if not batch_norm_names(small.plan.blueprint.model):
-        raise _NotTried("not tried: the model has no batch norm")
-    ran = small.trained("batch_norm", {policy: policy for policy in BATCH_NORM_POLICIES})
-    return f"it trains with batch_norm={', '.join(ran)}"
-
-
-@_part("texts")
-def _texts(small: _SmallTrial) -> str:
-    kind: Any = type(small.algorithm)
-    silent = [field.name for field in dataclasses.fields(kind) if field.init and not field.metadata.get("help")]
-    if silent:
-        raise _Broken(f"the option {silent[0]} has no help; declare it with rayfed.option(..., help=...)")
-    missing = [] if kind.reference else ["`reference`, its source"]
-    missing += [] if inspect.getdoc(kind) or inspect.getdoc(inspect.getmodule(kind)) else ["a docstring"]
-    return f"its options have help; it lacks {' and '.join(missing)}" if missing else "it has a source and help texts"
+@_part("options")
+def _options(small: _SmallTrial) -> str:
+    """Run with each optimiser and policy for batch norm that the algorithm accepts."""
+    choices: list[tuple[str, str, Any]] = [
+        ("momentum", "optimizer", SGD(lr=0.01, momentum=0.9, weight_decay=0.01)),
+        ("Adam", "optimizer", Adam(lr=0.001)),
+    ]
+    if batch_norm_names(small.plan.blueprint.model):
+        choices += [(f"batch_norm={policy}", "batch_norm", policy) for policy in BATCH_NORM_POLICIES]
+    ran = []
+    for name, key, value in choices:
+        with contextlib.suppress(_NotTried):
+            small.accepted(**{key: value})
+            _check_finite(small.finished(**{key: value}))
+            ran.append(name)
+    return f"it trains with {', '.join(ran)}" if ran else "other optimisers are refused"
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:
@@ -373,9 +331,9 @@ def _hosts(small: _SmallTrial, launch: Launch) -> str:
     for placement in (replace(small.plan.config.placement, hosts=0), small.plan.config.placement):
         with tempfile.TemporaryDirectory() as folder:
             ends.append(launch(small.small_plan(folder, placement=placement)))
-    _check_equal(
-        ends,
-        f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
-        "they are given, since every client may be trained in another process",
-    )
+    if ends[0] != ends[1]:
+        raise _Broken(
+            f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
+            "they are given, since every client may be trained in another process"
+        )
     return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"

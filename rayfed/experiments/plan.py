@@ -55,7 +55,6 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.metrics.from_torchmetrics import TorchMetric
 from rayfed.models.build import check_model
 from rayfed.records.files import Holding
-from rayfed.records.storage import open_storage
 
 MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
@@ -224,7 +223,6 @@ def make_plan(
     Raises:
         UsageError: The simulation cannot work; the message names the key at fault.
     """
-    _check_results(config)
     if model is None:
         check_model(config.model.name or "", config.model.options)
     chosen_loss = _chosen_loss(config, loss)
@@ -247,11 +245,10 @@ def make_plan(
         population,
         chosen_loss,
         model="model" if model is not None else f"model.name={config.model.name}",
-        own_model=model is not None or _own("model", config.model) is not None,
-        own_augment=_own("augment", config.augment),
+        own_model=model is not None or _own(config.model),
     )
     blueprint.check(population)
-    if model is not None or loss is not None or _own("model", config.model) or _own("loss", config.loss):
+    if model is not None or loss is not None or _own(config.model) or _own(config.loss):
         refuse_leaks(blueprint, population)
     blueprint = blueprint.settled(population)
     evaluation = _evaluation(config, blueprint, population)
@@ -283,17 +280,9 @@ def make_plan(
     )
 
 
-def _check_results(config: Config) -> None:
-    """Raise UsageError if the folder of the results is a file."""
-    results = open_storage(config.results)
-    for path in () if results.local is None else (results.local, results.local / config.experiment):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"results={config.results}: {path} is a file, not a folder")
-
-
-def _own(key: str, chosen: Component) -> str | None:
-    """Return the key and the name of a component of the user's own; None for one of rayfed's."""
-    return f"{key}.name={chosen.name}" if ":" in (chosen.name or "") else None
+def _own(chosen: Component) -> bool:
+    """Return whether a component is the user's own."""
+    return ":" in (chosen.name or "")
 
 
 def _evaluation(config: Config, blueprint: Blueprint, population: Population) -> Evaluation:

@@ -1,4 +1,4 @@
-"""The checks of a plan: its augmentation, model and loss are tried on a few examples before anything starts."""
+"""The checks of a plan: its model and loss are tried on a few examples before anything starts."""
 
 import contextlib
 import copy
@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.network import vectorised
 from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
-from rayfed.data.clients import SPLITS, Examples
+from rayfed.data.clients import Examples
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.serialization import tensor_bytes
@@ -39,32 +38,23 @@ _IN_TURN = 4  # examples at most of each of the two steps that are taken in both
 _TORCHS = frozenset(vars(nn.Module())) - {"_buffers", "_modules"}
 
 
-def dry_step(
-    blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool, own_augment: str | None
-) -> Blueprint:
-    """Return `blueprint` with what its outputs stand for, after trying its parts on the data.
-
-    A model of rayfed's took images of this shape when it was made.
+def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool) -> Blueprint:
+    """Return `blueprint` with what its outputs stand for, after trying its model and its loss on the data.
 
     Args:
-        blueprint: The simulation, whose model, loss and augmentation are tried.
+        blueprint: The simulation.
         population: The data.
         loss: The loss that scores models.
         model: The key of the model.
-        own_model: Whether the model is the user's own.
-        own_augment: The key of an augmentation of the user's own; None for one of rayfed's.
+        own_model: Whether the model is the user's own. A model of rayfed's took images of this shape when it was made.
 
     Raises:
         UsageError: One of them does not go with the data; the message names its key.
     """
-    if own_augment and blueprint.augment is not None:
-        check_augment(blueprint.augment, population, own_augment)
     if own_model or population.clients[0].train.x.dtype not in (np.uint8, np.float32):
         _check_model(blueprint, population, model, loss)
     if own_model:
         blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
-    if blueprint.rows_interact:
-        _refuse_single_scored(blueprint, population, model)
     labels = population.clients[0].train.y
     if isinstance(loss, CrossEntropy) and labels.dtype.kind == "f":
         raise UsageError(
@@ -117,20 +107,6 @@ def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
-def _refuse_single_scored(blueprint: Blueprint, population: Population, where: str) -> None:
-    """Raise UsageError if a part has a single example, on which the model cannot be scored."""
-    clients, first = population.clients, np.argwhere(population.clients.sizes == 1)[:1]
-    singles = [f"client {clients.id(int(k))} has one {SPLITS[column]} example" for k, column in first]
-    singles += [
-        f"the {test.split} set {test.domain} has one example" for test in population.tests if len(test.examples) == 1
-    ]
-    try:
-        if singles:
-            first_outputs(blueprint, population, 1)
-    except ValueError as error:
-        raise UsageError(f"{where}: {singles[0]}, on which it cannot be scored ({one_line(error)})") from error
-
-
 def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
     """Raise UsageError if the model returns a tensor in evaluation mode, and something else in training mode."""
 
@@ -149,21 +125,6 @@ def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
         f"{where}: returns {type(returned).__name__} in training mode, and must return one tensor of logits, as in "
         f"evaluation mode{place if is_user_file(code.co_filename) else ''}"
     )
-
-
-def check_augment(augment: Augment, population: Population, where: str) -> None:
-    """Raise UsageError if an augmentation of the user's own does not return a batch like the batch that it gets."""
-    part = population.clients[0].train
-    augment.check(population.shape, part.x.dtype)
-    x, _ = first_batch(part, _TRIED)
-    x = x / 255 if part.x.dtype == np.uint8 else x
-    with torch_state_kept():
-        augmented = augment(x.clone())
-    if not isinstance(augmented, Tensor) or (augmented.shape, augmented.dtype) != (x.shape, x.dtype):
-        got = type(augmented).__name__
-        if isinstance(augmented, Tensor):
-            got = f"a tensor of {augmented.dtype} {tuple(augmented.shape)}"
-        raise UsageError(f"{where}: returned {got}; expected one like the batch, of {x.dtype} {tuple(x.shape)}")
 
 
 def _check_model(blueprint: Blueprint, population: Population, where: str, loss: Loss) -> None:

@@ -125,12 +125,8 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     """
     sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in SPACE_KEYS} for s in sources))
     common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in SPACE_KEYS} for s in sources)
-    if not isinstance(sweep.get("search", {}), Mapping):
-        raise UsageError(f"search={sweep['search']!r}: expected a mapping; did you mean search.kind={sweep['search']}?")
-    search = build(Search, sweep.get("search", {}), where="search")
-    arms = _listed(sweep.get("arms", [{}]))
-    if not isinstance(arms, list) or not arms or not all(isinstance(arm, Mapping) for arm in arms):
-        raise UsageError("arms: expected a list of mappings, one per arm, such as - algorithm.name: fedavg")
+    search = build(Search, checked(sweep.get("search", {}), dict, {}, where="search"), where="search")
+    arms = checked(_listed(sweep.get("arms", [{}])), list[dict], {}, where="arms")
     trees = [merged(common, arm, *overrides) for arm in arms]
     adaptive = tuple(_adaptive(tree, search) for tree in trees) if search.kind == "optuna" else ()
     if adaptive:
@@ -142,12 +138,9 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         raise UsageError(f"seed={ignored[0]!r}: has no effect beside seeds={sweep['seeds']!r}; give one of them")
     if any(seed != single[0] for seed in single) or isinstance(single[0], Mapping):
         raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
-    seeds = _listed(sweep.get("seeds", single[:1]))
-    if not isinstance(seeds, list) or not seeds:
-        raise UsageError(f"seeds={seeds!r}: expected a list of integers, such as [0, 1, 2]")
-    seeds = [checked(seed, int, {"low": 0}, where="seeds") for seed in seeds]
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"seeds={seeds!r}: each seed may occur once")
+    seeds = checked(_listed(sweep.get("seeds", single[:1])), list[int], {"low": 0}, where="seeds")
+    if not seeds or not arms:
+        raise UsageError("seeds and arms: expected lists with at least one entry, such as seeds=[0, 1, 2]")
     return Space(search, tuple(seeds), drawn, adaptive)
 
 
@@ -227,8 +220,6 @@ def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[s
     for key, value in tree.items():
         if isinstance(value, Mapping):
             kind = next(iter(value), None)
-            if len(value) > 1 and set(value) <= set(KINDS):
-                raise UsageError(f"{prefix}{key}: has the spaces {' and '.join(value)}; give one of them")
             if len(value) == 1 and kind in KINDS:
                 yield f"{prefix}{key}", (kind, _bounds(f"{prefix}{key}", kind, value[kind]))
             else:

@@ -18,6 +18,7 @@ from helpers.algorithm_cases import (
     MAIN_CASES,
     PEOPLE,
     algorithm_of,
+    build_algorithm,
     default_run,
     everything,
     people_of,
@@ -35,7 +36,7 @@ from rayfed.core.trees import named_tensors
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.engine.server import Evaluation, Server
-from rayfed.experiments.config import Config, build_algorithm
+from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
 from rayfed.experiments.plan import make_plan
 from rayfed.metrics.frechet import Frechet
@@ -216,7 +217,7 @@ def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
 
 @ENTRIES
 def test_every_algorithm_says_what_it_is(entry):
-    kind = type(build_algorithm({"name": entry}, where="algorithm"))
+    kind = type(build_algorithm({"name": entry}))
     assert kind.name == entry
     assert kind.reference
     text = sys.modules[kind.__module__].__doc__ or ""

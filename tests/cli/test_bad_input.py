@@ -63,32 +63,19 @@ BN = ("model={name: mlp, batch_norm: true}",)
     [
         # keys
         (["local.epoch=3"], "local.epoch: no such key; did you mean local.epochs?"),
-        (["round=3"], "round: no such key; did you mean rounds?"),
         (["algoritm.name=fedavg"], "algoritm: no such key; did you mean algorithm?"),
         (["algorithm.muu=3", "algorithm.name=fedprox"], "algorithm.muu: no such key; did you mean algorithm.mu?"),
         (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
-        (["model.name=cnnn"], "model.name=cnnn: did you mean cnn?"),
         (["model.widht=1"], "model.widht: no such key; did you mean model.width?"),
-        (["data.name=mini_digit"], "data.name=mini_digit: did you mean mini_digits?"),
-        (["data.domain=[plain]"], "data.domain: no such key; did you mean data.domains?"),
-        (["partition.name=dirichle"], "partition.name=dirichle: did you mean dirichlet?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
         (["placement.graphs=auto"], "placement.graphs: was removed; rayfed uses no CUDA graphs; leave it out"),
         # types and ranges
         ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
-        ([f"seed={2**63}"], f"seed={2**63}: must be at most 9223372036854775807, the largest integer of 64 bits"),
-        (["local.lr=1e-320"], "local.lr=1e-320: too small; in single precision, in which models compute, it is 0"),
-        (["local.lr=1e300"], "local.lr=1e+300: too large; in single precision, in which models compute, it is inf"),
-        (["placement.threads=100000"], "placement.threads=100000: must be at most 256"),
         ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),
         (["cohort=0"], "cohort=0: must be at least 1"),
         (["cohort=1.0"], "cohort=1.0: expected an integer, the number of clients; a share is cohort_share=1.0"),
-        (["unseen_clients=1.5"], "unseen_clients=1.5: expected an integer"),
-        (["placement.hosts=auto"], "placement.hosts='auto': expected an integer, got str"),
-        (["faults.patience=5"], "faults.patience: was removed; a process that is stopped is no longer noticed"),
         (["placement.vmap_clients=all"], "placement.vmap_clients=all: give a number of clients, or auto"),
         (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
-        (["algorithm={name: dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
         (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
@@ -116,15 +103,12 @@ BN = ("model={name: mlp, batch_norm: true}",)
         # arguments and files
         (["rounds"], "rounds: no such file (give values as key=value)"),
         (["seeds=[0, 1]"], "seeds: a key of search spaces, which rayfed sweep runs; a single run takes seed=N"),
-        (["arms=[]"], "arms: a key of search spaces, which rayfed sweep runs"),
         (["demo"], "demo: a packaged search space; rayfed sweep demo runs it"),
         (["nowhere.yaml", "rounds=1"], "nowhere.yaml: no such file"),
         (["a={"], "a={: '{' is not valid YAML"),
         # the user's own
         (["algorithm.name=nomodule:Mine"], "algorithm.name=nomodule:Mine: no module 'nomodule'"),
-        (["algorithm.name=:Mine"], "algorithm.name=:Mine"),
         (["data={name: npz, file: nowhere.npz}", *QUICK], "data.file=nowhere.npz: no such file"),
-        (["data={name: npz}", *QUICK], "data.file: required"),
         (["resume=maybe"], "resume='maybe': known: anyway, false, true"),
     ],
 )
@@ -173,20 +157,12 @@ class TestFiles:
         path.write_bytes(whole[: len(whole) // 2])
         assert refused("data={name: npz, file: cut.npz}", *QUICK).startswith("data.file=cut.npz: ")
 
-    @pytest.mark.parametrize(
-        ("results", "end"),
-        [
-            *((text, ": give a folder, such as results, or a URL") for text in ("''", "'  '", '"a\\0b"')),
-            ("taken", "taken is a file, not a folder"),
-        ],
-    )
-    def test_results_that_are_no_folder(self, results, end, tmp_path, monkeypatch, capsys):
+    def test_results_that_are_no_folder(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "taken").write_text("")
-        assert main([f"results={results}", *QUICK]) == 2
+        assert main(["results=taken", *QUICK]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("rayfed: results=")
-        assert line.endswith(end)
+        assert line.startswith("rayfed: results=taken: taken/run cannot be written")
 
 
 @pytest.mark.parametrize(
@@ -218,15 +194,6 @@ class TestPlacement:
         assert line.startswith(f"placement.{'hosts=1' if hosts else 'gpus=1'}: ")
         assert ("0 GPU" if hosts else "no CUDA device") in line
 
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="has the GPU that should be missing")
-    def test_a_gpu_for_the_server(self, refused):
-        assert "0 GPU" in refused("placement.hosts=1", "placement.server_gpus=0.5", *QUICK)
-
     def test_more_hosts_than_cpus(self, refused):
         line = refused("placement.hosts=1000", "data.per_domain=20", "local.batch_size=2", *QUICK)
         assert line.startswith("placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU")
-
-
-def test_two_bad_things_are_still_one_line(refused):
-    assert refused("round=3", "local.lr=-1", "algorithm.name=fedporx", "cohort=0")
-    assert refused("cohort=6", "algorithm.name=fedbn", "placement.hosts=1000", *QUICK)

@@ -47,19 +47,6 @@ class TestHelp:
         assert out.startswith(f"usage: rayfed {name} ")
         assert max(map(len, out.splitlines())) <= 120
 
-    @pytest.mark.parametrize(
-        ("name", "keys"),
-        [
-            ("run", ["local.lr = 0.01", "algorithm.name = fedavg", "rounds = 10"]),
-            ("sweep", ["local.lr = 0.01", "seeds = [seed]", "arms = [{}]", "search.kind = grid"]),
-            ("partition", ["data.name = mini_digits", "partition.name", "leave_out = null"]),
-        ],
-    )
-    def test_has_the_keys(self, capsys, name, keys):
-        main([name, "--help"])
-        lines = capsys.readouterr().out.splitlines()
-        assert [key for key in keys if not any(line.startswith(f"  {key}") for line in lines)] == []
-
     @pytest.mark.parametrize("name", ["run", "sweep", "partition"])
     def test_begins_with_the_keys_of_what_is_chosen(self, capsys, tmp_path, name):
         (tmp_path / "c.yaml").write_text("algorithm.name: fedprox\npartition.name: dirichlet\nmetrics.mdl: true\n")
@@ -81,10 +68,6 @@ class TestHelp:
         main(["run", "algorithm.name=help_mine:Mine", "--help"])
         assert re.search(r"^  algorithm.zeal = 3.0 +how much$", capsys.readouterr().out, re.MULTILINE)
 
-    def test_is_printed_without_arguments(self, capsys):
-        assert main([]) == 2
-        assert "commands:" in capsys.readouterr().out
-
     def test_version(self, capsys):
         assert main(["--version"]) == 0
         assert capsys.readouterr().out == f"rayfed {rayfed.__version__}\n"
@@ -95,24 +78,17 @@ class TestHelp:
     [
         (["rnu"], "rnu: no such command; did you mean run?"),
         (["--hepl"], "--hepl: no such option of rayfed; did you mean --help?"),
-        (["--report"], "--report: a command is written without dashes: rayfed report"),
         (["local.lr=1"], "local.lr=1: expected a command first, such as rayfed run local.lr=1"),
-        (["a.yaml"], "a.yaml: expected a command first, such as rayfed run a.yaml"),
         (["run", "--profile"], "--profile: was removed; `rayfed docs running` shows how to use other profilers"),
-        (["run", "--quite"], "--quite: no such option of rayfed run; known: --dry-run, --help, -h"),
         (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
         (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
         (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),
         (["report"], "the following arguments are required: RESULTS; see rayfed report --help"),
         (["report", "a", "b"], "b: unexpected argument; see rayfed report --help"),
         (["list", "algoritms"], "algoritms: no such kind or name; did you mean algorithms?"),
-        (["list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
-        (["run", "--list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
-        (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
-        (["sweep", "adcool.yaml"], "adcool.yaml: no such file or packaged space; did you mean adcol?"),
         (["sweep", "x/adcol.yaml"], "x/adcol.yaml: no such file (give values as key=value)"),
     ],
 )
@@ -125,14 +101,10 @@ class TestModules:
         ("command", "code"),
         [
             ("--help", 0),
-            ("--version", 0),
             ("docs", 0),
             ("run --help", 0),
-            ("sweep --help", 0),
-            ("partition --help", 0),
             ("run round=3", 2),
             ("run algorithm.name=fedporx", 2),
-            ("run data.name=mnist local.lr=-1", 2),
             ("sweep demo round=1", 2),
             ("sweep adcol local.lrr=1", 2),
         ],
@@ -191,11 +163,6 @@ class TestDocs:
         assert str(ROOT / "docs") in first
         assert {page.split()[0] for page in pages} == {path.stem for path in (ROOT / "docs").glob("*.md")}
 
-    @pytest.mark.parametrize("name", ["data", "data.md"])
-    def test_prints_a_page(self, capsys, name):
-        assert main(["docs", name]) == 0
-        assert capsys.readouterr().out == (ROOT / "docs" / "data.md").read_text()
-
 
 class TestSpaces:
     def test_are_listed_with_their_comments(self, capsys):
@@ -205,7 +172,7 @@ class TestSpaces:
             assert f"\n  {path.stem}\n      {path.read_text().splitlines()[0].removeprefix('# ')}\n" in f"\n{out}"
 
     def test_only_what_is_asked_for_is_listed(self, capsys):
-        assert main(["list", "augment", "metrics"]) == 0
+        assert main(["list", "augmentations", "metrics"]) == 0
         out = capsys.readouterr().out
         assert out.startswith("augment.name=NAME\n")
         assert "\nmetrics.NAME=true" in out
@@ -219,13 +186,6 @@ class TestSpaces:
         assert "\n  algorithm.mu = 0.01 " in out
         assert "\nrayfed sweep fedprox\n" in out
         assert "scaffold" not in out
-
-    @pytest.mark.parametrize("given", [["list", "datasets"], ["run", "rounds=3", "--list", "data"]])
-    def test_kinds_have_plurals_and_list_is_an_option_too(self, capsys, given):
-        assert main(given) == 0
-        out = capsys.readouterr().out
-        assert out.startswith("data.name=NAME\n")
-        assert "algorithm.name" not in out
 
     @pytest.mark.parametrize("name", ["demo", "demo.yaml"])
     def test_are_found_by_name_from_any_folder(self, tmp_path, monkeypatch, capsys, name):
@@ -252,7 +212,3 @@ class TestPublicNames:
         imported = ",".join(line.partition("import")[2] for line in stub.splitlines())
         assert set(re.findall(r"(\w+)(?:,|$)", imported)) == set(rayfed.__all__)
         assert (ROOT / "rayfed" / "py.typed").exists()
-
-    def test_others_do_not_exist(self):
-        with pytest.raises(AttributeError, match="module 'rayfed' has no attribute 'nosuch'"):
-            _ = rayfed.nosuch

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,12 @@ from torch import nn
 
 import rayfed
 from helpers.commands import command
-from rayfed.augment.base import Augment
 from rayfed.core.errors import BadHook
-from rayfed.core.options import option, suggestion
 from rayfed.data.clients import Examples
-from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.partitions.base import Partition
+from rayfed.data.dataset import Dataset
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments, from_file
-from rayfed.metrics.base import OfPredictions, Value
-from rayfed.records.recorder import Recorder
 
 main = command("run")
 report = command("report")
@@ -63,10 +57,6 @@ class TestPaths:
         assert config.data.options == {"file": f"{here}/a.npz"}
         assert config.partition.options == {"file": f"{here}/p"}
 
-    def test_a_path_and_numpy_scalars_are_taken(self):
-        config = Config.read({"results": Path("rp"), "rounds": np.int64(2), "local.lr": np.float32(0.5)})
-        assert (config.results, config.rounds, config.local.lr) == ("rp", 2, 0.5)
-
     @pytest.mark.parametrize("folder", ["afile/x", "/proc/x"])
     def test_a_folder_that_cannot_be_written(self, here, line, folder):
         (here / "afile").write_text("")
@@ -81,10 +71,6 @@ class TestPaths:
 
 
 class TestNamesLikeNumbers:
-    def test_are_texts(self):
-        config = Config.read({"experiment": 12, "leave_out": 2010, "evaluate.splits": ["test"]})
-        assert (config.experiment, config.leave_out) == ("12", "2010")
-
     def test_and_dates(self, line):
         assert line("leave_out=2010-01-31").startswith("leave_out=2010-01-31: no such domain")
         assert line("data.domains=[2010]").startswith("data.domains=2010: no such domain")
@@ -100,9 +86,6 @@ class TestNamesLikeNumbers:
             "local.lr": 0.5,
         }
         assert line("rounds=010") == "rounds='010': expected an integer, got str"
-
-    def test_what_is_wrong_in_a_list_is_said(self, line):
-        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of strings, got [1] in it"
 
 
 @pytest.mark.parametrize(
@@ -248,30 +231,12 @@ class TestOwnClients:
         with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.test: label 0.5; a class is an integer from 0"):
             user_population([rayfed.Client(0, "north", part, part, half)])
 
-    def test_a_domain_that_is_none_has_the_clients_name(self):
-        (client,) = user_population([{"train": _part(), "test": _part(), "domain": None}]).clients
-        assert client.domain == "client-0"
-
-    def test_a_number_of_classes_is_an_integer(self):
-        with pytest.raises(rayfed.UsageError, match=r"num_classes=3.0: expected an integer or None"):
-            user_population([{"train": _part(), "test": _part()}], 3.0)
-
     def test_labels_that_number_something_else(self):
         part = _part(y=np.array([0, 1, 2, 10**9]))
         with pytest.raises(rayfed.UsageError, match="labels up to 1000000000 would be 1000000001 classes"):
             user_population([{"train": part, "test": part}])
         with pytest.raises(rayfed.UsageError, match="dataset ids: labels up to 1000000000 would be 1000000001 classes"):
             Dataset.of("ids", *part)
-
-    def test_targets_that_are_not_finite(self):
-        part = _part(y=np.array([0.5, np.nan, 1, 1]))
-        with pytest.raises(rayfed.UsageError, match=r"clients\[0\].test: 1 of 4 targets hold NaN"):
-            user_population([{"train": _part(y=np.zeros(4)), "test": part}], classes=False)
-
-    def test_a_table_of_uint8_is_no_image(self):
-        part = _part(x=np.zeros((4, 3), np.uint8))
-        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: uint8 with the shape"):
-            user_population([{"train": part, "test": part}])
 
     @pytest.mark.parametrize("clients", [[(_part(), _part())], {"a": {"train": _part(), "test": _part()}}, 3])
     def test_clients_that_are_no_list_of_mappings(self, clients):
@@ -300,107 +265,6 @@ class TestOwnDataset:
         assert isinstance(made.images, np.ndarray)
         assert made.is_test.tolist() == [False, False, True, True]
         assert Dataset.of("x", np.zeros((4, 3), ">f4"), [0, 1, 2, 1]).images.dtype.isnative
-
-    @pytest.mark.parametrize(
-        ("columns", "words"),
-        [
-            ({"domain": np.array(list("abab")), "domains": ("a", "b")}, "domain is <U1; expected an array of integers"),
-            ({"client": np.array([0.5] * 4)}, "client is float64; expected an array of integers"),
-            ({"index": [0, 1, 2, 3]}, "index is list; expected an array of integers"),
-            ({"is_test": np.array([0, 2, 0, 0])}, "is_test is int64; expected an array of booleans"),
-        ],
-    )
-    def test_columns_of_another_type(self, columns, words):
-        with pytest.raises(rayfed.UsageError, match=f"dataset x: {words}"):
-            Dataset.of("x", *_part(), **columns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnPartition(Partition):
-    form: str = option("fine", help="what split returns")
-
-    def split(self, dataset):
-        rows = np.arange(40)
-        forms = {
-            "fine": [ClientRows(0, 7, rows.tolist(), [], (50, 51))],
-            "mask": [ClientRows(0, "a", rows > 3, rows[:0], rows[:0])],
-            "floats": [ClientRows(0, "a", rows / 2, rows[:0], rows[:0])],
-        }
-        return forms[self.form]
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("mask", "client 0 of OwnPartition has rows that are bool [40]; expected positions in the dataset, integers"),
-        ("floats", "client 0 of OwnPartition has rows that are float64 [40]"),
-    ],
-)
-def test_a_partition_that_returns_no_clients(line, form, words):
-    name = f"partition={{name: '{__name__}:OwnPartition', form: {form}}}"
-    assert line(name).startswith(f"partition: {words}")
-    assert main([*QUICK, name.replace(form, "fine")]) == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnAugment(Augment):
-    form: str = option("fine", help="what it returns")
-
-    def __call__(self, x):
-        forms = {"fine": x, "nothing": None, "smaller": x[..., 1:], "fewer": x[1:], "double": x.double()}
-        return forms[self.form]
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("nothing", "NoneType"),
-        ("smaller", "a tensor of torch.float32 (8, 3, 28, 27)"),
-        ("fewer", "a tensor of torch.float32 (7, 3, 28, 28)"),
-        ("double", "a tensor of torch.float64 (8, 3, 28, 28)"),
-    ],
-)
-def test_an_augmentation_that_returns_no_such_batch(line, form, words):
-    name = f"augment={{name: '{__name__}:OwnAugment', form: {form}}}"
-    expected = "expected one like the batch, of torch.float32 (8, 3, 28, 28)"
-    assert line(name) == f"augment.name={__name__}:OwnAugment: returned {words}; {expected}"
-    assert main([*QUICK, name.replace(form, "fine")]) == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnMetric(OfPredictions):
-    form: str = option("fine", help="what measure returns")
-
-    def measure(self, logits, y):
-        forms = {
-            "fine": [Value("mine", logits.mean(), len(y))],
-            "nothing": None,
-            "number": [0.5],
-            "text": [Value("mine", "high", len(y))],
-            "half": [Value("mine", 1.0, 0.5)],
-            "taken": [Value("accuracy", 1.0, len(y))],
-            "twice": [Value("mine", 1.0, len(y)), Value("mine", 2.0, len(y))],
-        }
-        return forms[self.form]
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("nothing", "OwnMetric.measure returned NoneType; yield values, or return a list of them"),
-        ("number", "OwnMetric.measure gave float, not a Value(name, value, n)"),
-        ("text", "OwnMetric.measure: mine has value='high' and n="),
-        ("half", "OwnMetric.measure: mine has value=1.0 and n=0.5; expected a number and an integer"),
-        ("taken", "OwnMetric.measure gave a value called accuracy, which every model has; give it another name"),
-        ("twice", "metrics: two values of a model on the same data are called mine; rename one of them"),
-    ],
-)
-def test_a_metric_that_measures_no_values(here, capsys, form, words):
-    name = f"metrics={{'{__name__}:OwnMetric': {{form: {form}}}}}"
-    assert main([*QUICK, name]) == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"rayfed: {words}")
-    assert main([*QUICK, name.replace(form, "fine"), "experiment=fine"]) == 0
-    assert "mine" in set(rayfed.read_results("results", "fine").metrics["metric"])
 
 
 def small(tmp_path, **more):
@@ -511,19 +375,6 @@ def test_a_run_without_scores_says_so(here, capsys):
     assert capsys.readouterr().out.splitlines()[0].startswith("no table: no model was scored; clients need test or val")
 
 
-def test_clients_may_be_an_array_or_an_iterator(tmp_path):
-    clients = [{"train": _part(), "test": _part()}] * 2
-    first = small(tmp_path, clients=np.array(clients))
-    assert small(tmp_path, clients=iter(clients)).weights_hash == first.weights_hash
-
-
-def test_a_result_is_shown_in_one_line(tmp_path):
-    result = small(tmp_path)
-    assert repr(result).startswith(f"Result({result.trial}, {tmp_path / 'results' / 'run'}, weights ")
-    assert "test accuracy 0." in repr(result)
-    assert len(repr(result)) < 400
-
-
 HOOKS = """
 from dataclasses import dataclass
 from rayfed.algorithm import Algorithm
@@ -574,20 +425,6 @@ def test_a_left_out_domain_has_a_table_of_its_own(here, capsys):
     assert report(["results", "--experiment", "run", "--split", "ood"]) == 0
 
 
-def test_the_introduction_says_what_goes_in_and_counts_one_as_one(here, capsys):
-    one = ["partition={name: iid, clients: 1}", "augment.name=noise", "algorithm.name=scaffold"]
-    assert main([*QUICK, *one]) == 0
-    said = capsys.readouterr().err
-    assert "mini_digits: 1 client, " in said
-    assert "; 10 classes, input shape 3 x 28 x 28; augmented by noise" in said
-    assert "initial state per client: " in said
-    assert "1 round, 1 client per round, 1 epoch with" in said
-
-
-def test_names_are_suggested_once():
-    assert suggestion("zzz", ["fedavg", "fedavg"]) == "known: fedavg"
-
-
 def start(here, *arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "rayfed", *arguments],
@@ -632,16 +469,6 @@ class TestInterrupts:
         assert "; the same command with resume=true continues" in last
         (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
-
-    def test_a_run_that_has_just_saved(self, here, monkeypatch, capsys):
-        def interrupted(*given):
-            commit(*given)
-            raise KeyboardInterrupt
-
-        commit = Recorder.commit_checkpoint
-        monkeypatch.setattr(Recorder, "commit_checkpoint", interrupted)
-        assert main([*QUICK, "checkpoint.every=1"]) == 130
-        assert "after round 1; the same command with resume=true continues\n" in capsys.readouterr().err
 
     @pytest.mark.ray
     @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from helpers.algorithm_cases import build_algorithm
 from helpers.federations import blobs, blueprint, net, quadratic, quadratics, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.experiments.config import build_algorithm
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 
@@ -26,7 +26,7 @@ class TestChecks:
     def test_labels_that_are_no_classes(self, name):
         """As in a regression: these methods count classes, and would end in the middle of a run."""
         curves, base = quadratics((1.0, 0.0), (2.0, 1.0), copies=4), {"base": "fedrod"} if name == "dbe" else {}
-        algorithm = build_algorithm({"name": name, **base}, where="algorithm")
+        algorithm = build_algorithm({"name": name, **base})
         with pytest.raises(UsageError) as error:
             blueprint(algorithm, curves, model=net(), loss=quadratic, batch_size=2).check(curves)
         assert str(error.value) == f"algorithm.name={name}: needs data with classes; these labels are float32 [n, 2]"

@@ -76,11 +76,6 @@ class Explodes(FedAvg):
         return super().aggregate(ctx, server, replies.median)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Silent(FedAvg):
-    beta: float = 0.5
-
-
 @pytest.mark.parametrize("name", ["adcol", "dbe"])
 def test_our_algorithms_keep_it(name):
     found = rayfed.check(SMALL, algorithm=CASES[name].options)
@@ -101,7 +96,7 @@ def test_all_our_algorithms_keep_it(name):
 
 
 def test_an_algorithm_of_a_user_that_keeps_it():
-    assert broken("Kind", pull=0.1) == {}
+    assert broken("Kind", pull=0.1) == broken("AnyArguments") == {}
 
 
 @pytest.mark.parametrize(
@@ -111,24 +106,15 @@ def test_an_algorithm_of_a_user_that_keeps_it():
         ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
         ("Branches", {"at once"}, "data-dependent control flow"),
         ("Halves", {"scores"}, "predict returned 8 rows for 16 inputs"),
-        ("Explodes", {"hooks", "seeds", "resume", "at once"}, "AttributeError: 'Replies' object"),
-        ("Silent", {"texts"}, "the option beta has no help; declare it with rayfed.option"),
+        ("Explodes", {"hooks", "seeds", "resume", "at once"}, "test_check.py, line "),
     ],
 )
 def test_what_breaks_it_is_found(algorithm, subjects, words):
     found = broken(algorithm)
     assert subjects <= set(found)
     assert any(words in text for text in found.values()), found
-    if algorithm in ("Zeroes", "Branches", "Silent"):
+    if algorithm in ("Zeroes", "Branches"):
         assert set(found) == subjects
-
-
-def test_a_hook_may_name_its_arguments_otherwise():
-    assert broken("AnyArguments") == {}
-
-
-def test_the_line_of_an_error_is_named():
-    assert "test_check.py, line " in broken("Explodes")["seeds"]
 
 
 def test_nothing_is_kept_and_random_numbers_go_on(tmp_path, monkeypatch):
@@ -147,9 +133,9 @@ def test_the_command(capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "ok       hooks       no hook modified its inputs"
     assert out.splitlines()[-1] == "the contract is kept"
-    assert main(["check", *keys, f"algorithm.name={__name__}:Silent"]) == 1
+    assert main(["check", *keys, f"algorithm.name={__name__}:Branches"]) == 1
     out = capsys.readouterr().out
-    assert "BROKEN   texts       the option beta has no help" in out
+    assert "BROKEN   at once     " in out
     assert out.splitlines()[-1] == "the contract is broken in 1 part"
     assert main(["check", *keys, "cohort=100000"]) == 2
     assert capsys.readouterr().err.startswith("rayfed: cohort=100000: there are ")

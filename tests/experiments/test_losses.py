@@ -92,12 +92,6 @@ def test_values_are_those_of_torch(name, options, y, expected):
     torch.testing.assert_close(build_loss(name, options)(OUTPUTS, y), expected(y))
 
 
-def test_labels_may_lie_in_one_dimension_less_than_outputs():
-    logit, y = torch.tensor([[1.0], [-2.0]]), torch.tensor([0, 1])
-    loss = build_loss("bce_with_logits", {})(logit, y)
-    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logit[:, 0], y.float()))
-
-
 def test_one_logit_tells_two_classes_apart():
     result = run({"loss.name": "bce_with_logits", "metrics.auroc": True, "rounds": 15}, classes=2)
     assert result.model()(torch.zeros(1, 4)).shape == (1, 1)
@@ -146,17 +140,13 @@ def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_
     ("values", "message"),
     [
         ({"loss.name": "cross_entropie"}, "loss.name=cross_entropie: did you mean cross_entropy?"),
-        ({"loss": "mse"}, "loss='mse': expected a mapping; did you mean loss.name=mse?"),
-        ({"loss.wieght": [1, 2]}, "loss.wieght: no such key; did you mean loss.weight?"),
         ({"loss.weight": [1, 2]}, r"loss.weight=\[1.0, 2.0\]: 2 weights, but there are 3 classes"),
-        ({"loss.weight": [1, 0, 2]}, r"loss.weight=0.*: must be more than 0"),
         (
             {"loss.name": "bce_with_logits"},
             "loss.name=bce_with_logits: there are 3 classes, and one logit tells two apart",
         ),
         ({"loss.name": "own_losses:focal", "loss.beta": 1}, "loss.name=own_losses:focal: is called with .*'beta'"),
         ({"loss.name": "own_losses:Smooth", "loss.beta": 1}, "loss.name=own_losses:Smooth: is made with .*'beta'"),
-        ({"loss.name": "own_losses:number"}, "loss.name=own_losses:number: is called with .*not a callable object"),
         (
             {"loss.name": "mse", "local.label_smoothing": 0.1},
             "local.label_smoothing=0.1: smooths the labels of cross-e",

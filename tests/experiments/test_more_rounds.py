@@ -82,15 +82,6 @@ def test_it_ends_as_if_it_had_all_rounds_from_the_start(arguments, capsys):
     assert (event.event, event.round, event.detail) == ("rounds added", 4, "goes on with rounds=6, after rounds=4")
 
 
-def test_it_can_be_continued_again(capsys):
-    shorter("checkpoint.every=1", rounds=2)
-    longer("checkpoint.every=1", rounds=3)
-    longer("checkpoint.every=1", rounds=6)
-    assert "continues after round 3\n" in capsys.readouterr().err
-    shorter(rounds=6, results="straight")
-    the_same()
-
-
 ANEW = {
     "a budget for all rounds": ("algorithm.name=dp_fedbn",),
     "a schedule": ("lr_schedule.name=cosine",),
@@ -196,14 +187,3 @@ def test_in_python_the_final_state_is_always_kept(capsys):
     assert result.weights_hash == rayfed.run(rounds=4, experiment="straight", **given).weights_hash
     rayfed.run(rounds=6, resume=True, **(given | {"clients": blobs(shift=1.0)}))
     assert "continues" not in capsys.readouterr().err  # other clients are another trial
-
-
-def test_results_in_an_object_store(capsys):
-    space = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
-    space["results"] = "memory://more-rounds/results"
-    rayfed.run(space, rounds=2)
-    longer = rayfed.run(space, rounds=4, resume=True, quiet=False)
-    assert "continues after round 2\n" in capsys.readouterr().err
-    straight = rayfed.run(space, rounds=4, experiment="straight")
-    assert longer.weights_hash == straight.weights_hash
-    assert sorted(longer.rounds["round"]) == [1, 2, 3, 4]

@@ -129,14 +129,6 @@ class TestWithoutAKill:
         same("whole", "whole")
         assert len(tables("whole")[0]) == len(before[0])
 
-    def test_resuming_what_never_began_begins(self):
-        assert main([*COMMON, *self.ARGUMENTS, "results=fresh", "resume=true"]) == 0
-        same("fresh", "whole")
-
-    def test_without_resume_it_starts_anew(self):
-        assert main([*COMMON, *self.ARGUMENTS, "results=whole"]) == 0
-        same("whole", "whole")
-
     @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
     @pytest.mark.parametrize("part", ["manifest", "server"])
     def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys, part, damage):
@@ -204,13 +196,6 @@ class TestChangedCode:
         assert ended(changed, "rounds=3")[0] == 0
         assert ended(changed, "resume=true", "rounds=3")[0] == 0
 
-    def test_the_hash_is_of_the_users_code_alone(self, ended):
-        assert ended(HALVING)[0] == 0
-        assert main([*COMMON, "rounds=1"]) == 0
-        trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
-        assert len(trials["resume_halving:Halving"]) == 32
-        assert pd.isna(trials["fedavg"])
-
 
 def test_it_says_what_resume_did(here, capsys):
     def said(*arguments):
@@ -233,11 +218,6 @@ def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
     assert list(here.glob("results/run/checkpoints/*/manifest-*.json"))
     assert main([*COMMON, "rounds=2"]) == 0
     assert not list(here.glob("results/run/checkpoints/*/manifest-*.json"))
-
-
-def test_the_command_keeps_no_final_state_without_checkpoints(here):
-    assert main([*COMMON, "rounds=2"]) == 0
-    assert not (here / "results/run/checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", ["dbe", "fedavg"])

@@ -10,9 +10,8 @@ from helpers.score_rows import row
 from rayfed.core.errors import UsageError
 from rayfed.core.records import BestRound, Record, Selection
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan, trial_name
-from rayfed.metrics.base import OfPredictions, OfTraining, Value
-from rayfed.reports.read import read
+from rayfed.experiments.plan import make_plan
+from rayfed.metrics.base import OfPredictions, Value
 from rayfed.reports.render import render
 from rayfed.reports.summary import View
 
@@ -43,12 +42,6 @@ class Never(OfPredictions):
 class Both(OfPredictions):
     def measure(self, logits, y):
         return [Value("first", 0.0, len(y)), Value("second_error", 0.0, len(y))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps(OfTraining):
-    def measure(self, before, after):
-        return [("steps", 1.0)]
 
 
 OWN = "test_select:Margin"
@@ -130,13 +123,6 @@ class TestChoice:
         with pytest.raises(UsageError, match="select=auroc: no such metric on validation data"):
             result.report(select="auroc")
 
-    def test_trials_that_differ_are_named(self, tmp_path):
-        run(tmp_path, rounds=1)
-        run(tmp_path, **{"rounds": 1, "select.metric": "loss"})
-        text = render(tmp_path, width=300)
-        assert "trials differ in select.metric (accuracy, loss)" in text
-        assert "test accuracy" in text
-
 
 class TestBestRound:
     def record(self, round, *values):
@@ -162,9 +148,6 @@ class TestBestRound:
                 best = again
             assert best.round == expected
 
-    def test_clients_without_a_value_are_left_out(self):
-        assert Selection().score(self.record(1, 0.2, math.nan, 0.6)) == pytest.approx(0.4)
-
 
 class TestPlan:
     @pytest.mark.parametrize(
@@ -174,14 +157,11 @@ class TestPlan:
             ({"select.metric": "loss", "evaluate.splits": ["test"]}, "select.metric=loss: needs validation scores"),
             ({"select.metric": "ec"}, "select.metric=ec: no such value is measured; "),
             ({"select.metric": "drift"}, "select.metric=drift: only accuracy, loss and metrics of predictions"),
-            ({"select.metric": "mdl"}, "select.metric=mdl: only accuracy, loss and metrics of predictions"),
-            ({"select.metric": "test_select:Steps"}, "select.metric=test_select:Steps: only accuracy, loss"),
             ({"select.metric": "test_select:Never"}, "select.metric=test_select:Never: has no value on the validation"),
             ({"select.metric": "test_select:Both"}, "select.metric=test_select:Both: no such value is measured; "),
             ({"select.metric": "ece", "metrics.ece": False}, "select.metric=ece: no such value is measured; "),
             ({"select.metric": "ece", "select.mode": "max"}, "select.mode=max: ece declares that lower is better"),
             ({"select.mode": "max"}, "select.mode=max: has no effect without select.metric"),
-            ({"select.mode": "highest"}, "select.mode='highest': known: max, min"),
         ],
     )
     def test_what_cannot_choose_is_refused(self, values, message):
@@ -209,12 +189,3 @@ class TestPlan:
         arms = [{"select.metric": "ece"}, {"select.metric": "loss"}]
         with pytest.raises(UsageError, match=r"^select: all arms of a sweep are chosen by one metric"):
             rayfed.sweep({**QUICK, "results": str(tmp_path), "seeds": [0], "arms": arms})
-
-    def test_names_without_it_stay(self):
-        assert trial_name(Config.read(QUICK)) != trial_name(Config.read({**QUICK, "select.metric": "loss"}))
-        assert trial_name(Config.read(QUICK)) == trial_name(Config.read({**QUICK, "select.metric": None}))
-
-
-def test_runs_of_another_metric_are_read_with_its_direction(tmp_path):
-    run(tmp_path, **{"rounds": 1, "select.metric": OWN, "select.mode": "min"})
-    assert not read(tmp_path).metrics.query("metric == 'margin'")["higher_is_better"].any()

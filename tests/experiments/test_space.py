@@ -28,9 +28,6 @@ class TestGrids:
         assert [(c["local"]["lr"], c["local"]["batch_size"]) for c in arm] == [(0.1, 5), (0.1, 10), (0.2, 5), (0.2, 10)]
         assert all(c["rounds"] == 3 for c in arm)
 
-    def test_without_spaces_an_arm_is_one_configuration(self):
-        assert drawn({"rounds": 3}) == [[{"rounds": 3}]]
-
     def test_a_grid_over_whole_groups(self):
         (arm,) = drawn({"algorithm": {"name": "dbe", "base": {"grid": ["fedavg", {"name": "fedprox", "mu": 1.0}]}}})
         assert [Config.read(values).algorithm.base.name for values in arm] == ["fedavg", "fedprox"]
@@ -47,10 +44,6 @@ class TestGrids:
         assert len(set(rates)) == 7
         assert rates == sorted(rates)
         assert drawn(space, {"search.seed": 1}) != first
-
-    def test_a_grid_below_the_cap_is_whole(self):
-        (arm,) = drawn({"local.lr": {"grid": [0.1, 0.2]}, "search.samples": 7})
-        assert len(arm) == 2
 
 
 ARMS = {
@@ -73,17 +66,6 @@ class TestArms:
     def test_the_command_line_can_fix_what_an_arm_searches(self):
         (arm,) = drawn({"local.lr": {"grid": [0.1, 0.2]}}, {"local.lr": 0.3})
         assert [c["local"]["lr"] for c in arm] == [0.3]
-
-    def test_an_arm_cannot_search_one_key_in_two_ways(self):
-        space = {"local.lr": {"grid": [0.1]}, "arms": [{"local.lr": {"uniform": [0, 1]}}]}
-        assert refusal(space).startswith("local.lr: has the spaces grid and uniform")
-
-    def test_the_command_line_can_replace_the_arms(self):
-        assert len(drawn(ARMS, {"arms": [{"algorithm.name": "solo"}]})) == 1
-
-    @pytest.mark.parametrize("arms", [[], {}, "fedavg", ["fedavg"], None])
-    def test_arms_are_a_list_of_mappings(self, arms):
-        assert refusal({"arms": arms}).startswith("arms: expected a list")
 
 
 RANDOM = {
@@ -135,19 +117,11 @@ class TestRandom:
         mixed = space | {"local.momentum": {"uniform": [0, 0.9]}}
         assert len(drawn(mixed, {"search.samples": 100})[0]) == 100
 
-    def test_an_arm_with_nothing_to_search_is_one_configuration(self):
-        first, second = drawn(RANDOM, {"arms": [{"a": 2, "b": 1, "c": 1, "d": "x"}, {}]})
-        assert (len(first), len(second)) == (1, 60)
-
 
 class TestSeeds:
     def test_seeds_are_outermost(self):
         space = read_space({"seeds": [3, 1], "arms": [{"rounds": 1}, {"rounds": {"grid": [2, 3]}}]})
         assert [(t["seed"], t["rounds"]) for t in space.trials()] == [(3, 1), (3, 2), (3, 3), (1, 1), (1, 2), (1, 3)]
-
-    def test_one_seed_by_default(self):
-        assert [t["seed"] for t in read_space({"rounds": 1}).trials()] == [0]
-        assert [t["seed"] for t in read_space({"seed": 5}).trials()] == [5]
 
     @pytest.mark.parametrize("seed", [{"seed": 5}, {"arms": [{"rounds": 1}, {"seed": 0}]}])
     def test_a_seed_beside_seeds_would_be_ignored(self, seed):
@@ -165,30 +139,22 @@ class TestSeeds:
             trials = [(t["seed"], t["local"]["lr"]) for t in read_space(space).trials()]
             assert trials == [(int(seed), lr) for seed in seeds for lr in (0.5, 0.25)]
 
-    @pytest.mark.parametrize("seeds", [[], 3, [1.5], [-1], [True], ["a"], [0, 0]])
-    def test_bad_seeds(self, seeds):
-        assert refusal({"seeds": seeds}).startswith("seeds=")
-
 
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"local.lr": {"grid": []}}, "local.lr: grid needs a list of values"),
         ({"local.lr": {"grid": 0.1}}, "local.lr: grid needs a list of values, got 0.1"),
         ({"local.lr": {"uniform": [0.1, 1]}}, "local.lr: uniform needs search.kind=random"),
         ({"search.kind": "random", "a": {"uniform": [1, 2]}}, "search.samples: required for search.kind=random"),
         ({"a": {"uniform": [2, 1]}}, "a: uniform needs two numbers [low, high]"),
-        ({"a": {"uniform": [1]}}, "a: uniform needs two numbers"),
-        ({"a": {"uniform": [1, 2, 3]}}, "a: uniform needs two numbers"),
-        ({"a": {"uniform": ["x", "y"]}}, "a: uniform needs two numbers"),
         ({"a": {"loguniform": [0, 1]}}, "a: loguniform needs two numbers"),
-        ({"a": {"loguniform": [-1, 1]}}, "a: loguniform needs two numbers"),
         ({"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}}, "a: randint needs two integers"),
-        ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, optuna, random"),
         ({"search": {"sampels": 3}}, "search.sampels: no such key; did you mean search.samples?"),
-        ({"search": {"samples": 0}}, "search.samples=0: must be at least 1"),
         ({"search": "grid"}, "search='grid': expected a mapping"),
-        ({"search.reduction_factor": 1}, "search.reduction_factor=1.0: must be more than 1"),
+        ({"arms": ["fedavg"]}, "arms=['fedavg']: expected a list"),
+        ({"seeds": 3}, "seeds=3: expected a list of integers"),
+        ({"seeds": [1.5]}, "seeds=[1.5]: expected a list of integers"),
+        ({"seeds": []}, "seeds and arms: expected lists with at least one entry"),
     ],
 )
 def test_what_is_no_space_is_refused_in_one_line(space, message):

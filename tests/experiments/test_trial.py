@@ -1,6 +1,5 @@
 """A trial step by step, one that loses a host on its way, and checkpoints by the clock."""
 
-import importlib.metadata
 from dataclasses import replace
 
 import pytest
@@ -143,16 +142,6 @@ def test_steps_are_rounds_and_the_last_one_ends_the_trial(tmp_path, undisturbed)
     assert (run.step(), run.outcome) == (None, undisturbed)
     assert read(tmp_path).trials["status"].tolist() == ["done"]
     run.close()
-
-
-def test_a_trial_needs_no_installed_package(tmp_path, monkeypatch):
-    """rayfed runs from a tree on the path, too."""
-
-    def version(package):
-        raise importlib.metadata.PackageNotFoundError(package)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert ran(tmp_path, rounds=1)
 
 
 @pytest.mark.parametrize(("replaceable", "status"), [(True, "running"), (False, "failed")])

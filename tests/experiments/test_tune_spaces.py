@@ -60,13 +60,6 @@ def test_records_are_sent_once_where_a_budget_is_that_of_an_upload():
     assert all(config.rounds * config.algorithm.upload_size(n) <= n for config in configs for n in sizes)
 
 
-def test_clients_keep_their_moments_where_the_authors_code_keeps_them():
-    for name, arms in (("augmentation", 7), ("local_steps", 8), ("fraug", 3)):
-        configs = [Config.read(values) for values in _drawn(name)]
-        assert len(_space(name).arms) == arms
-        assert all(config.local.keep_optimizer for config in configs), name
-
-
 def test_fraug_has_the_grid_of_the_authors_code_for_digits():
     own = [Config.read(values).algorithm for values in _drawn("fraug") if values["algorithm"]["name"] == "fraug"]
     assert {(a.alpha, a.distance_g, a.distance_rt, a.interpolate) for a in own} == {(1, "prototype_mse", "mmd", False)}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -24,7 +24,7 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Record, Server
-from rayfed.experiments.config import build_algorithm
+from rayfed.experiments.components import choose
 
 POINTS = ("global", "downloaded", "trained", "adapted")
 CLIENTS = range(4)
@@ -205,8 +205,13 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
 MAIN_CASES = pytest.mark.parametrize("case", slow_but(ALGORITHMS, CASES))  # for what depends little on a variant
 
 
+def build_algorithm(values: Mapping[str, Any] | str) -> Algorithm:
+    """Return the algorithm called `values["name"]` with its hyperparameters."""
+    return choose("algorithm", {"name": values} if isinstance(values, str) else values, "fedavg").build()
+
+
 def algorithm_of(case: Case) -> Algorithm:
-    return case.options if isinstance(case.options, Algorithm) else build_algorithm(case.options, where="algorithm")
+    return case.options if isinstance(case.options, Algorithm) else build_algorithm(case.options)
 
 
 def plan_of(case: Case, *, algorithm: Algorithm | None = None, **changes: Any):
@@ -270,7 +275,7 @@ SIX_WITH_PICTURES = reshaped(SIX, (1, 2, 3))
 def sampled_plan(name: str) -> tuple[Blueprint, Population]:
     """Return the most demanding plan that `name` accepts: two thirds of six clients a round, with batch norm."""
     options = {"server_steps": 20} if name == "fedgen" else {}  # the 1000 of the default take most of the time of all
-    algorithm = build_algorithm({"name": name, **options}, where="algorithm")
+    algorithm = build_algorithm({"name": name, **options})
     for cohort, batch_norm, people in ((4, True, SIX), (6, True, SIX), (6, False, SIX), (4, True, SIX_WITH_PICTURES)):
         model = net(batch_norm) if people is SIX else on_pictures(net(batch_norm))
         plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)

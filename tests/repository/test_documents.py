@@ -9,11 +9,11 @@ import torch
 from algorithms_page import after_a_round, algorithms_page
 
 import rayfed
+from helpers.algorithm_cases import build_algorithm
 from helpers.commands import command
 from rayfed.augment import AUGMENTS
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import build_algorithm
 from rayfed.metrics import METRICS
 from rayfed.records.trials import FIXED
 from rayfed.records.writer import METRICS_SCHEMA, ROUNDS_SCHEMA
@@ -42,7 +42,7 @@ def test_algorithm_pages_are_up_to_date():
 def test_what_a_client_keeps_is_what_it_has_after_the_setup_and_a_round(name, kept):
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    assert after_a_round(build_algorithm({"name": name}, where="algorithm"))[1] == kept
+    assert after_a_round(build_algorithm({"name": name}))[1] == kept
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -82,7 +82,7 @@ def test_the_clients_state_there_pulls_towards_where_the_client_left(anchored):
         assert torch.equal(free[name], weights)
         # There is one step per round, from the mean of where the clients ended the round before: their pulls cancel.
         torch.testing.assert_close(pulled[name], weights)
-    algorithm = build_algorithm({"name": "anchored:Anchored", "mu": 0.2}, where="algorithm")
+    algorithm = build_algorithm({"name": "anchored:Anchored", "mu": 0.2})
     work = {"weights": {"body": torch.tensor(3.0), "head": torch.tensor(1.0)}, "left": {"body": torch.tensor(1.0)}}
     corrected = algorithm.correct(None, {"body": torch.tensor(5.0), "head": torch.tensor(7.0)}, work, {})
     assert {name: value.item() for name, value in corrected.items()} == pytest.approx({"body": 5.4, "head": 7.0})

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rayfed
+from helpers.algorithm_cases import build_algorithm
 from helpers.federations import blobs, blueprint, simulate
-from rayfed.experiments.config import build_algorithm
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.reports.render import render
@@ -76,7 +76,7 @@ def test_the_demo_prints_the_table(tmp_path, monkeypatch):
 
 def test_own_method_is_short_and_runs(own_method):
     assert len(own_method.splitlines()) < 40
-    algorithm = build_algorithm({"name": "mine:Median", "step_size": 0.8}, where="algorithm")
+    algorithm = build_algorithm({"name": "mine:Median", "step_size": 0.8})
     population = blobs(3)
     server, records = simulate(blueprint(algorithm, population, rounds=1), population)
     assert {score.point for score in records[-1].scores} >= {"global"}
@@ -84,7 +84,7 @@ def test_own_method_is_short_and_runs(own_method):
 
 
 def test_own_method_takes_the_median(own_method):
-    algorithm = build_algorithm({"name": "mine:Median"}, where="algorithm")
+    algorithm = build_algorithm({"name": "mine:Median"})
     from rayfed.algorithm import Replies, Reply
 
     each = [Reply(i, 1, {"weights": {"w": torch.tensor([value])}}) for i, value in enumerate((0.0, 1.0, 50.0))]
