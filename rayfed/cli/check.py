@@ -18,9 +18,6 @@ Ray as well. Nothing is kept. The exit code is 1 if the contract is broken.
 """
 
 
-_INDENT = 21  # of the lines under the first line of an entry
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -48,13 +45,4 @@ def execute(options: argparse.Namespace) -> int:
 
 def checklist_line(mark: str, subject: str, found: str) -> str:
     """Return an entry of a checklist, as `rayfed doctor` prints it, too: what was checked, and what was found."""
-    return _filled(f"{mark:8} {subject:11} {found}", first=0, then=_INDENT)
-
-
-def under_line(word: str, text: str) -> str:
-    """Return `text` after `word`, as an addition to the entry above."""
-    return _filled(f"{word} {text}", first=_INDENT, then=_INDENT + len(word) + 1)
-
-
-def _filled(text: str, first: int, then: int) -> str:
-    return textwrap.fill(text, 118, initial_indent=" " * first, subsequent_indent=" " * then, break_on_hyphens=False)
+    return textwrap.fill(f"{mark:8} {subject:11} {found}", 118, subsequent_indent=" " * 21, break_on_hyphens=False)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from rayfed.cli.check import checklist_line, under_line
+from rayfed.cli.check import checklist_line
 
 _DESCRIPTION = """\
 Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed
@@ -26,7 +26,7 @@ def execute(options: argparse.Namespace) -> int:
         mark = "PROBLEM" if check.remedy else "ok"
         print(checklist_line(mark, check.subject, check.found), flush=True)
         if check.remedy:
-            print(under_line("remedy:", check.remedy))
+            print(checklist_line("", "remedy:", check.remedy))
             problems += 1
     print(f"{problems} problem{'s' * (problems != 1)} found" if problems else "no problem found")
     return 1 if problems else 0

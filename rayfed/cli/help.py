@@ -1,5 +1,6 @@
 """Help on configuration keys, made from the declared options."""
 
+import contextlib
 import dataclasses
 import textwrap
 import typing
@@ -66,12 +67,8 @@ def space_keys() -> str:
 
 def partition_keys() -> str:
     """Return one entry per key that decides which client holds which examples."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    leave_out, seed = fields["leave_out"], fields["seed"]
-    entries = [
-        _entry(leave_out.name, default_text(leave_out), leave_out.metadata["help"]),
-        _entry(seed.name, default_text(seed), "seed of the run, which partition.seed=null follows"),
-    ]
+    fields = [field for field in dataclasses.fields(Config) if field.name in ("leave_out", "seed")]
+    entries = [_entry(field.name, default_text(field), field.metadata["help"]) for field in fields]
     return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), *entries])
 
 
@@ -107,12 +104,10 @@ def chosen_keys(sources: Sequence[Mapping[str, Any]]) -> str:
     pairs += [("metrics", str(name)) for name in metrics] if isinstance(metrics, Mapping) else []
     lines = []
     for kind, name in pairs:
-        try:
+        with contextlib.suppress(UsageError, TypeError):  # an unknown name, or an object without declared options
             keys = _keys_of(kind, name)
-        except (UsageError, TypeError):  # an unknown name, or an object of the user's without declared options
-            continue
-        lines += [f"keys of {kind}.name={name}:" if kind != "metrics" else f"keys of metrics.{name}:"]
-        lines += [*(keys or ["  none"]), ""]
+            title = f"keys of metrics.{name}:" if kind == "metrics" else f"keys of {kind}.name={name}:"
+            lines += [title, *(keys or ["  none"]), ""]
     return "\n".join(lines)
 
 

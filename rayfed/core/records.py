@@ -152,8 +152,7 @@ class Record:
     @property
     def clients_per_second(self) -> float | None:
         """The clients of the round by its seconds; None where it took none."""
-        total = self.seconds["total"]
-        return self.cohort / total if total > 0 else None
+        return self.cohort / self.seconds["total"] if self.seconds["total"] > 0 else None
 
     def add_work(self, busy: Mapping[int, float], predicted: Mapping[int, float] | None) -> None:
         """Add the seconds of one exchange, by the position of the host. Hosts that join later have a later one."""

@@ -1,12 +1,9 @@
 """Import of torchvision's PyPI wheel beside a CPU-only torch.
 
-The wheel on the package index is built for CUDA. Its compiled part links to CUDA libraries that a CPU-only torch does
-not include, so it does not load, and `import torchvision` fails with "operator torchvision::nms does not exist". The
-import only looks up two operators for detection, `nms` and `qnms`. Their declaration is enough: data sets, transforms
-and classification models are plain Python on top of torch.
-
-`import rayfed` installs a finder that declares them when torchvision is first imported, by rayfed, by the user's own
-code, or by a process of Ray that unpickles a model.
+The compiled part of that wheel links to CUDA, so it does not load, and `import torchvision` fails with "operator
+torchvision::nms does not exist". The import only looks up two operators for detection, and their declaration is enough:
+the rest of torchvision is plain Python. `import rayfed` installs a finder that declares them when torchvision is first
+imported, also by the user's own code, or by a process of Ray that unpickles a model.
 """
 
 import importlib.machinery  # not importlib.abc, which would take twice as long as all of `import rayfed`
@@ -57,27 +54,23 @@ def _prepare(file: str) -> None:
     Beside a torch for CUDA or ROCm nothing is declared: Python then reports the broken installation.
     """
     global _declared
-    import torch
-
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        return
-    if hasattr(torch.ops.torchvision, "nms") or _compiled_operators_load(file):
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
-    _declared = library
-
-
-def _compiled_operators_load(file: str) -> bool:
     from pathlib import Path
 
     import torch
 
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    if hasattr(torch.ops.torchvision, "nms"):
+        return
     binaries = [path for path in Path(file).parent.glob("_C*") if path.suffix in {".so", ".pyd", ".dylib"}]
     try:
         for path in binaries:
             torch.ops.load_library(str(path))
+        if binaries:
+            return
     except OSError:
-        return False
-    return bool(binaries)
+        pass
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _declared = library

@@ -400,11 +400,9 @@ def _blueprint(config: Config, population: Population, model: ModelFactory | nn.
 def _optimizer(config: Config) -> SGD | Adam:
     local = config.local
     common: dict[str, Any] = {"lr": local.lr, "weight_decay": local.weight_decay, "clip_norm": local.clip_norm}
-    if local.optimizer == "adam":
-        return Adam(**common)
-    if local.optimizer == "adamw":
-        return Adam(decoupled=True, **common)
-    return SGD(momentum=local.momentum, nesterov=local.nesterov, **common)
+    if local.optimizer == "sgd":
+        return SGD(momentum=local.momentum, nesterov=local.nesterov, **common)
+    return Adam(decoupled=local.optimizer == "adamw", **common)
 
 
 def _training_loss(config: Config, loss: Loss) -> Loss | None:

@@ -82,29 +82,21 @@ def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: floa
     """Return how long a sweep will still take, or None if nothing is known.
 
     A trial that has not started is expected to take the median time of the started trials of its algorithm, or of all
-    started trials. As many trials run at once as before, or, until a trial has ended, as many as run now.
+    started trials. As many trials are assumed to run at once as run now.
     """
     whole: dict[str, list[float]] = {}
-    working = pending = 0.0
     for trial in trials:
-        working += trial.seconds
-        if trial.status == "running" and trial.left is None:
-            continue
-        left = (trial.left or 0.0) if trial.status == "running" else 0.0
-        pending += left
-        if trial.status in ("running", "done") and trial.round > trial.first_round:
+        if trial.round > trial.first_round and (trial.status == "done" or trial.left is not None):
+            left = (trial.left or 0.0) if trial.status == "running" else 0.0
             whole.setdefault(_algorithm(trial.trial), []).append(trial.seconds + left)
     if not whole or not seconds:
         return None
-    medians = {algorithm: statistics.median(values) for algorithm, values in whole.items()}
-    common = statistics.median(value for values in whole.values() for value in values)
-    unknown = {trial.trial for trial in trials if trial.status == "running" and trial.left is None}
-    started = {trial.trial for trial in trials} - unknown
-    pending += sum(medians.get(_algorithm(name), common) for name in names if name not in started)
-    longest = max((trial.left or 0.0 for trial in trials if trial.status == "running"), default=0.0)
-    if all(trial.status == "running" for trial in trials):
-        return max(pending / max(1, sum(trial.seconds > 0 for trial in trials)), longest)
-    return max(pending * seconds / working if working else pending, longest)
+    common = [value for values in whole.values() for value in values]
+    expected = {name: statistics.median(whole.get(_algorithm(name), common)) for name in names}
+    running = {t.trial: expected[t.trial] if t.left is None else t.left for t in trials if t.status == "running"}
+    started = {trial.trial for trial in trials}
+    pending = sum(running.values()) + sum(expected[name] for name in names if name not in started)
+    return max(pending / max(1, len(running)), *running.values(), 0.0)
 
 
 def _score(split: str, progress: Progress, value: float | None) -> str:

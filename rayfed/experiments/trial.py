@@ -57,15 +57,11 @@ def resume_message(config: Config, saved: Saved) -> str:
         return "nothing saved: starts at round 1"
     if (done := newest_round(saved)) is None:
         return "the checkpoint cannot be read"
-    return "already finished: nothing to do" if nothing_left(config, saved) else f"continues after round {done}"
-
-
-def nothing_left(config: Config, saved: Saved) -> bool:
-    """Return whether the newest of the `usable` checkpoints `saved` is that of a trial that has ended."""
     progress = (newest_content(saved) or {}).get("progress", {})
-    if not progress.get("finished"):
-        return False
-    return progress["rounds"] >= config.rounds or progress["early_stopping"]["reason"] is not None
+    has_ended = progress.get("finished") and (
+        progress["rounds"] >= config.rounds or progress["early_stopping"]["reason"] is not None
+    )
+    return "already finished: nothing to do" if has_ended else f"continues after round {done}"
 
 
 def usable(config: Config, saved: Saved) -> Saved:
@@ -117,8 +113,7 @@ class TrialRun:
     Every step ends with its round recorded.
 
     Args:
-        plan: The trial.
-        sink: The recorder.
+        plan, sink: The trial, and the recorder.
         make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
         device: The device of the server.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
@@ -325,12 +320,11 @@ def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
 def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:
     """Return the exception to raise when Ctrl-C ended a trial after `round`; its message says how to continue.
 
-    Args:
-        saved: The round of the last checkpoint; None without any.
+    `saved` is the round of the last checkpoint; None without any.
     """
-    continues = "continues" if saved == round else f"continues after round {saved}, the last one saved"
-    restarts = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
-    how = restarts if saved is None else f"with resume=true {continues}"
+    how = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
+    if saved is not None:
+        how = "with resume=true continues" + ("" if saved == round else f" after round {saved}, the last one saved")
     return KeyboardInterrupt(f"interrupted after round {round}; the same command {how}")
 
 

@@ -147,10 +147,7 @@ def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
             continue
         seen.add(name)
         pending.append(name.rpartition(".")[0])
-        spec = _spec(name)
-        if spec is None or spec.origin is None or not is_user_file(spec.origin):
-            continue
-        if (source := _source(name, spec)) is not None:
+        if (spec := _spec(name)) is not None and (source := _source(name, spec)) is not None:
             sources[name] = source
             pending += _imports(source)
     return [source for _, source in sorted(sources.items())]
@@ -176,18 +173,11 @@ def _imports(source: ModuleSource) -> Iterator[str]:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module without running its code; `importlib.util.find_spec` would import its parents."""
-    if name in sys.modules:
-        return getattr(sys.modules[name], "__spec__", None)
-    path = None
-    if parent := name.rpartition(".")[0]:
-        above = _spec(parent)
-        if above is None or above.submodule_search_locations is None:
-            return None
-        path = list(above.submodule_search_locations)
-    with contextlib.suppress(ImportError, ValueError, KeyError):  # KeyError: a namespace package that is not loaded
-        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        return next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    """Return the spec of a module of the user's own, None of any other. The packages around the module are imported."""
+    with contextlib.suppress(Exception):  # a name of no module, or a package that cannot be imported
+        root = importlib.util.find_spec(name.partition(".")[0])
+        if root is not None and is_user_file(root.origin or next(iter(root.submodule_search_locations or ()))):
+            return importlib.util.find_spec(name)
     return None
 
 

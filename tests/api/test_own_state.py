@@ -179,12 +179,6 @@ def test_spectral_vectors_are_those_of_the_averaged_weight(normalised, algorithm
     assert all(vector.norm() == pytest.approx(1) for name, vector in trained.named_buffers())
 
 
-def test_a_head_keeps_the_vectors_of_its_own_weight():
-    head = parametrizations.spectral_norm(nn.Linear(6, 3))
-    result = run(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), head), **{"algorithm.name": "fedper"})
-    assert not any("_u" in name or "_v" in name for name in result.server["weights"])
-
-
 def chain(layer):
     return nn.Sequential(layer, nn.ReLU(), nn.Linear(6, 3))
 

@@ -122,13 +122,6 @@ def test_what_is_more_than_one_network_is_refused_in_a_line(run):
         result.model(client=1 - min(trained, 1))  # which never trained, and whose first state counts its labels
 
 
-def test_no_such_client_or_state(run):
-    with pytest.raises(UsageError, match=r"^Result\.model\(client=9\): there is no such client; expected 0 to 3"):
-        run().model(client=9)
-    with pytest.raises(UsageError, match=r"^Result\.model\(\): the final state was not kept"):
-        run(keep_state=False).model()
-
-
 class TestLoad:
     def test_returns_what_run_returned(self, run, tmp_path):
         result = run("fedbn")
@@ -145,7 +138,6 @@ class TestLoad:
             ({"clients": own()}, r"was run with model=, which is not saved; give it again"),
             ({"clients": own(), "model": Net}, r"data, model, loss or code are not those of the trial"),
             ({"clients": own(3), "model": Own}, r"data, model, loss or code are not those of the trial"),
-            ({"experiment": "rnu"}, r"^experiment=rnu: no such experiment in .*; did you mean run\?"),
             ({"trial": "fedavg"}, r"^trial=fedavg: no such trial in experiment run; "),
         ],
     )
@@ -153,13 +145,6 @@ class TestLoad:
         run(rounds=1)
         with pytest.raises(UsageError, match=message):
             rayfed.load(tmp_path / "r", **given)
-
-    def test_asks_which_one_where_there_are_several(self, run, tmp_path):
-        names = sorted([run(rounds=1).trial, run(rounds=1, seed=1).trial])
-        with pytest.raises(UsageError, match=r"^trial: experiment run has 2 \(.*\); give one of them"):
-            rayfed.load(tmp_path / "r", clients=own(), model=Own)
-        loaded = rayfed.load(tmp_path / "r", "run", names[1], clients=own(), model=Own)
-        assert loaded.trials["seed"].tolist() == [1]
 
     def test_the_configuration_comes_back_from_the_table(self, tmp_path):
         """Lists, nulls, shares and keys of algorithms, whatever other columns the table has."""
@@ -261,12 +246,6 @@ class TestSelectedRound:
         assert selected_round(result) < 6, "the test needs a round before the last two"
         names = sorted(path.name for path in (result.folder / "checkpoints" / result.trial).glob("manifest-*"))
         assert names == [f"manifest-{n:06d}.json" for n in (selected_round(result), 6, 7)]
-
-    def test_of_a_run_with_more_rounds(self, run):
-        run("fedavg", **self.MANY | {"rounds": 6})
-        longer = run("fedavg", **self.MANY, resume=True)
-        assert selected_round(longer) < 6
-        self.check(longer, has_global=True)
 
     @pytest.mark.parametrize("options", [{"checkpoint.best": False}, {"evaluate.splits": ["test"]}])
     def test_it_is_not_there_without(self, run, options):

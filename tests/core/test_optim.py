@@ -91,17 +91,6 @@ def test_several_clients_at_once_under_vmap(case):
         torch.testing.assert_close({name: value[index] for name, value in weights.items()}, by_torch(theirs, seed))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_only_weights_with_gradients_move(case):
-    ours, theirs = CASES[case]
-    weights = start()
-    state = ours.init(weights)
-    for step in range(STEPS):
-        ours.update_(weights, {"b": grads_at(step)["b"]}, state)
-    torch.testing.assert_close(weights, by_torch(theirs, names=("b",)))
-    assert torch.equal(weights["a"], start()["a"])
-
-
 @pytest.mark.parametrize(
     "ours",
     [
@@ -120,12 +109,6 @@ def test_plain_names_take_bare_gradient_steps(ours):
         ours.update_(weights, grads_at(step), state)
     torch.testing.assert_close(weights["b"], start()["b"] - 0.1 * sum(grads_at(step)["b"] for step in range(STEPS)))
     assert not torch.allclose(weights["a"], start()["a"] - 0.1 * sum(grads_at(step)["a"] for step in range(STEPS)))
-
-
-def test_is_plain_says_whether_a_step_is_the_gradient_times_lr():
-    assert SGD(lr=0.1).is_plain_sgd
-    others = [SGD(lr=0.1, **{name: 0.5}) for name in ("momentum", "weight_decay", "clip_norm")]
-    assert not any(optimiser.is_plain_sgd for optimiser in [*others, Adam(lr=0.1)])
 
 
 class Launches(TorchDispatchMode):

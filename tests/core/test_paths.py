@@ -36,11 +36,8 @@ def test_a_path_belongs_to_the_folder_of_the_command(here, monkeypatch):
     ("name", "values"),
     [
         ("here.npz", ["data={name: npz, file: here.npz}"]),
-        ("here.parquet", ["data={name: parquet, file: here.parquet}"]),
         ("here.parquet", ["partition={name: file, file: here.parquet}"]),
         ("photos", ["data={name: imagefolder, folder: photos}"]),
-        ("photos", ["data={name: huggingface, folder: photos}"]),
-        ("photos", ["data={name: pacs, root: photos}"]),
         ("set/PACS", ["data.name=pacs"]),
         ("mine", ["model.name=mine:Net"]),
     ],

@@ -8,13 +8,11 @@ from rayfed.core.trees import (
     add,
     clone,
     named_tensors,
-    only,
     scale,
     stack,
     sub,
     tree_map,
     unstack,
-    without,
     zeros_like,
 )
 from rayfed.engine.serialization import state_hash
@@ -43,12 +41,6 @@ def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
     assert state_hash(parts) == state_hash(trees)
     parts[0]["w"].fill_(9)
     assert stacked["w"][0].tolist() == [0, 0]
-
-
-def test_only_and_without_divide_in_the_order_of_the_weights():
-    weights = {name: torch.tensor(0.0) for name in "dbca"}
-    assert list(only(weights, {"a", "b", "z"})) == ["b", "a"]
-    assert list(without(weights, {"a", "b", "z"})) == ["d", "c"]
 
 
 def test_trees_keep_named_tuples_and_plain_values():

@@ -50,15 +50,15 @@ def trial(name, seed=0, **values):
 
 class TestSweep:
     def test_trials_take_as_long_as_those_of_their_algorithm(self):
-        """Two at a time: 40 s of slow and 10 s of fast trials are left, and 20 s of those that run."""
+        """Two at a time: 40 s of slow and 10 s of fast trials are left, and 25 s of those that run."""
         trials = [
             trial("slow", 0, status="done", round=10, seconds=40.0),
             trial("fast", 0, status="done", round=10, seconds=10.0),
             trial("slow", 1, left=20.0),
-            trial("fast", 1, status="done", round=10, seconds=10.0),
+            trial("fast", 1, left=5.0, seconds=5.0),
         ]
         names = [p.trial for p in trials] + ["slow-seed2-x", "fast-seed2-x"]
-        assert seconds_left(trials, names, 40.0) == pytest.approx((20 + 40 + 10) / 2)
+        assert seconds_left(trials, names, 40.0) == pytest.approx((20 + 5 + 40 + 10) / 2)
 
     def test_never_less_than_the_longest_that_runs(self):
         trials = [trial("a", seed, status="done", round=10) for seed in range(9)] + [trial("b", left=50.0)]
