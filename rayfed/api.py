@@ -116,7 +116,7 @@ def sweep(
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
     quiet = not is_watched() if quiet is None else quiet
-    drawn = read_space(_values_of(space, "space"), overrides)
+    drawn = read_space(_values_of(space), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     configs = configurations(drawn, has_clients=clients is not None)
     failed = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state)
@@ -259,11 +259,11 @@ def _config_of(
     """Return the configuration that `run` and `check` are called with."""
     if isinstance(config, Config):
         return Config.read(config.tree(), overrides) if overrides else config
-    return Config.read(_values_of(config or {}, "config"), overrides, has_clients=has_clients)
+    return Config.read(_values_of(config or {}), overrides, has_clients=has_clients)
 
 
-def _values_of(source: Mapping[str, Any] | str | Path, name: str) -> Mapping[str, Any]:
-    """Return the values in a mapping or a YAML file; `name` is that of the argument."""
+def _values_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """Return the values in a mapping or a YAML file."""
     return from_file(source) if isinstance(source, (str, Path)) else source
 
 

@@ -11,15 +11,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.experiments.components import KINDS
 
-_PLURALS = {"algorithms": "algorithm", "partitions": "partition", "models": "model", "augments": "augment"}
-_PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics", "space": "spaces"}
-_PLURALS |= {"samplers": "sampling", "sampler": "sampling", "lr_schedules": "lr_schedule"}
-
-
+_ALSO = {"datasets": "data", "augmentations": "augment", "samplers": "sampling", "losses": "loss"}
+_ALSO |= {f"{kind}s": kind for kind in KINDS}
 _MORE = (
     "rayfed list KIND, such as algorithms, adds the keys of its names; rayfed list NAME, such as fedprox, explains one."
 )
-_WIDTH = 97  # characters of the description of a space in the overview
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    kinds = [*KINDS, "spaces"]
     if not options.names:
         print("\n\n".join([*(named_choices(kind, keys=False) for kind in KINDS), _spaces(short=True), _MORE]))
-        return 0
-    texts = [text for name in options.names for text in _texts(_PLURALS.get(name, name))]
-    print(("\n\n" if set(options.names) - {*kinds, *_PLURALS} else "\n").join(texts))
+    else:
+        print("\n\n".join(text for name in options.names for text in _texts(_ALSO.get(name, name))))
     return 0
 
 
@@ -46,25 +40,19 @@ def _texts(name: str) -> Iterator[str]:
     Raises:
         UsageError: There is neither.
     """
+    kinds, spaces = [kind for kind, table in KINDS.items() if name in table], packaged_spaces()
     if name == "spaces":
         yield _spaces()
-        return
-    if name in KINDS:
+    elif name in KINDS:
         yield named_choices(name)
-        return
-    kinds = [kind for kind, table in KINDS.items() if name in table]
-    spaces = packaged_spaces()
-    if not kinds and name not in spaces:
-        known = [*KINDS, "spaces", *_PLURALS, *itertools.chain(*KINDS.values()), *spaces]
-        raise UsageError(f"{name}: no such kind or name; {_nearest(name, known)}")
-    yield from (one_choice(kind, name) for kind in kinds)
-    if name in spaces:
-        yield _space(name)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = suggestion(name, known)
-    return near if near.startswith("did you mean") else f"kinds: {', '.join([*KINDS, 'spaces'])}"
+    elif not kinds and name not in spaces:
+        near = suggestion(name, [*KINDS, "spaces", *_ALSO, *itertools.chain(*KINDS.values()), *spaces])
+        known = near if near.startswith("did you mean") else f"kinds: {', '.join([*KINDS, 'spaces'])}"
+        raise UsageError(f"{name}: no such kind or name; {known}")
+    else:
+        yield from (one_choice(kind, name) for kind in kinds)
+        if name in spaces:
+            yield "\n".join([f"rayfed sweep {name}", *(f"  {line}" for line in _opening(name)), f"  {spaces[name]}"])
 
 
 def _spaces(*, short: bool = False) -> str:
@@ -72,16 +60,10 @@ def _spaces(*, short: bool = False) -> str:
     lines = ["rayfed sweep SPACE"]
     for name in packaged_spaces():
         if short:
-            lines.append(f"  {name:20} {textwrap.shorten(' '.join(_opening(name)), _WIDTH, placeholder=' …')}")
-            continue
-        lines += [f"  {name}", *(f"      {line}" for line in _opening(name))]
+            lines.append(f"  {name:20} {textwrap.shorten(' '.join(_opening(name)), 97, placeholder=' …')}")
+        else:
+            lines += [f"  {name}", *(f"      {line}" for line in _opening(name))]
     return "\n".join(lines)
-
-
-def _space(name: str) -> str:
-    return "\n".join(
-        [f"rayfed sweep {name}", *(f"  {line}" for line in _opening(name)), f"  {packaged_spaces()[name]}"]
-    )
 
 
 def _opening(name: str) -> list[str]:

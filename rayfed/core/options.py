@@ -199,12 +199,8 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
                 return True, float(value)
             except ValueError:
                 return False, value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return False, value
-        try:
-            return True, float(value)
-        except OverflowError:  # refused as every infinite number is
-            return True, math.inf if value > 0 else -math.inf
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number, float(value) if is_number else value
     if kind is str:
         if isinstance(value, os.PathLike):
             return True, os.fspath(value)
@@ -235,10 +231,8 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
             raise UsageError(f"{where}={item!r}: {suggestion(item, choices)}")
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             continue
-        if item != item:
-            raise UsageError(f"{where}={item}: not a number")
-        if math.isinf(item):
-            raise UsageError(f"{where}={item}: must be finite")
+        if not math.isfinite(item):
+            raise UsageError(f"{where}={item}: must be a finite number")
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
                 raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")

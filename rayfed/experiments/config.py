@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 NO_OTHER_DATA = "clients= are given in place of data and partition; leave out {}.*"
 BATCH_NORM_POLICIES = ("aggregate", "local", "local_statistics", "frozen")
 """The policies for batch-norm layers; see `rayfed.core.task.Task`."""
-MOST_ROUNDS = 10**9
-"""More rounds than anybody waits for; the tables count them in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +260,7 @@ class Config:
     faults: Faults
     state: StateMemory
     tracking: Tracking
-    rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
+    rounds: int = option(10, low=1, high=10**9, help="communication rounds")
     cohort: int | float | None = option(None, help="clients per round; null: the share cohort_share of them")
     cohort_share: float = option(1.0, above=0, high=1, help="share of the participants that takes part in a round")
     unseen_clients: int | float = option(

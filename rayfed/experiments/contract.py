@@ -17,8 +17,6 @@ from typing import Any
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
-from rayfed.core.modules import batch_norm_names
-from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
@@ -29,7 +27,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
-from rayfed.experiments.config import BATCH_NORM_POLICIES, Checkpoint, Tracking
+from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_data import small_population
 from rayfed.experiments.trial import run_trial
@@ -306,24 +304,6 @@ def _newcomers(small: _SmallTrial) -> str:
     if not any(score.unseen for score in scores[1]):
         raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
     return "a client that joins after training changes nothing before, and its model is scored"
-
-
-@_part("options")
-def _options(small: _SmallTrial) -> str:
-    """Run with each optimiser and policy for batch norm that the algorithm accepts."""
-    choices: list[tuple[str, str, Any]] = [
-        ("momentum", "optimizer", SGD(lr=0.01, momentum=0.9, weight_decay=0.01)),
-        ("Adam", "optimizer", Adam(lr=0.001)),
-    ]
-    if batch_norm_names(small.plan.blueprint.model):
-        choices += [(f"batch_norm={policy}", "batch_norm", policy) for policy in BATCH_NORM_POLICIES]
-    ran = []
-    for name, key, value in choices:
-        with contextlib.suppress(_NotTried):
-            small.accepted(**{key: value})
-            _check_finite(small.finished(**{key: value}))
-            ran.append(name)
-    return f"it trains with {', '.join(ran)}" if ran else "other optimisers are refused"
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:

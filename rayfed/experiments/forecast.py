@@ -69,19 +69,19 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     """Return for each arm of `space` what a trial reserves and takes, and how long the trials to run will take."""
     check_sweep(config.placement for config in configs)
     plan, populations = plan_sweep(space, configs), Populations(keep_all=True)
-    number = len(configs) // len(space.seeds)
-    probes, estimates, arms = dict[str, Probe | str](), dict[str, Estimate | str](), dict[int, list[Config]]()
-    for config, arm in zip(configs[:number], space.arm_numbers(), strict=False):
-        arms.setdefault(arm, []).append(config)
-        if (kind := plan_kind(config)) not in estimates:
-            estimates[kind] = _estimated(populations.plan(config, Given()), probes)
-    rows, seconds = [], list[float]()
-    for arm, of_arm in arms.items():
+    probes, estimates = dict[str, Probe | str](), dict[str, Estimate | str]()
+    rows, seconds, first = [], list[float](), 0
+    for number, arm in enumerate(space.arms):
+        of_arm = configs[first : first + len(arm)]
+        first += len(arm)
+        for config in of_arm:
+            if (kind := plan_kind(config)) not in estimates:
+                estimates[kind] = _estimated(populations.plan(config, Given()), probes)
         found = [estimates[plan_kind(config)] for config in of_arm]
         known = [expected.total for expected in found if isinstance(expected, Estimate)]
         seconds += known
         each = " to ".join(dict.fromkeys(map(_span, (min(known), max(known))))) if known else str(found[0])
-        trials = len(space.seeds) * (space.samples[arm] if space.adaptive else len(of_arm))
+        trials = len(space.seeds) * (space.samples[number] if space.adaptive else len(of_arm))
         rows.append([of_arm[0].algorithm_name, str(trials), _reserved(of_arm[0].placement), each])
     columns = dict(zip(["algorithm", "trials", "needs", "each"], zip(*rows, strict=True), strict=True))
     table = plain_table(columns, left=["algorithm", "needs"], width=shutil.get_terminal_size((100, 24)).columns)

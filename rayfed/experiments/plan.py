@@ -119,7 +119,6 @@ class Plan:
         trial: The name of the trial: equal configurations have equal names, wherever they are placed.
         partition_seed: The seed with which the partition draws; None if it has none. The plan holds it, because the
             server may run on a machine that cannot import a user's own partition.
-        given_hash: A hash of what was given in Python, which is part of the name of the trial.
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
@@ -134,7 +133,6 @@ class Plan:
     evaluation: Evaluation
     trial: str
     partition_seed: int | None = None
-    given_hash: str = ""
     clients_hash: str | None = None
     model_label: str | None = None
     loss_label: str | None = None
@@ -257,8 +255,7 @@ def make_plan(
     weights = dict(blueprint.model.named_parameters()) | dict(blueprint.model.named_buffers())
     fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
     weights_hash = "" if model is None else state_hash(weights)
-    given_hash = f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}"
-    trial = trial_name(config, given_hash)
+    trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
     objects = named_objects(config) | given_objects(model, loss, clients)
     code_hash = checked_code_hash(config, trial, objects)
     base_hash = state_hash(only(weights, fixed)) if fixed else None
@@ -270,7 +267,6 @@ def make_plan(
         evaluation=evaluation,
         trial=trial,
         partition_seed=partition_seed(config) if clients is None else None,
-        given_hash=given_hash,
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,

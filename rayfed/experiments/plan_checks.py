@@ -2,14 +2,10 @@
 
 import contextlib
 import copy
-import functools
 import inspect
 import math
-import random
 import types
 import warnings
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +22,8 @@ from rayfed.core.trees import Weights, clone, only, stack
 from rayfed.data.clients import Examples
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.serialization import tensor_bytes
 from rayfed.experiments.plan_data import extreme_examples, first_batch, input_type
+from rayfed.experiments.user_code import object_hash
 from rayfed.losses.base import Loss, NamedLoss
 from rayfed.losses.torch_losses import CrossEntropy
 from rayfed.models.split_model import SplitModel
@@ -35,7 +31,7 @@ from rayfed.records.storage import one_line
 
 _TRIED = 8  # examples at most of the step that is tried
 _IN_TURN = 4  # examples at most of each of the two steps that are taken in both orders
-_TORCHS = frozenset(vars(nn.Module())) - {"_buffers", "_modules"}
+_TORCHS = frozenset(vars(nn.Module()))  # attributes
 
 
 def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool) -> Blueprint:
@@ -242,7 +238,7 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
         return
     x, y = first_batch(part, 2 * size)
     batches = list(map(Batch, x.split(size), y.split(size)))
-    seen: dict[int, dict[str, object]] = {}
+    seen: dict[int, dict[str, str]] = {}
     for order in ((0, 1), (1, 0)):
         loss = blueprint.training_loss or blueprint.loss
         with contextlib.suppress(Exception):  # of objects that cannot be copied; their state goes on
@@ -256,7 +252,7 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
                     task.gradients(clone(task.initial_weights()), batches[number])
                 except Exception:  # other checks say why
                     return
-            facts = dict(_facts("model", module, set())) | dict(_facts("loss", task._loss, set()))
+            facts = _facts("model", module) | _facts("loss", task._loss)
             before = seen.setdefault(number, facts)
             for name in before | facts:
                 if before.get(name) != facts.get(name):
@@ -267,51 +263,15 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
                     )
 
 
-def _facts(name: str, value: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield what can change about `value`, by dotted names, in a form that can be compared."""
-    if isinstance(value, Tensor):
-        yield name, (value.dtype, value.shape, tensor_bytes(value).tobytes())
-    elif isinstance(value, (str, bytes, int, float, complex, type(None))):
-        yield name, repr(value)
-    elif id(value) not in visited and not isinstance(value, (type, types.ModuleType, torch.dtype)):
-        visited.add(id(value))
-        parts = dict(_parts(value))
-        yield name, len(parts) or (type(value), _state(value))
-        for key, part in parts.items():
-            yield from _facts(name if key in ("_buffers", "_modules") else f"{name}.{key}", part, visited)
-
-
-def _parts(value: Any) -> Iterator[tuple[object, Any]]:
-    if isinstance(value, nn.Module):
-        yield from ((key, part) for key, part in vars(value).items() if key not in _TORCHS)
-        frozen = ((key, part) for key, part in value._parameters.items() if part is not None)
-        yield from ((key, part._version) for key, part in frozen if not part.requires_grad)
-    elif isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, (list, tuple, deque)):
-        yield from enumerate(value)
-    elif isinstance(value, functools.partial):
-        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
-        yield "self", value.__self__
-    elif isinstance(value, types.FunctionType):
-        yield from vars(value).items()
-        for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                yield key, cell.cell_contents
-    else:
-        yield from getattr(value, "__dict__", {}).items()
-
-
-def _state(value: Any) -> object:
-    """Return the state of an object without attributes: of arrays, sets, generators, and what its text shows."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.tobytes()
-    text = repr(value)
-    return None if " at 0x" in text else text
+def _facts(kind: str, value: Any) -> dict[str, str]:
+    """Return hashes of what can change about a model or a loss, by dotted names."""
+    facts, holders = {}, value.named_modules() if isinstance(value, nn.Module) else [("", value)]
+    for path, holder in holders:
+        parts = {key: part for key, part in getattr(holder, "__dict__", {}).items() if key not in _TORCHS}
+        parts |= getattr(holder, "_buffers", {})
+        frozen = [(key, part) for key, part in getattr(holder, "_parameters", {}).items() if part is not None]
+        parts |= {key: part._version for key, part in frozen if not part.requires_grad}
+        if isinstance(holder, types.FunctionType):
+            parts |= inspect.getclosurevars(holder).nonlocals
+        facts |= {".".join(filter(None, [kind, path, key])): object_hash(part) for key, part in parts.items()}
+    return facts if isinstance(value, nn.Module) else facts | {kind: object_hash(value)}

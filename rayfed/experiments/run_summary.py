@@ -7,7 +7,6 @@ import torch
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.components import Component
 from rayfed.experiments.config import AvailabilityOptions, Config, Placement
 from rayfed.experiments.plan import Plan
 
@@ -44,6 +43,10 @@ def run_summary(plan: Plan) -> str:
     count = sum(ctx.task.initial_weights()[name].numel() for name in ctx.task.model.parameters)
     trained = f", {count:,} trained" if ctx.task.model.constants else ""
     split = f", split at {task.feature_shape}" if task.feature_shape else ""
+    width = str(config.placement.vmap_clients)
+    if width == "auto":
+        is_measured = blueprint.vmap_clients is None
+        width += " (measured before the first training)" if is_measured else " (1: clients cannot train at once)"
     lines = {
         "data": f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
         f"{tested}; {_shortened(domains)}{unseen}{partition}; {counted(population.num_classes, 'class', 'classes')}, "
@@ -55,7 +58,7 @@ def run_summary(plan: Plan) -> str:
         f"scored: {', '.join(plan.evaluation.points)}",
         "training": f"{counted(blueprint.rounds, 'round')}, {counted(blueprint.cohort, 'client')} per round, "
         f"{local} with batches of {blueprint.batch_size}, {_optimizer(config)}{loss}",
-        "placement": f"{config.placement.description}, vmap_clients {_vmap_clients(plan)}",
+        "placement": f"{config.placement.description}, vmap_clients {width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
     unreliable = _availability(config.availability)
@@ -63,16 +66,25 @@ def run_summary(plan: Plan) -> str:
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
 
-def notes(plan: Plan) -> Sequence[str]:
+def notes(plan: Plan) -> list[str]:
     """Return the notes on what is not scored and on small clients, and the algorithm's own, one line each."""
-    ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
-    problem = plan.blueprint.problem(plan.population, ctx.task)
-    return (
-        *_unscored(plan),
-        *_without_accuracy(plan),
-        *_short_batches(plan),
-        *plan.blueprint.algorithm.notes(ctx, problem),
-    )
+    config, blueprint, population, lines = plan.config, plan.blueprint, plan.population, []
+    ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
+    tests = [test for test in population.tests if test.split != "ood"]  # of which the clients' models are scored
+    if tests and blueprint.global_model(population)[0] is None:
+        splits = ", ".join(dict.fromkeys(test.split for test in tests))
+        domains = _shortened(list(dict.fromkeys(test.domain for test in tests)))
+        lines.append(
+            f"not scored: the server's test sets ({domains}; split {splits}), because {config.algorithm_name} has no "
+            "global model here; use an algorithm that has one, such as fedavg with batch_norm=aggregate"
+        )
+    if blueprint.outputs.kind == "unknown" and population.clients[0].train.y.dtype.kind in "iu":
+        lines.append("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels")
+    sizes, batch = blueprint.training_examples(population), blueprint.batch_size
+    if short := int((sizes < batch).sum()):  # which may be a typing error in the batch size
+        clients = counted(len(sizes), "client")
+        lines.append(f"{short} of {clients} train on less than one batch, of local.batch_size={batch}")
+    return [*lines, *blueprint.algorithm.notes(ctx, blueprint.problem(population, ctx.task))]
 
 
 def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
@@ -82,50 +94,9 @@ def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
     return ("clients train on the CPU, although there is a GPU; placement.gpus=1 uses it",)
 
 
-def _unscored(plan: Plan) -> Sequence[str]:
-    """Return a note on the server's test sets if no global model can be scored on them.
-
-    On domains that no client holds (split "ood"), the clients' models are scored instead.
-    """
-    tests = [test for test in plan.population.tests if test.split != "ood"]
-    if not tests or plan.blueprint.global_model(plan.population)[0] is not None:
-        return ()
-    splits = ", ".join(dict.fromkeys(test.split for test in tests))
-    domains = _shortened(list(dict.fromkeys(test.domain for test in tests)))
-    name = plan.config.algorithm_name
-    return (
-        f"not scored: the server's test sets ({domains}; split {splits}), because {name} has no global model here; "
-        "use an algorithm that has one, such as fedavg with batch_norm=aggregate",
-    )
-
-
-def _without_accuracy(plan: Plan) -> Sequence[str]:
-    """Return a note if labels look like classes but the loss does not define an accuracy."""
-    labels = plan.population.clients[0].train.y
-    if plan.blueprint.outputs.kind != "unknown" or labels.dtype.kind not in "iu":
-        return ()
-    return ("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels",)
-
-
-def _short_batches(plan: Plan) -> Sequence[str]:
-    """Return a note if clients have less than one batch, which may be a typing error in the batch size."""
-    sizes, batch = plan.blueprint.training_examples(plan.population), plan.blueprint.batch_size
-    short = int((sizes < batch).sum())
-    if not short:
-        return ()
-    return (f"{short} of {counted(len(sizes), 'client')} train on less than one batch, of local.batch_size={batch}",)
-
-
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 client", "2 clients"."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
-
-
-def _vmap_clients(plan: Plan) -> str:
-    given, number = plan.config.placement.vmap_clients, plan.blueprint.vmap_clients
-    if given != "auto":
-        return str(given)
-    return "auto (measured before the first training)" if number is None else "auto (1: clients cannot train at once)"
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -141,8 +112,11 @@ def _optimizer(config: Config) -> str:
         "label smoothing": local.label_smoothing,
     }
     extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
-    nesterov = ", Nesterov" if local.nesterov else ""
-    return f"{local.optimizer} with lr {local.lr:g}{_schedule(config.lr_schedule)}{extra}{nesterov}"
+    nesterov, schedule, chosen = ", Nesterov" if local.nesterov else "", "", config.lr_schedule
+    if chosen.name != "constant" or chosen.options:
+        options = ", ".join(f"{key} {value}" for key, value in chosen.options.items())
+        schedule = f" and the schedule {chosen.name}" + (f" ({options})" if options else "")
+    return f"{local.optimizer} with lr {local.lr:g}{schedule}{extra}{nesterov}"
 
 
 def _availability(options: AvailabilityOptions) -> Sequence[str]:
@@ -156,13 +130,6 @@ def _availability(options: AvailabilityOptions) -> Sequence[str]:
         late = f", deadline {options.deadline:g} s" if options.deadline is not None else ""
         parts.append(f"simulated clock: {options.step_seconds:g} s per step, spread {options.speed_spread:g}{late}")
     return ("; ".join(parts),) if parts else ()
-
-
-def _schedule(chosen: Component) -> str:
-    options = ", ".join(f"{key} {value}" for key, value in chosen.options.items())
-    if chosen.name == "constant" and not options:
-        return ""
-    return f" and the schedule {chosen.name}" + (f" ({options})" if options else "")
 
 
 def size_text(size: float) -> str:

@@ -120,8 +120,6 @@ def from_file(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path}: no such file (give values as key=value)")
     try:
         content = _parsed(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except _INVALID as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):

@@ -110,12 +110,6 @@ class Space:
         """The number of trials of a search with Optuna."""
         return sum(self.samples) * len(self.seeds)
 
-    def arm_numbers(self) -> Iterator[int]:
-        """Yield the position of the arm of each of `trials()`."""
-        for _ in self.seeds:
-            for number, arm in enumerate(self.arms):
-                yield from [number] * len(arm)
-
 
 def read_space(*sources: Mapping[str, Any]) -> Space:
     """Return the space that `sources` give: the first is the file, and later ones override the keys of all arms.

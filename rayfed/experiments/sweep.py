@@ -174,7 +174,7 @@ def identity_of(config: Config, given: Given, populations: "Populations") -> Map
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:
-    names = ("trial", "given_hash", "clients_hash", "model_label", "loss_label", "code_hash", "base_hash")
+    names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash", "base_hash")
     return {name: getattr(plan, name) for name in names}
 
 
@@ -291,8 +291,7 @@ def _planned_first(config: Config, given: Given, populations: Populations, *, na
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
-    more = [f"{len(lines) - MAX_NOTES} more notes; `rayfed.run` prints those of one configuration"]
-    return [*lines[:MAX_NOTES], *(more if len(lines) > MAX_NOTES else [])]
+    return [*lines[:MAX_NOTES], *([f"{len(lines) - MAX_NOTES} more notes"] if len(lines) > MAX_NOTES else [])]
 
 
 def _done_trials(configs: Mapping[str, Config]) -> set[str]:

@@ -17,9 +17,11 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import random
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +67,8 @@ def named_objects(config: Config) -> dict[str, Any]:
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | Clients | None) -> dict[str, Any]:
     """Return what was given in Python, by keyword; of clients the function that makes them, if there is one."""
-    given = {"model=": model, "loss=": loss, "clients=": getattr(clients, "make", None)}
+    make = clients.make if isinstance(clients, Clients) else None
+    given = {"model=": model, "loss=": loss, "clients=": make}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -225,6 +228,12 @@ class _Walk:
             value = state_hash({"": thing})
         elif isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
             value = thing.dtype.str, thing.shape, thing.tobytes()
+        elif isinstance(thing, torch.Generator):
+            value = state_hash({"": thing.get_state()})
+        elif isinstance(thing, np.random.Generator):
+            value = repr(thing.bit_generator.state)
+        elif isinstance(thing, random.Random):
+            value = thing.getstate()
         self.digest.update(repr((type(thing).__name__, value)).encode())
         if value == "" and not isinstance(thing, _PLAIN) and id(thing) not in self._seen:
             self._seen[id(thing)] = thing
@@ -237,7 +246,7 @@ class _Walk:
         """Return what makes up a compound object."""
         if isinstance(thing, Mapping):
             return thing.items()
-        if isinstance(thing, (tuple, list)):
+        if isinstance(thing, (tuple, list, deque)):
             return [len(thing), *thing]
         if isinstance(thing, (set, frozenset)):
             return sorted(map(_shown, thing))

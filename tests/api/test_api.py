@@ -461,6 +461,16 @@ class TestErrors:
             run({"placement.vmap_clients": vmap, "local.drop_last": True}, model=model)
         assert not (tmp_path / "results").exists()
 
+    def test_batch_norm_without_statistics_scores_each_part_alone(self, run):
+        def model():
+            return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9, track_running_stats=False), nn.Linear(9, 3))
+
+        losses = []
+        for splits in (["test"], ["val", "test"]):
+            metrics = run({"evaluate.splits": splits}, model=model).metrics
+            losses.append(metrics.query("metric == 'loss' and split == 'test'")["value"].tolist())
+        assert losses[0] == losses[1]
+
     def test_divergence_keeps_what_was_measured(self, run, tmp_path, module):
         source = """
             from dataclasses import dataclass

@@ -156,19 +156,6 @@ class TestLoad:
             assert rayfed.load(tmp_path, "run", result.trial).weights_hash == result.weights_hash
 
 
-class TestShown:
-    def test_a_result_and_a_report_in_a_notebook(self, run, tmp_path):
-        result = run()
-        text = result._repr_html_()
-        assert all(words in text for words in ("<table", "accuracy", "fedavg-seed0"))
-        report = rayfed.report(tmp_path / "r", "run")
-        assert isinstance(report, str)
-        assert report == str(result.report())
-        assert "run: test accuracy, %" in report
-        assert report._repr_html_().startswith('<pre style="white-space: pre; ')
-        assert "&lt;" not in repr(report)
-
-
 def loss(module, clients, split="test"):
     with torch.no_grad():
         pairs = [(module(torch.as_tensor(client[split][0])), torch.as_tensor(client[split][1])) for client in clients]

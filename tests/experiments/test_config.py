@@ -145,8 +145,7 @@ class TestTypes:
             ("algorithm=fedavg", "algorithm='fedavg': expected a mapping; did you mean algorithm.name=fedavg?"),
             ("algorithm.name=3", "algorithm.name=3: expected a string, got int"),
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
-            ("local.lr=.nan", "local.lr=nan: not a number"),
-            (f"local.lr=1{'0' * 400}", "local.lr=inf: must be finite"),
+            ("local.lr=.nan", "local.lr=nan: must be a finite number"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
         ],
     )
@@ -224,7 +223,6 @@ class TestAlgorithm:
         [
             ("algorithm.name", "rayfed.algorithms.fedprox.FedProx"),
             ("data.name", "rayfed.data.sets.mini_digits.MiniDigits"),
-            ("augment.name", "rayfed.augment.base.Augment"),
             ("metrics", "rayfed.metrics.base.OfPredictions"),
         ],
     )

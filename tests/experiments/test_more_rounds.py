@@ -99,14 +99,6 @@ def test_where_rounds_depend_on_how_many_follow_it_is_another_trial(arguments):
     assert trials[6] == straight[6]
 
 
-def test_without_a_checkpoint_it_starts_anew(capsys):
-    shorter()
-    longer("checkpoint.every=2")
-    assert "nothing saved: starts at round 1" in capsys.readouterr().err
-    shorter(rounds=6, results="straight")
-    the_same()
-
-
 @pytest.mark.parametrize("resume", ["true", "false"])
 def test_with_fewer_rounds_nothing_is_lost(resume, capsys):
     shorter("checkpoint.every=2", rounds=6)
