@@ -17,6 +17,7 @@ from typing import Any
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
+from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
@@ -304,6 +305,17 @@ def _newcomers(small: _SmallTrial) -> str:
     if not any(score.unseen for score in scores[1]):
         raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
     return "a client that joins after training changes nothing before, and its model is scored"
+
+
+@_part("optimisers")
+def _optimisers(small: _SmallTrial) -> str:
+    ran = []
+    for name, optimizer in {"momentum": SGD(lr=0.01, momentum=0.9, weight_decay=0.01), "Adam": Adam(lr=0.001)}.items():
+        with contextlib.suppress(_NotTried):
+            small.accepted(optimizer=optimizer)
+            _check_finite(small.finished(optimizer=optimizer))
+            ran.append(name)
+    return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:

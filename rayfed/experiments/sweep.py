@@ -25,14 +25,12 @@ MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
 """The file of an experiment with every configuration that Optuna chose."""
 
-_PLACE = re.compile(r"\([^()]*, line \d+, in [^()]*\)")
-
 
 class Job(TypedDict):
     """A trial to run, as it travels to another process: its name and its configuration, whose components are not built.
 
-    `identity` has the fields of its `Plan` that name what was given in Python. They
-    are computed once, because another process has no source of functions that were written in a notebook.
+    `identity` has the fields of its `Plan` that name what was given in Python. They are computed once, because another
+    process has no source of functions that were written in a notebook.
     """
 
     trial: str
@@ -41,28 +39,18 @@ class Job(TypedDict):
 
 
 def error_lines(results: str, experiment: str, say: Callable[[str], None]) -> Callable[[Iterable[Progress]], None]:
-    """Return a function that says each error of failed trials once, by `say`.
-
-    Errors are the same if they have the same type and place, or, without a known place, the same text except numbers.
-    """
+    """Return a function that says each error of failed trials once, by `say`; errors may differ in numbers."""
     said: set[str] = set()
 
     def update(trials: Iterable[Progress]) -> None:
         for trial in trials:
-            if trial.status == "failed" and (kind := _kind(trial.error or "")) not in said:
+            if trial.status == "failed" and (kind := re.sub(r"\d+", "0", trial.error or "")) not in said:
                 said.add(kind)
                 file = traceback_file(results, experiment, trial.trial)
                 where = f"; the full traceback is in {file}" if trial.has_traceback else ""
                 say(f"{trial.trial} failed: {trial.error}{where}")
 
     return update
-
-
-def _kind(error: str) -> str:
-    """Return a text that errors share if they count as the same."""
-    if place := _PLACE.search(error):
-        return f"{error.partition(':')[0]} {place[0]}"
-    return re.sub(r"\d+", "0", error)
 
 
 @dataclass(frozen=True)
@@ -100,19 +88,19 @@ class SweepPlan:
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
-        if self.space.adaptive:
-            trials, seeds = counted(self.space.searched_trials, "trial"), counted(len(self.space.seeds), "seed")
-            chosen = counted(self.space.search.samples or 1, "configuration")
-            first = f"{trials}: Optuna chooses {chosen} of each of {counted(len(self.space.adaptive), 'arm')}"
-            return "\n".join([f"{first}; each with {seeds}", *_shortened(self.notes)])
-        counts: dict[str, int] = {}
-        for arm in self.space.arms:
-            name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
-            counts[name] = counts.get(name, 0) + len(arm)
-        budget = ", ".join(f"{name} {count}" for name, count in counts.items())
-        skipped = f"; {finished} already done" if (finished := len(self.configs) - len(self.jobs)) else ""
-        trials, seeds = counted(len(self.configs), "trial"), counted(len(self.space.seeds), "seed")
-        return "\n".join([f"{trials}: configurations {budget}; each with {seeds}{skipped}", *_shortened(self.notes)])
+        space, skipped = self.space, ""
+        if space.adaptive:
+            trials, samples = space.searched_trials, counted(space.search.samples or 1, "configuration")
+            what = f"Optuna chooses {samples} of each of {counted(len(space.adaptive), 'arm')}"
+        else:
+            trials, counts = len(self.configs), dict[str, int]()
+            for arm in space.arms:
+                name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
+                counts[name] = counts.get(name, 0) + len(arm)
+            what = f"configurations {', '.join(f'{name} {count}' for name, count in counts.items())}"
+            skipped = f"; {finished} already done" if (finished := trials - len(self.jobs)) else ""
+        first = f"{counted(trials, 'trial')}: {what}; each with {counted(len(space.seeds), 'seed')}{skipped}"
+        return "\n".join([first, *_shortened(self.notes)])
 
 
 def plan_sweep(
