@@ -265,8 +265,8 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
 
 def _facts(kind: str, value: Any) -> dict[str, str]:
     """Return hashes of what can change about a model or a loss, by dotted names."""
-    facts, holders = {}, value.named_modules() if isinstance(value, nn.Module) else [("", value)]
-    for path, holder in holders:
+    facts: dict[str, str] = {}
+    for path, holder in value.named_modules() if isinstance(value, nn.Module) else [("", value)]:
         parts = {key: part for key, part in getattr(holder, "__dict__", {}).items() if key not in _TORCHS}
         parts |= getattr(holder, "_buffers", {})
         frozen = [(key, part) for key, part in getattr(holder, "_parameters", {}).items() if part is not None]

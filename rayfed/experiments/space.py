@@ -120,7 +120,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in SPACE_KEYS} for s in sources))
     common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in SPACE_KEYS} for s in sources)
     search = build(Search, checked(sweep.get("search", {}), dict, {}, where="search"), where="search")
-    arms = checked(_listed(sweep.get("arms", [{}])), list[dict], {}, where="arms")
+    arms = checked(_listed(sweep.get("arms", [{}])), list[dict[str, Any]], {}, where="arms")
     trees = [merged(common, arm, *overrides) for arm in arms]
     adaptive = tuple(_adaptive(tree, search) for tree in trees) if search.kind == "optuna" else ()
     if adaptive:

@@ -203,7 +203,8 @@ class TrialRun:
         plan = self.plan
         server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
         server.evaluator.tell = partial(self._sink.doing, plan.trial)
-        self._checkpointer = make_checkpointer(plan, server, self._sink)
+        names = plan.trial, plan.configuration_hash, rayfed.__version__
+        self._checkpointer = Checkpointer(server, self._sink, *names, keep_best=plan.keep_best)
         damaged = self._checkpointer.restore(self._saved) if self._saved else []
         for line in damaged:
             print(f"rayfed: {line}", file=sys.stderr, flush=True)
@@ -310,11 +311,6 @@ def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:
     memory = plan.config.state.memory
     state_memory = memory_bytes() / 4 if memory is None else memory * 2**30
     return LocalFleet(plan.blueprint, plan.population, device, gpus=gpus, state_memory=state_memory)
-
-
-def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
-    """Return the object that saves and restores the state of a trial."""
-    return Checkpointer(server, sink, plan.trial, plan.configuration_hash, rayfed.__version__, keep_best=plan.keep_best)
 
 
 def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:

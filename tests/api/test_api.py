@@ -17,7 +17,6 @@ from torch import nn
 import rayfed
 from helpers.federations import Net, blobs, net
 from rayfed.core.errors import Diverged, UsageError
-from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
 from rayfed.reports.read import read
@@ -308,15 +307,6 @@ class TestManners:
             assert seen == {(chosen, chosen, chosen)}
             seen.clear()
             assert kernels() == before
-
-    def test_in_a_process_that_used_the_present_switches_for_tf32(self, run):
-        matmul = torch.backends.cuda.matmul
-        if not hasattr(matmul, "fp32_precision"):
-            pytest.skip("torch before 2.9 has none")
-        with torch_state_kept():
-            matmul.fp32_precision = "tf32"
-            run(rounds=1)
-            assert matmul.fp32_precision == "tf32"
 
     def test_equal_calls_give_equal_hashes_whatever_the_global_seed(self, run):
         torch.manual_seed(1)

@@ -141,19 +141,13 @@ class TestOwnClients:
         ("part", "words"),
         [
             (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is an integer from 0"),
-            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is an integer from 0"),
-            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
             (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
             (_part(x=np.full((4, 3), 2**63, np.uint64)), "x has 9223372036854775808 of uint64, which no tensor"),
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected \[4\], like"),
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but the first client's are \(3,"),
-            (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
-            (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),
-            (_part(x=np.float32(3)), "expected arrays"),
             (([[0, 1, 2], [0]], [0, 1]), r"x is no array of numbers \(setting an array element"),
             (_part(x=scipy.sparse.csr_matrix(np.eye(4, 3))), r"x is sparse \(csr_matrix\); give it by .toarray\(\)"),
             (_part(x=torch.eye(4, 3).to_sparse()), r"x is sparse \(Tensor\); give it by .to_dense\(\)"),
-            (_part(y=scipy.sparse.coo_array([0, 1, 2, 1])), r"y is sparse \(coo_array\)"),
             (_part(x=np.array([[0, 1.5, "a"]] * 4, object)), "x has the type object; give numbers"),
             (_part(y=np.array([1, -1, -1, 1])), "label -1; .*, which 2 of 4 labels are not; write -1 and 1 as 0 and 1"),
             (_part(x=np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, np.nan, 2], [0, 1, 2]])), "2 of 4 inputs hold NaN"),
@@ -172,14 +166,6 @@ class TestOwnClients:
         clients = [{"train": _part(), "test": _part()}, {"train": _part(), "test": part}]
         with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
             user_population(clients)
-
-    @pytest.mark.parametrize("kind", [">f4", np.longdouble, ">f8", np.float64, np.float16])
-    def test_other_floats_are_those_that_torch_takes(self, kind):
-        x = np.arange(12, dtype=kind).reshape(4, 3)
-        (client,) = user_population([{"train": _part(x=x), "test": _part(y=np.arange(4, dtype=">i8") % 3)}]).clients
-        assert torch.from_numpy(client.train.x).dtype == torch.float32
-        assert client.train.x.tolist() == x.tolist()
-        assert client.test.y.tolist() == [0, 1, 2, 0]
 
     @pytest.mark.parametrize(
         ("x", "kind"),
@@ -242,13 +228,6 @@ class TestOwnClients:
     def test_clients_that_are_no_list_of_mappings(self, clients):
         with pytest.raises(rayfed.UsageError, match=r"clients.*: expected .*each client as \{\"train\""):
             user_population(clients)
-
-    def test_labels_of_a_users_own_loss_stay(self):
-        y = np.array([[0.5, -1.0]] * 4)
-        assert user_population([{"train": _part(y=y), "test": _part(y=y)}], classes=False).clients[0].train.y.shape == (
-            4,
-            2,
-        )
 
     def test_images_with_channels_last(self):
         part = (np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 2, 1]))

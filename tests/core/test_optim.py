@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
@@ -109,28 +108,3 @@ def test_plain_names_take_bare_gradient_steps(ours):
         ours.update_(weights, grads_at(step), state)
     torch.testing.assert_close(weights["b"], start()["b"] - 0.1 * sum(grads_at(step)["b"] for step in range(STEPS)))
     assert not torch.allclose(weights["a"], start()["a"] - 0.1 * sum(grads_at(step)["a"] for step in range(STEPS)))
-
-
-class Launches(TorchDispatchMode):
-    """Counts the operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if "clipped" not in case])
-def test_a_step_of_many_weights_takes_as_many_operations_as_one_of_few(case):
-    ours, _ = CASES[case]
-    counts = []
-    for number in (2, 20):
-        weights = {f"w{i}": torch.ones(3) for i in range(number)}
-        state = ours.init(weights)
-        with Launches() as launches:
-            ours.update_(weights, {name: torch.ones(3) for name in weights}, state)
-        counts.append(launches.count - number)  # without the gradients, which are made here
-    assert counts[0] == counts[1] < 25

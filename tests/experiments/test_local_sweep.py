@@ -181,7 +181,3 @@ class TestPython:
         loaded = rayfed.load("results", "own", swept.trials["trial"].iloc[0], clients=clients, model=model)
         assert isinstance(loaded.model()[2], nn.Linear)
         assert loaded.model()(torch.zeros(1, 6)).shape == (1, 3)
-
-    def test_a_space_that_is_a_file(self, here):
-        swept = rayfed.sweep("space.yaml", arms=[{}], seeds=[3])
-        assert swept.trials["seed"].tolist() == [3]

@@ -47,12 +47,6 @@ def test_feddebias_and_its_baselines_have_the_grids_of_its_paper():
     assert {o["lam"] for o in _of("fedmix")} == {0.01, 0.1, 0.2}
 
 
-def test_fedavgm_has_the_momenta_of_its_paper_in_nesterovs_form():
-    assert {(o["momentum"], o["nesterov"]) for o in _of("fedavgm")} == {
-        (momentum, True) for momentum in (0, 0.7, 0.9, 0.97, 0.99, 0.997)
-    }
-
-
 def test_records_are_sent_once_where_a_budget_is_that_of_an_upload():
     configs = [Config.read(v) for v in _drawn("dp_adcol") if v["algorithm"]["name"] == "local_dp_adcol"]
     assert {config.algorithm.epsilon for config in configs} == {2, 5, 10}
