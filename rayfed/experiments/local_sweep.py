@@ -26,9 +26,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     """
     recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
-    began, failures, done = time.monotonic(), 0, 0
+    began, failures, done, gpu_fails = time.monotonic(), 0, 0, False
     say_errors = error_lines(plan.results, plan.experiment, lambda line: None if quiet else note(line))
-    broken = ""
     names = expected_names(plan)
     with watched(recorder.progress, bars_of_sweep(names), quiet=quiet):
         try:
@@ -37,11 +36,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
                 say_errors(recorder.progress())
                 failures += error is not None
                 done += 1
-                if error is not None and breaks_device(error):
-                    broken = (
-                        "stopped, since the GPU fails in this process from now on; the same command with resume=true "
-                    )
-                    broken += "runs the trials that are left"
+                gpu_fails = error is not None and breaks_device(error)
+                if gpu_fails:
                     break
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -53,8 +49,11 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet:
         elapsed = span(time.monotonic() - began)
         print(f"{counted(done, 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-        if broken:
-            note(broken)
+        if gpu_fails:
+            note(
+                "stopped, since the GPU fails in this process from now on; the same command with resume=true runs the "
+                "trials that are left"
+            )
     return failures
 
 

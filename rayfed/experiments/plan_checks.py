@@ -273,5 +273,7 @@ def _facts(kind: str, value: Any) -> dict[str, str]:
         parts |= {key: part._version for key, part in frozen if not part.requires_grad}
         if isinstance(holder, types.FunctionType):
             parts |= inspect.getclosurevars(holder).nonlocals
-        facts |= {".".join(filter(None, [kind, path, key])): object_hash(part) for key, part in parts.items()}
-    return facts if isinstance(value, nn.Module) else facts | {kind: object_hash(value)}
+        facts |= {
+            ".".join(filter(None, [kind, path, key])): object_hash(part, everywhere=True) for key, part in parts.items()
+        }
+    return facts if isinstance(value, nn.Module) else facts | {kind: object_hash(value, everywhere=True)}

@@ -78,9 +78,9 @@ def display_name(thing: Any, digest: str) -> str:
     return f"own:{name.rpartition('<locals>.')[2].replace('<lambda>', 'lambda')}-{digest[:6]}"
 
 
-def object_hash(*things: Any, weights: bool = True) -> str:
-    """Return a hash of what `things` do. The values of parameters and buffers count if `weights` is true."""
-    walk = _Walk(weights)
+def object_hash(*things: Any, weights: bool = True, everywhere: bool = False) -> str:
+    """Return a hash of what `things` do and hold; see `_Walk`."""
+    walk = _Walk(weights=weights, everywhere=everywhere)
     walk.feed(things)
     return walk.digest.hexdigest()
 
@@ -202,7 +202,6 @@ def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | N
 
 
 _BARE = frozenset(vars(nn.Module()))
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _WRAPPERS = (staticmethod, classmethod, property, types.MethodType, functools.partial, functools.cached_property)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
 
@@ -211,31 +210,20 @@ class _Walk:
     """A hash of objects: of their names and values, and of the bytecode of the user's functions.
 
     `modules` are those that the user's code comes from or mentions. The values of parameters and buffers count if
-    `weights` is true, otherwise only their shapes do.
+    `weights` is true, otherwise only their shapes do. Attributes count of objects of the user's classes, or of all
+    objects if `everywhere` is true: those of libraries may differ between processes.
     """
 
-    def __init__(self, weights: bool) -> None:
+    def __init__(self, *, weights: bool = True, everywhere: bool = False) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
         self.modules: set[str] = set()
-        self._weights = weights
+        self._weights, self._everywhere = weights, everywhere
         self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
 
     def feed(self, thing: Any) -> None:
-        value: Any = ""
-        if isinstance(thing, _PLAIN):
-            value = thing
-        elif isinstance(thing, torch.Tensor):
-            value = state_hash({"": thing})
-        elif isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
-            value = thing.dtype.str, thing.shape, thing.tobytes()
-        elif isinstance(thing, torch.Generator):
-            value = state_hash({"": thing.get_state()})
-        elif isinstance(thing, np.random.Generator):
-            value = repr(thing.bit_generator.state)
-        elif isinstance(thing, random.Random):
-            value = thing.getstate()
+        value = _value(thing)
         self.digest.update(repr((type(thing).__name__, value)).encode())
-        if value == "" and not isinstance(thing, _PLAIN) and id(thing) not in self._seen:
+        if value is None and id(thing) not in self._seen:
             self._seen[id(thing)] = thing
             for part in self._parts(thing):
                 self.feed(part)
@@ -273,7 +261,8 @@ class _Walk:
             return type(thing), text if isinstance(text, str) else None, own, state, list(thing.named_children())
         if isinstance(thing, _WRAPPERS) or hasattr(thing, "__wrapped__"):
             return [getattr(thing, name) for name in _WRAPPED if hasattr(thing, name)]
-        if is_user_module(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
+        is_open = self._everywhere or is_user_module(type(thing).__module__)
+        if is_open and hasattr(thing, "__dict__") and not isinstance(thing, (enum.Enum, types.ModuleType)):
             return type(thing), sorted(vars(thing).items())
         return type(thing).__module__, type(thing).__qualname__, _shown(thing)
 
@@ -289,6 +278,21 @@ class _Walk:
         is_users = is_user_module(module)
         self.modules |= {module} if is_users else set()
         return is_users
+
+
+def _value(thing: Any) -> Any:
+    """Return what a thing without parts holds, None for a compound object."""
+    if isinstance(thing, (bool, int, float, complex, str, bytes)):
+        return thing
+    if isinstance(thing, torch.Tensor):
+        return state_hash({"": thing})
+    if isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
+        return thing.dtype.str, thing.shape, thing.tobytes()
+    if isinstance(thing, torch.Generator):
+        return state_hash({"": thing.get_state()})
+    if isinstance(thing, np.random.Generator):
+        return repr(thing.bit_generator.state)
+    return thing.getstate() if isinstance(thing, random.Random) else None
 
 
 def _names(code: types.CodeType) -> set[str]:
