@@ -423,7 +423,11 @@ class TestErrors:
             ({}, {"clients": []}, "clients: expected at least one"),
             ({}, {"clients": [{"train": ZEROS}]}, r"clients\[0\]: 'test' is missing"),
             ({}, {"clients": [{"tran": 0}]}, r"clients\[0\]: 'tran' is not one of"),
-            ({}, {"clients": [{"train": (ZEROS[0], ZEROS[1][:2]), "test": None}]}, "train: 3 inputs but 2 labels"),
+            (
+                {},
+                {"clients": [{"train": (ZEROS[0], ZEROS[1][:2]), "test": None}]},
+                r"train: got x \[3, 6\] and y \[2\]; expected arrays of",
+            ),
             ({}, {"model": lambda: 3}, "model: expected a torch.nn.Module, .*; got a function that returns int"),
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"model": lambda: nn.Linear(6, 2)}, "model: .* 2 .*3 classes"),
