@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.algorithm_cases import build_algorithm
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
