@@ -99,7 +99,7 @@ class TestResult:
 
     def test_the_final_state(self, result):
         assert set(result.server) == {"weights", "c"}
-        assert {name.split(".")[-2] for name in result.server["weights"]} == {"one", "head"}
+        assert {name.split(".")[-2] for name in result.server["weights"]} == {"one", "three"}
         assert sorted(result.clients) == list(result.clients)
         assert set(result.clients) <= {0, 1, 2, 3}
         assert all(t.device.type == "cpu" for _, t in named_tensors([result.server, list(result.clients.values())]))
