@@ -11,7 +11,7 @@ import argparse
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,8 +124,11 @@ class FixedSchedule(Schedule):
         self._homes = homes
         super().__init__(units, free)
 
-    def _deal(self, units: Iterable[Unit]) -> None:
-        for unit in units:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for plan in self._plans.values():
+            plan.clear()
+        for unit in self.units:
             self._plans[self._homes[unit.clients[0]]].append(unit)
 
     def _front(self, host: int) -> list[Unit]:

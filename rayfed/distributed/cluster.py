@@ -57,15 +57,8 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         except Exception as error:  # Ray raises bare exceptions here
             words = " ".join(str(error).split())[:200]
             if joins:
-                raise HostLost(
-                    f"the Ray cluster at {cluster_address() or 'auto'} cannot be joined ({words}); check the address, "
-                    f"or {_alone()}"
-                ) from error
-            if "AF_UNIX" in words:
-                raise RayNotStarted(
-                    f"Ray did not start, because the paths of its sockets in {ray_folder()} are too long; set "
-                    f"RAY_TMPDIR to a shorter folder, such as /tmp"
-                ) from error
+                where = f"the Ray cluster at {cluster_address() or 'auto'}"
+                raise HostLost(f"{where} cannot be joined ({words}); check the address, or {_alone()}") from error
             raise RayNotStarted(f"Ray did not start ({words}); its logs are in {log_folder()}") from error
     check_fits(placement, known_nodes() or [])
     return url

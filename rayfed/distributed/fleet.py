@@ -19,7 +19,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, on_node
-from rayfed.distributed.host_methods import SMALL_BYTES, Message, SentStates, pack, unpack
+from rayfed.distributed.host_actor import SMALL_BYTES, Message, SmallStates, pack, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.engine.blueprint import Blueprint
@@ -33,6 +33,8 @@ from rayfed.engine.scoring import Gradients
 from rayfed.engine.training import steps_of
 
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
+_Call = Callable[[Any, Chunk], list[Any]]
+"""Sends a chunk to the actor of a host, and returns references of the result and of further return values."""
 
 
 def sendable(population: Population) -> Population:
@@ -74,12 +76,11 @@ class RayStates(ClientStates):
     def version(self, client: ClientIndex) -> int:
         return self._versions[client]
 
-    def sent(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
-        """Return the small states of `clients`, and the objects of the large ones."""
+    def sent(self, clients: Iterable[ClientIndex]) -> tuple[SmallStates, list[Any]]:
+        """Return the states of `clients` without the large ones, and the objects of these."""
         known = {client: self._objects[client] for client in clients if client in self._objects}
-        small = {client: kept for client, kept in known.items() if not isinstance(kept, ray.ObjectRef)}
-        states = SentStates({client: self._versions[client] for client in known}, small)
-        return states, [kept for client, kept in known.items() if client not in small]
+        small = {client: None if isinstance(kept, ray.ObjectRef) else kept for client, kept in known.items()}
+        return small, [kept for client, kept in known.items() if small[client] is None]
 
     def commit(self, states: Mapping[ClientIndex, Any], version: int) -> None:
         """Replace the states of some clients."""
@@ -138,20 +139,19 @@ class RayFleet:
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
-        self._number += 1
-        number, sent = self._number, ray.put(self._pack(down))
+        number, sent = self._sent_to_all(down)
         weighing = exchange.server_side_weighting
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             clients = chunk.clients
-            states, references = self._sent_states(clients)
+            small, large = self._sent_states(clients)
             separate = weighing or kind not in self._small
             method = actor.call
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
             message = self._for_some(request, clients, unicast)
-            returned = method.remote("exchange", message, number, sent, separate, states, *references)
+            returned = method.remote("exchange", message, number, sent, small, separate, *large)
             return list(returned) if separate else [returned]
 
         blocks = _blocks(request.clients, request.vmap_clients)
@@ -165,13 +165,9 @@ class RayFleet:
             is_first = result.total.value is None  # the other sums are added to it in place
             result.total.merge(self._unpack(total, shared=not is_first))
             self._bytes_from_hosts += sum(state.nbytes for state in small.values())
-            kept = {client: _kept(state) for client, state in small.items()}
-            if not others:
-                new_states.update(kept)
-                continue
             new_states.update(zip(clients, others, strict=False))
             self._unweighted.update(zip(clients, others[len(clients) :], strict=False))
-            new_states.update(kept)
+            new_states.update((client, _kept(state)) for client, state in small.items())
             if len(small) == len(clients):
                 self._small.add(kind)
         self._states.commit(new_states, number)
@@ -206,8 +202,8 @@ class RayFleet:
 
     def hashes(self) -> dict[ClientIndex, str]:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states, references = self._sent_states(chunk.clients)
-            return [actor.call.remote("hashes", states, *references)]
+            small, large = self._sent_states(chunk.clients)
+            return [actor.call.remote("hashes", small, *large)]
 
         hashes: dict[ClientIndex, str] = {}
         for some in self._results([Unit((client,)) for client in self._states], "hashes", call):
@@ -235,6 +231,11 @@ class RayFleet:
         self._bytes_to_hosts += message.nbytes
         return message
 
+    def _sent_to_all(self, payload: Any) -> tuple[int, Any]:
+        """Return the number of a payload for all hosts, and its object."""
+        self._number += 1
+        return self._number, ray.put(self._pack(payload))
+
     def _unpack(self, message: Message, *, shared: bool = False) -> Any:
         self._bytes_from_hosts += message.nbytes
         return unpack(message, self.device, shared=shared)
@@ -243,21 +244,20 @@ class RayFleet:
         """Return the part of a request for `clients`, and what single clients receive."""
         return self._pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
 
-    def _sent_states(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
-        """Return `RayStates.sent(clients)`, and count the bytes of the small states, which this process sends."""
-        states, references = self._states.sent(clients)
-        self._bytes_to_hosts += sum(state.nbytes for state in states.small.values())
-        return states, references
+    def _sent_states(self, clients: Iterable[ClientIndex]) -> tuple[SmallStates, list[Any]]:
+        small, large = self._states.sent(clients)
+        self._bytes_to_hosts += sum(state.nbytes for state in small.values() if state is not None)
+        return small, large
 
     # Dealing work to hosts
 
-    def _scored(self, request: ScoreRequest, call: Callable[[Any, Chunk], list[Any]], kind: Hashable) -> Scored:
+    def _scored(self, request: ScoreRequest, call: _Call, kind: Hashable) -> Scored:
         scored = Scored()
         for part in self._results(self._scoring_units(request), kind, call):
             scored.add(part)
         return scored
 
-    def _results(self, units: Sequence[Unit], kind: Hashable, call: Callable[[Any, Chunk], list[Any]]) -> Iterator[Any]:
+    def _results(self, units: Sequence[Unit], kind: Hashable, call: _Call) -> Iterator[Any]:
         """Let hosts work on `units`, and yield the results."""
         for _, message, _ in self._dispatch(self._schedule(units, kind), kind, call):
             yield self._unpack(message)
@@ -274,12 +274,10 @@ class RayFleet:
     def _scoring_units(self, request: ScoreRequest) -> list[Unit]:
         of_tests = {k: len(test.examples) for k, test in enumerate(self._population.tests)}
         of_each_client = sum(of_tests[k] for k in request.client_tests)
-
-        sizes = self._population.clients.sizes
         columns = [SPLITS.index(split) for split in request.splits if split in SPLITS]
 
         def examples(client: ClientIndex) -> int:
-            return of_each_client + int(sizes[client, columns].sum())
+            return of_each_client + int(self._population.clients.sizes[client, columns].sum())
 
         blocks = _blocks(request.clients, request.vmap_clients if "adapted" in request.points else 1)
         return [
@@ -287,26 +285,22 @@ class RayFleet:
             *(Unit(tests=(k,), cost=1.0 + of_tests[k]) for k in request.tests),
         ]
 
-    def _clients_call(
-        self, name: str, request: Request, down: State, unicast: States
-    ) -> Callable[[Any, Chunk], list[Any]]:
-        self._number += 1
-        number, sent = self._number, ray.put(self._pack(down))
+    def _clients_call(self, name: str, request: Request, down: State, unicast: States) -> _Call:
+        number, sent = self._sent_to_all(down)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states, references = self._sent_states(chunk.clients)
+            small, large = self._sent_states(chunk.clients)
             message = self._for_some(request, chunk.clients, unicast)
-            return [actor.call.remote(name, message, number, sent, states, *references)]
+            return [actor.call.remote("on_clients", name, message, number, sent, small, *large)]
 
         return call
 
-    def _model_call(self, name: str, request: ScoreRequest, model: Any) -> Callable[[Any, Chunk], list[Any]]:
-        self._number += 1
-        number, sent = self._number, ray.put(self._pack(model))
+    def _model_call(self, name: str, request: ScoreRequest, model: Any) -> _Call:
+        number, sent = self._sent_to_all(model)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             part = dataclasses.replace(request.part(chunk.clients), tests=tuple(chunk.tests))
-            return [actor.call.remote(name, part, number, sent)]
+            return [actor.call.remote("on_model", name, part, number, sent)]
 
         return call
 
@@ -315,9 +309,7 @@ class RayFleet:
         hosts = range(len(self._actors))
         return Schedule(units, hosts, self._rates.of(kind, hosts), _MOST_SMALL if kind in self._small else MOST_CLIENTS)
 
-    def _dispatch(
-        self, schedule: Schedule, kind: Hashable, call: Callable[[Any, Chunk], list[Any]]
-    ) -> Iterator[tuple[Chunk, Any, list[Any]]]:
+    def _dispatch(self, schedule: Schedule, kind: Hashable, call: _Call) -> Iterator[tuple[Chunk, Any, list[Any]]]:
         """Send chunks to hosts and yield each chunk with its result and the references of its other return values."""
         calls: dict[Any, tuple[Chunk, list[Any]]] = {}
         while not schedule.finished:

@@ -22,7 +22,7 @@ class RayHost:
 
     def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
         install(files)
-        from rayfed.distributed.host_methods import HostMethods  # imports torch
+        from rayfed.distributed.host_actor import HostMethods  # imports torch
 
         self._name, self._methods = name, HostMethods()
 
@@ -32,10 +32,9 @@ class RayHost:
     def call(self, method: str, *arguments: Any) -> Any:
         """Return what a method of `HostMethods` returns.
 
-        An exception that no other process could unpickle is replaced. Ray's substitute could not be told from a host
-        that died.
+        An exception that no other process could unpickle is replaced, since Ray's substitute looks like a dead host.
         """
-        from rayfed.distributed.host_methods import readable
+        from rayfed.distributed.host_actor import readable
 
         try:
             return getattr(self._methods, method)(*arguments)
@@ -49,10 +48,8 @@ class HostPool:
     """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
 
     Args:
-        placement: The number of hosts, and what each of them reserves.
         bundles: What the trial reserved: the server's bundle, possibly empty, and those that hosts share in turn.
         group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
-        files: The user's folders and modules.
         name: The name of the processes in Ray's dashboard, before their positions.
     """
 
@@ -82,6 +79,5 @@ class HostPool:
             self.gpus.append(gpus)
 
     def close(self) -> None:
-        """Kill all processes."""
         for actor in self.actors:
             ray.kill(actor)

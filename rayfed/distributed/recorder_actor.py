@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.metrics import Gauge
@@ -17,7 +17,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
-from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
 from rayfed.records.tracking import CLOSE_SECONDS
 
@@ -29,28 +29,10 @@ _GAUGES = {
 }
 
 
-class Gauges:
-    """What Ray's metrics show of each trial, as `ray_rayfed_round`, `ray_rayfed_score` and `ray_rayfed_busy`."""
-
-    def __init__(self) -> None:
-        tags = {"score": ("trial", "metric", "split")}
-        self._gauges = {
-            name: Gauge(f"rayfed_{name}", text, tags.get(name, ("trial",))) for name, text in _GAUGES.items()
-        }
-
-    def show(self, progress: Progress, record: Record) -> None:
-        """Show a round of a trial."""
-        trial = {"trial": progress.trial}
-        self._gauges["round"].set(record.round, trial)
-        if (share := record.busy_share) is not None:
-            self._gauges["busy"].set(share, trial)
-        split, score = ("test", progress.test) if progress.val is None else ("val", progress.val)
-        if score is not None:
-            self._gauges["score"].set(score, trial | {"metric": progress.selection.metric, "split": split})
-
-
 class RecorderProcess(Recorder):
     """A recorder in a process of Ray.
+
+    Ray's metrics show the last round of each trial, as `ray_rayfed_round`, `ray_rayfed_score` and `ray_rayfed_busy`.
 
     Args:
         folder, experiment, in_sweep: As for `Recorder`.
@@ -63,15 +45,25 @@ class RecorderProcess(Recorder):
         enter(here)
         os.environ.update(variables)
         super().__init__(folder, experiment, in_sweep=in_sweep)
-        self._gauges = Gauges()
+        tags = {"score": ("trial", "metric", "split")}
+        self._gauges = {
+            name: Gauge(f"rayfed_{name}", text, tags.get(name, ("trial",))) for name, text in _GAUGES.items()
+        }
 
     def __repr__(self) -> str:  # for Ray's dashboard
         return self.experiment
 
     def record(self, trial: str, record: Record) -> None:
         super().record(trial, record)
-        if (progress := self._trials[trial].progress) is not None:
-            self._gauges.show(progress, record)
+        if (progress := self._trials[trial].progress) is None:
+            return
+        tags = {"trial": trial}
+        self._gauges["round"].set(record.round, tags)
+        if (share := record.busy_share) is not None:
+            self._gauges["busy"].set(share, tags)
+        split, score = ("test", progress.test) if progress.val is None else ("val", progress.val)
+        if score is not None:
+            self._gauges["score"].set(score, tags | {"metric": progress.selection.metric, "split": split})
 
 
 def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
@@ -87,39 +79,25 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
     )
 
 
-def _method(name: str) -> Any:
-    """Return a method that waits until all rounds have arrived, and then for the recorder's method `name`."""
+class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[misc]
+    """The `Recorder` of another process, with all of its methods. Rounds are sent without waiting.
 
-    def call(self: "RemoteRecorder", *arguments: Any) -> Any:
-        self.settle()
-        return _results(getattr(self.actor, name).remote(*arguments))
-
-    return call
-
-
-class RemoteRecorder:
-    """A `Recorder` in another process, as a trial or the command sees it. Rounds are sent without waiting.
+    Every other method waits until all rounds have arrived, and then for its result.
 
     Raises:
         HostLost: From every method: the recorder died.
     """
 
-    begin = _method("begin")
-    event = _method("event")
-    end = _method("end")
-    has_begun = _method("has_begun")
-    lost = _method("lost")
-    progress = _method("progress")
-    begin_checkpoint = _method("begin_checkpoint")
-    write_states = _method("write_states")
-    commit_checkpoint = _method("commit_checkpoint")
-    delete_checkpoints = _method("delete_checkpoints")
-    saved = _method("saved")
-    saved_states = _method("saved_states")
-
     def __init__(self, actor: Any):
         self.actor = actor
         self._sent: list[Any] = []  # calls of `record` whose result is not known
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.settle()
+            return _results(getattr(self.actor, name).remote(*arguments, **options))
+
+        return call
 
     def record(self, trial: str, record: Record) -> None:
         self._sent.append(self.actor.record.remote(trial, record))
@@ -144,7 +122,7 @@ class RemoteRecorder:
 
 
 def _results(calls: Any) -> Any:
-    """Return what calls returned; an exception that the recorder raised is raised as it is."""
+    """Return what calls returned, or raise what the recorder raised."""
     try:
         return ray.get(calls)
     except ray.exceptions.RayTaskError as error:

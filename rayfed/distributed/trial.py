@@ -18,7 +18,7 @@ import torch
 from rayfed.core.errors import HostLost
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import RayFleet
-from rayfed.distributed.host_methods import readable
+from rayfed.distributed.host_actor import readable
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder

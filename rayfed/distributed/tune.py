@@ -135,7 +135,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         return stopped(mark_interrupted(plan.results, plan.experiment, names))
 
     with trials.recorded(bars_of_sweep(names), terminated, quiet=quiet):
-        _tuner(trials, plan.configs, plan.space.search, space, files, work, searcher, plan.space.searched_trials).fit()
+        _tuner(trials, plan.configs, plan.space.search, space, files, work, searcher).fit()
     statuses = [progress.status for progress in trials.last_progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
@@ -337,16 +337,13 @@ def _tuner(
     files: SentFiles,
     work: Mapping[str, Any],
     searcher: "SweepSearcher | None" = None,
-    searched: int = 0,
 ) -> tune.Tuner:
-    """Return Tune's tuner for `trials`.
+    """Return Tune's tuner for `trials`, whose configurations are in `space` unless `searcher` chooses them.
 
     Args:
         configs: The configurations of all trials, or the corners of a space that is searched.
-        space: Tune's configurations of the trials; see `ServerActor.setup`.
         files: The user's folders and modules.
         work: Further arguments of `Trials`.
-        searcher, searched: The search, and the number of trials that it may choose.
     """
     skip_callback_statistics()
     stops_early = search.scheduler == "asha"
@@ -355,15 +352,23 @@ def _tuner(
     trainable = tune.with_parameters(ServerActor, actor=trials.recorder.actor, files=files, work=[ray.put(work)])
     trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
     storage = trials.home
+    scheduler: FIFOScheduler = _Fifo()  # type: ignore[no-untyped-call]
+    if stops_early:
+        scheduler = _Asha(
+            time_attr="round",
+            max_t=max(config.rounds for config in configs),
+            grace_period=search.grace_rounds,
+            reduction_factor=search.reduction_factor,
+        )
     return tune.Tuner(
         trainable,
         param_space=dict(space),
         tune_config=tune.TuneConfig(
             search_alg=searcher,
-            num_samples=searched if searcher else 1,
+            num_samples=-1 if searcher else 1,  # the searcher says when it has finished
             metric=GAIN if stops_early else None,
             mode="max" if stops_early else None,
-            scheduler=_asha(search, configs) if stops_early else _Fifo(),  # type: ignore[no-untyped-call]
+            scheduler=scheduler,
             max_concurrent_trials=search.max_concurrent,
             trial_name_creator=_name,
             trial_dirname_creator=_name,
@@ -399,15 +404,6 @@ class _Fifo(_RestartedFirst, FIFOScheduler):
 
 class _Asha(_RestartedFirst, ASHAScheduler):
     pass
-
-
-def _asha(search: Search, configs: Sequence[Config]) -> ASHAScheduler:
-    return _Asha(
-        time_attr="round",
-        max_t=max(config.rounds for config in configs),
-        grace_period=search.grace_rounds,
-        reduction_factor=search.reduction_factor,
-    )
 
 
 def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:

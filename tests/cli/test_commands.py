@@ -127,7 +127,7 @@ class TestModules:
             ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
             ("rayfed.distributed.server_actor", {"torch", "sklearn", "matplotlib"}),
             ("rayfed.distributed.host_pool", {"torch", "ray.tune", "pandas"}),
-            ("rayfed.distributed.host_methods", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
+            ("rayfed.distributed.host_actor", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
             ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),
             ("rayfed.distributed.tune", {"optuna"}),
         ],

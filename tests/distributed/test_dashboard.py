@@ -1,16 +1,15 @@
 """What Ray's dashboard and its metrics show of trials: the names of processes, and gauges."""
 
-import urllib.request
 from collections import defaultdict
 
 import pytest
 import ray
 
-from helpers.ray_processes import actor_names, wait_until
+from helpers.ray_processes import actor_names
 from helpers.ray_session import start_ray
 from rayfed.core.records import Record, Score
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.recorder_actor import RecorderProcess, RemoteRecorder, start_recorder
+from rayfed.distributed.recorder_actor import RecorderProcess
 from rayfed.experiments.config import Placement
 
 VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global", "selection_metric": "loss"}
@@ -68,28 +67,3 @@ def test_the_processes_of_hosts_are_named_after_their_trial():
         assert {"fedavg-seed0 host 0", "fedavg-seed0 host 1"} <= actor_names("RayHost")
     finally:
         pool.close()
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_gauges_are_among_the_metrics_of_the_node(tmp_path):
-    start_ray()
-    recorder = RemoteRecorder(start_recorder(str(tmp_path), "run", in_sweep=False))
-    try:
-        ray.get(recorder.actor.begin.remote("a", VALUES, 3, None))
-        ray.get(recorder.actor.record.remote("a", record(2, val=0.75)))
-        (port,) = {node["MetricsExportPort"] for node in ray.nodes()}
-
-        def lines():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-                return [line for line in page.read().decode().splitlines() if line.startswith("ray_rayfed_")]
-
-        wait_until(lambda: len(lines()) == 3, 60)
-        assert {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines()} == {
-            "ray_rayfed_round": 2,
-            "ray_rayfed_score": 0.75,
-            "ray_rayfed_busy": 0.5,
-        }
-        assert all('trial="a"' in line for line in lines())
-    finally:
-        recorder.close()

@@ -67,18 +67,6 @@ class TestProblems:
         monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
         self.one(capsys, "3.0 GiB free, 97% used", "RAY_TMPDIR")
 
-    def test_a_folder_for_sockets_that_is_too_long(self, capsys, monkeypatch, tmp_path):
-        from ray._private.utils import validate_socket_filepath
-
-        def socket(folder):
-            return f"{folder}/ray/session_2026-11-25_12-00-00_123456_4194304/sockets/plasma_store"
-
-        monkeypatch.setenv("TMPDIR", "/" + "x" * doctor._LONGEST_FOLDER)
-        self.one(capsys, "too long for the sockets of Ray")
-        with pytest.raises(OSError, match="AF_UNIX"):
-            validate_socket_filepath(socket(os.environ["TMPDIR"]))
-        validate_socket_filepath(socket(os.environ["TMPDIR"][:-1]))
-
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
         monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "NVIDIA H100")

@@ -1,7 +1,6 @@
 """Processes that are killed while a run or a sweep goes on: it ends as if nothing had happened, or resumes."""
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import ray
 
 import rayfed
 from helpers.ray_processes import processes, send, wait_until
+from helpers.ray_session import start_ray
 from helpers.sleeping import ran, write_sleeping
-from rayfed.distributed.cluster import start_here
 from rayfed.reports.read import read, read_events
 
 pytestmark = pytest.mark.ray
@@ -40,10 +38,8 @@ def here(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        ray.shutdown()
-        start_here(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        start_ray()
         yield folder
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
 from rayfed.distributed.fleet import RayFleet, RayStates
-from rayfed.distributed.host_methods import pack, unpack
+from rayfed.distributed.host_actor import all_states, pack, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Rates, Schedule
@@ -61,9 +61,12 @@ class RandomSchedule(Schedule):
         self.random = random
         super().__init__(schedule.units, schedule.free, schedule.rates)
 
-    def _deal(self, units):
-        units = list(units)
+    def __post_init__(self):
+        super().__post_init__()
+        units = list(self.units)
         self.random.shuffle(units)
+        for plan in self._plans.values():
+            plan.clear()
         for unit in units:
             self._plans[self.random.choice(list(self._plans))].append(unit)
 
@@ -179,17 +182,17 @@ def test_states_of_any_size_arrive_with_their_clients():
     for client, size in sizes.items():
         packed = pack({"w": torch.full((size,), float(client))})
         states.commit({client: packed if size < 1000 else ray.put(packed)}, version=10 + client)
-    sent, references = states.sent((3, 2, 7, 1, 0))  # client 7 has no state
-    assert len(references) == 2
-    arrived = {client: (version, unpacked(state)) for client, version, state in sent.packed(ray.get(references))}
-    assert arrived == {client: (10 + client, [float(client)] * sizes[client]) for client in (3, 2, 1, 0)}
+    small, large = states.sent((3, 2, 7, 1, 0))  # client 7 has no state
+    assert len(large) == 2
+    arrived = {client: unpacked(state) for client, state in all_states(small, ray.get(large))}
+    assert arrived == {client: [float(client)] * sizes[client] for client in (3, 2, 1, 0)}
 
 
 def test_a_small_state_keeps_nothing_of_what_it_arrived_with(pool):
     plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), SIX, rounds=2, cohort=6)
     fleet = SharedFleet(plan, SIX, pool, 2)
     list(Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted"))).run())
-    kept = [data for state in fleet.states.sent(fleet.states)[0].small.values() for data, _, _ in state.tensors]
+    kept = [data for state in fleet.states.sent(fleet.states)[0].values() for data, _, _ in state.tensors]
     assert kept
     assert all(data.flags.owndata for data in kept)  # a view would keep the sum of the models
 

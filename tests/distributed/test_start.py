@@ -33,16 +33,6 @@ class TestRayThatDoesNotStart:
         with pytest.raises(RayNotStarted, match=r"^Ray did not start \(no node yet\); its logs are in /.*/logs$"):
             cluster.connect(Placement(hosts=1), dashboard=False)
 
-    def test_names_a_folder_that_is_too_long_for_sockets(self, monkeypatch, tmp_path):
-        from ray._private.utils import validate_socket_filepath
-
-        def init(**options):
-            validate_socket_filepath(f"{tmp_path}/{'x' * 90}/ray/session_2026-01-01_00-00-00_000000_1/sockets/raylet")
-
-        monkeypatch.setattr(cluster, "start_here", init)
-        with pytest.raises(RayNotStarted, match="are too long; set RAY_TMPDIR to a shorter folder"):
-            cluster.connect(Placement(hosts=1), dashboard=False)
-
     def test_a_cluster_that_cannot_be_joined_is_named(self, monkeypatch):
         """And is no reason to do without it, as a Ray that does not start here is."""
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -23,7 +23,6 @@ from helpers.commands import command
 from helpers.federations import blobs
 from helpers.ray_processes import actor_names
 from helpers.ray_session import start_ray
-from rayfed.experiments.sweep import MAX_NOTES, _shortened
 
 main = command("sweep")
 
@@ -140,18 +139,12 @@ def single(name, seed):
 
 
 class TestSweep:
-    def test_some_went_wrong(self, swept):
-        assert swept.code == 1
-
     def test_remarks_are_said_once_before_it_starts(self, swept):
         assert swept.err.count("note: sweep_mine:Failing: goes wrong in round 2 of 3\n") == 1
         assert swept.err.index("note: ") < swept.err.index("trials ", swept.err.index("trials: ") + 8)
 
-    def test_every_arm_with_every_seed(self, swept):
-        found = swept.trials.groupby("algorithm")["seed"].apply(sorted).to_dict()
-        assert found == {name: [0, 1] for name in ("fedavg", "sweep_mine:Failing", "scaffold")}
-
     def test_statuses_and_errors(self, swept):
+        assert swept.code == 1
         found = swept.trials.groupby("algorithm")["status"].agg(set).to_dict()
         assert found == {
             "fedavg": {"done"},
@@ -178,7 +171,9 @@ class TestSweep:
         logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("worker-*.err")
         assert trials <= {line for log in logs for line in log.read_text().splitlines()}
 
-    def test_is_what_a_single_run_gives(self, swept):
+    def test_every_arm_with_every_seed_is_what_a_single_run_gives(self, swept):
+        found = swept.trials.groupby("algorithm")["seed"].apply(sorted).to_dict()
+        assert found == {name: [0, 1] for name in ("fedavg", "sweep_mine:Failing", "scaffold")}
         alone = single("fedavg", 1)
         (row,) = swept.trials.query("algorithm == 'fedavg' and seed == 1").to_dict("records")
         assert (row["weights_hash"], row["trial"]) == (alone.weights_hash, alone.trial)
@@ -336,13 +331,6 @@ class TestRefused:
         assert second.startswith(
             "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
         )
-
-
-def test_many_notes_are_cut_short():
-    notes = [f"note: a: {k}" for k in range(MAX_NOTES + 3)]
-    assert _shortened(notes[:MAX_NOTES]) == notes[:MAX_NOTES]
-    assert _shortened(notes)[:-1] == notes[:MAX_NOTES]
-    assert _shortened(notes)[-1].startswith("3 more notes")
 
 
 class TestTableAfterwards:

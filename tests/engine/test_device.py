@@ -14,7 +14,7 @@ from helpers.federations import blobs, blueprint
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import torch_state_kept
-from rayfed.distributed.host_methods import HostMethods
+from rayfed.distributed.host_actor import HostMethods
 from rayfed.engine.device import CONTEXT_BYTES, _emptiest_gpu, breaks_device, device_for, peak_bytes, set_kernels
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet

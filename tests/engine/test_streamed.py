@@ -211,7 +211,7 @@ class TestBetweenProcesses:
 
     @pytest.mark.parametrize("data_on_device", [True, False])
     def test_a_host_process_gets_the_same_bits_from_the_path(self, data_on_device):
-        from rayfed.distributed.host_methods import HostMethods
+        from rayfed.distributed.host_actor import HostMethods
 
         people = on_disk(blobs(3))
         plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
@@ -227,7 +227,7 @@ class TestBetweenProcesses:
                 assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])
 
     def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, home):
-        from rayfed.distributed.host_methods import HostMethods
+        from rayfed.distributed.host_actor import HostMethods
 
         people = on_disk(blobs(3))
         sent = pickle.dumps(people)

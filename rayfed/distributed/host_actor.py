@@ -13,13 +13,10 @@ import torch
 from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
-from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
-from rayfed.core.least_recent import LeastRecent
-from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import device_for, room_for_states
+from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
@@ -91,6 +88,17 @@ class _Unpickler(pickle.Unpickler):
         return raw.view(dtype).reshape(shape).to(self._device)
 
 
+SmallStates = Mapping[ClientIndex, Message | None]
+"""The states of clients for a host. Those above `SMALL_BYTES` are None here, and further arguments in the same order,
+so that Ray finds their objects."""
+
+
+def all_states(small: SmallStates, large: Sequence[Message]) -> Iterator[tuple[ClientIndex, Message]]:
+    """Yield each client with its state."""
+    left = iter(large)
+    return ((client, state or next(left)) for client, state in small.items())
+
+
 def readable(error: Exception) -> Exception:
     """Return `error`, or a RuntimeError with its text and notes if other processes could not unpickle it."""
     try:
@@ -103,27 +111,11 @@ def readable(error: Exception) -> Exception:
     return error
 
 
-class SentStates(NamedTuple):
-    """The states of clients for a host: the version of each, and the `small` ones of at most `SMALL_BYTES`.
-
-    The large ones are arguments of their own in the order of `versions`, so that Ray finds their objects.
-    """
-
-    versions: Mapping[ClientIndex, int]
-    small: Mapping[ClientIndex, Message]
-
-    def packed(self, others: Sequence[Message]) -> Iterator[tuple[ClientIndex, int, Message]]:
-        """Yield each client, the version of its state and the state; `others` are the large ones."""
-        left = iter(others)
-        for client, version in self.versions.items():
-            yield client, version, self.small[client] if client in self.small else next(left)
-
-
 class HostMethods:
     """The calls of a `Host` in another process, which takes up one simulation after the other.
 
-    Large states and replies of single clients are return values of their own. The caller owns these, so they outlive
-    this process, and Ray moves and spills them. A GPU also keeps the states of the clients that ran here last.
+    Large states and replies of single clients are return values of their own, which the caller owns, so that Ray moves
+    and spills them.
     """
 
     host: Host
@@ -140,67 +132,56 @@ class HostMethods:
         Raises:
             UsageError: The population's files are not on this machine.
         """
-        for name in ("host", "_sent", "_states"):
+        for name in ("host", "_sent"):
             self.__dict__.pop(name, None)  # frees the memory of the previous simulation
         self.device = device_for(gpus, blueprint.model)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
-        self._states = StateCache(room_for_states(self.device, share) or 0.0)
         self.host = Host(blueprint, population, self.device, share=share, position=position)
         return str(ray.util.get_node_ip_address())
 
     def exchange(
-        self, message: Message, number: int, down: Message, separate: bool, sent_states: SentStates, *states: Message
+        self, message: Message, number: int, down: Message, small: SmallStates, separate: bool, *large: Message
     ) -> Any:
         """Run an exchange; see `Host.exchange`.
 
         Args:
             message: The request, and what single clients receive.
-            number: The number of this exchange, and the version of the states that it writes.
+            number: The number of the payload `down`.
             down: What all clients receive.
+            small, large: The clients' states; `small` has None in place of the large ones.
             separate: Whether every client's state, and its reply that the server will weigh, are objects of their own.
                 The first object then repeats the states of at most `SMALL_BYTES`.
-            sent_states, states: The clients' states; the large ones are in `states`.
 
         Returns:
             The result without its sum, the sum, and the states by client.
         """
-        done = self._of_clients(self.host.exchange, message, number, down, sent_states, states)
-        for client, state in done.states.items():
-            self._states.put(client, number, state)
+        done = self._of_clients(self.host.exchange, message, number, down, small, large)
         total, after = pack(done.total), {client: pack(state) for client, state in done.states.items()}
         result = pack(dataclasses.replace(done, total=ExactSum(), states={}, unweighted={}))
         if not separate:
             return result, total, after
-        small = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
-        return (result, total, small), *after.values(), *map(pack, done.unweighted.values())
+        repeated = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
+        return (result, total, repeated), *after.values(), *map(pack, done.unweighted.values())
 
     def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Message) -> Message:
         """Return the weighted sum of the replies of the clients of `weights`, given in their order."""
         replies = (unpack(reply, self.device, shared=True) for reply in unweighted)
         return pack(self.host.weigh(zip(replies, weights.values(), strict=True)))
 
-    def score_downloads(
-        self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
+    def on_clients(
+        self, method: str, message: Message, number: int, down: Message, small: SmallStates, *large: Message
     ) -> Message:
-        """See `Host.score_downloads`; the arguments are those of `exchange`."""
-        return pack(self._of_clients(self.host.score_downloads, message, number, down, sent_states, states))
+        """Return what a method of the host returns for clients; the other arguments are those of `exchange`."""
+        return pack(self._of_clients(getattr(self.host, method), message, number, down, small, large))
 
-    def fastest_width(
-        self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
-    ) -> Message:
-        """See `Host.fastest_width`; the arguments are those of `exchange`."""
-        return pack(self._of_clients(self.host.fastest_width, message, number, down, sent_states, states))
+    def on_model(self, method: str, request: ScoreRequest, number: int, model: Message) -> Message:
+        """Return what a method of the host returns for a model of the server, whose number is `number`."""
+        return pack(getattr(self.host, method)(request, self._unpacked(number, model)))
 
-    def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
-        return pack(self.host.score_global(request, self._unpacked(number, model)))
-
-    def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
-        return pack(self.host.gradients(request, self._unpacked(number, model)))
-
-    def hashes(self, sent_states: SentStates, *states: Message) -> Message:
+    def hashes(self, small: SmallStates, *large: Message) -> Message:
         """Return the hash of each client's state."""
         cpu = torch.device("cpu")
-        return pack({client: state_hash(unpack(state, cpu)) for client, _, state in sent_states.packed(states)})
+        return pack({client: state_hash(unpack(state, cpu)) for client, state in all_states(small, large)})
 
     def _of_clients(
         self,
@@ -208,12 +189,14 @@ class HostMethods:
         message: Message,
         number: int,
         down: Message,
-        sent_states: SentStates,
-        states: Sequence[Message],
+        small: SmallStates,
+        large: Sequence[Message],
     ) -> Any:
-        """Call a method of the host on clients; the other arguments are those of `exchange`."""
         request, unicast = unpack(message, self.device, shared=True)
-        before = self._unpacked_states(sent_states, states)
+        before = {
+            client: self.host.ctx.task.to_memory_format(unpack(state, self.device, shared=True))
+            for client, state in all_states(small, large)
+        }
         return method(request, self._unpacked(number, down), unicast, before)
 
     def _unpacked(self, number: int, sent: Message) -> Any:
@@ -222,33 +205,3 @@ class HostMethods:
             self._sent = -1, None  # frees the memory of the previous payload
             self._sent = number, unpack(sent, self.device, shared=True)
         return self._sent[1]
-
-    def _unpacked_states(self, sent_states: SentStates, states: Sequence[Message]) -> dict[ClientIndex, State]:
-        unpacked = {}
-        for client, version, state in sent_states.packed(states):
-            here = self._states.get(client, version)
-            if here is None:
-                here = self.host.ctx.task.to_memory_format(unpack(state, self.device, shared=True))
-            unpacked[client] = here
-        return unpacked
-
-
-class StateCache:
-    """States by client and version in at most `room` bytes; the least recently used ones go first."""
-
-    def __init__(self, room: float):
-        self._room = room
-        self._states = LeastRecent[ClientIndex, tuple[int, State]](room)
-
-    def get(self, client: ClientIndex, version: int) -> State | None:
-        """Return the state if exactly this version is here."""
-        found = self._states.get(client)
-        return found[1] if found is not None and found[0] == version else None
-
-    def put(self, client: ClientIndex, version: int, state: State) -> None:
-        """Keep a state in place of an older version."""
-        size = nbytes(state)
-        if 0 < size <= self._room:
-            self._states.put(client, (version, state), size)
-        else:
-            self._states.remove(client)
