@@ -46,6 +46,7 @@ class Blueprint:
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
+        bf16: Whether steps of local training compute in bfloat16 where torch.autocast does.
         augment: The augmentation of training batches.
         data_on_device: Whether clients' inputs stay on their host's device; None: if they fit. It changes no result.
         outputs: What the outputs of the model stand for.
@@ -68,6 +69,7 @@ class Blueprint:
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
+    bf16: bool = False
     augment: Augment | None = None
     data_on_device: bool | None = None
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None

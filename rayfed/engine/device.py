@@ -98,6 +98,13 @@ def set_kernels(*, deterministic: bool, tf32: bool) -> None:
     choose_tf32(tf32)
 
 
+def check_bf16(device: torch.device) -> None:
+    """Raise UsageError if a GPU cannot compute in bfloat16; every CPU can."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise UsageError(f"local.precision=bf16: {name} cannot compute in bfloat16; use local.precision=float32")
+
+
 def keep_freed_memory() -> None:
     """Keep up to half a gigabyte of freed memory in this process for the next batch; does nothing without glibc.
 

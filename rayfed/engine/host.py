@@ -18,14 +18,14 @@ from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import keep_freed_memory, peak_bytes, set_kernels
+from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States, add_to
 from rayfed.engine.scoring import DueMetrics, Gradients, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.engine.training import Job, Rows, Trained, draw_rows, fastest_width, train
+from rayfed.engine.training import InBf16, Job, Rows, Trained, draw_rows, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 
 _DRAWN_AHEAD = 64  # clients
@@ -61,7 +61,9 @@ class Host:
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         keep_freed_memory()
         self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
-        self.drop_last = blueprint.drop_last
+        self.drop_last, self.bf16 = blueprint.drop_last, blueprint.bf16
+        if self.bf16:
+            check_bf16(torch.device(device))
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
         self._share = share
@@ -263,6 +265,7 @@ class Host:
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
         phases = exchange.phases(jobs[0].ctx)
+        exchange = InBf16(exchange) if self.bf16 else exchange
         return train(exchange, jobs, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
 
     def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ A step of a block takes the same number of operations for any number of clients,
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import NO_DATA, Context, Exchange, Phase, State
+from rayfed.algorithm import NO_DATA, Context, Delegate, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
@@ -89,6 +90,16 @@ def train(
             ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
             _train_together(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
     return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
+
+
+@dataclass(frozen=True)
+class InBf16(Delegate):
+    """An exchange whose steps compute in bfloat16 where `torch.autocast` does."""
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> _Result:
+        # A cast that is kept would be that of the weights before an update in the same step.
+        with torch.autocast(ctx.task.device.type, torch.bfloat16, cache_enabled=False):
+            return self.target.step(ctx, work, down, batch)
 
 
 def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:

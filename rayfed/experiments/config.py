@@ -58,6 +58,12 @@ class Local:
     clip_norm: float | None = option(
         None, above=0, help="clip the gradient of every local step to this L2 norm over all weights; null: do not clip"
     )
+    precision: str = option(
+        "float32",
+        choices=("float32", "bf16"),
+        help="numbers that steps of local training compute with; bf16: layers by torch.autocast, with 8 significant "
+        "bits; weights, sums and scores stay in float32",
+    )
     label_smoothing: float = option(
         0.0, low=0, below=1, help="share of the label that training spreads over all classes; scores are by true labels"
     )

@@ -84,7 +84,7 @@ def _try_training(blueprint: Blueprint, population: Population, where: str, *, t
             raise UsageError(f"{where}: a training step fails: {error_line(error)}") from error
         try:
             if together:
-                with vectorised():
+                with vectorised(), torch.autocast("cpu", torch.bfloat16, blueprint.bf16, cache_enabled=False):
                     step = torch.vmap(lambda *state: task.gradients(*state)[0], randomness="different")
                     step(stack([weights, weights]), stack([batch, batch]))
         except Exception as error:  # as above

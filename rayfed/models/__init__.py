@@ -15,4 +15,5 @@ MODELS = {
     "vgg11": "rayfed.models.from_torchvision:VGG11",
     "vgg11_mean": "rayfed.models.cnn:VGG11Mean",
     "torchvision": "rayfed.models.from_torchvision:Torchvision",
+    "huggingface": "rayfed.models.huggingface:HuggingFace",
 }

@@ -1,5 +1,6 @@
 """Options of local training that hold for every method: schedules, clipping, AdamW and label smoothing."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -182,3 +183,31 @@ def test_adamw_in_a_round():
         for i in CLIENTS
     ]
     assert_weights(server.state["weights"], mean(trained, shares(people)), atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_bf16_rounds_products_and_nothing_that_is_kept(width):
+    """Layers compute as under torch.autocast; weights, momentum, sums and scores are those of float32."""
+    people, model = population((12, 12, 12)), net(batch_norm=width == 1)  # torch has no such batch norm under vmap
+    changes = {"optimizer": SGD(lr=LR, momentum=0.9), "batch_size": 12, "rounds": 1, "vmap_clients": width}
+    rounded, exact = (run(FedAvg(), people, model, bf16=bf16, **changes) for bf16 in (True, False))
+    trained = []
+    for i in CLIENTS:
+        own, (x, y) = copy.deepcopy(model), data(people, i)
+        sgd = torch.optim.SGD(own.parameters(), lr=LR, momentum=0.9)
+        for _ in range(2):
+            sgd.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(own(x), y)
+            loss.backward()
+            sgd.step()
+        trained.append(own)
+    assert_weights(rounded.state["weights"], mean(trained, shares(people)), atol=2e-4)
+    assert all(value.dtype == exact.state["weights"][name].dtype for name, value in rounded.state["weights"].items())
+    differences = [
+        (value - exact.state["weights"][name]).abs().max() for name, value in rounded.state["weights"].items()
+    ]
+    assert 1e-4 < max(differences) < 0.05
+    logits = rounded.ctx.task.predict(rounded.state["weights"], data(people, 0)[0])
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())

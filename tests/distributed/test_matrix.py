@@ -138,7 +138,7 @@ def test_the_users_code_and_files(users_alone, way, number):
 
 MODEL_OF = {"ag_news": "fasttext", "uci_har": "har_cnn"}
 """The models that are for one dataset."""
-TOO_LARGE = ("vgg11",)  # half a gigabyte of weights, several times in each process
+TOO_LARGE = ("vgg11", "huggingface")  # half a gigabyte of weights in each process; a folder of weights is needed
 SMALL: dict[str, Arm] = {
     "torchvision": {"arch": "mnasnet0_5"},
     "cct": {"depth": 1, "heads": 1, "head_width": 16},

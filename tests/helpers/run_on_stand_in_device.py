@@ -125,7 +125,7 @@ def models() -> dict[str, Callable[[Any], Any]]:
     from rayfed.models.build import build_model
 
     torch.use_deterministic_algorithms(True)
-    others = {"vgg11", "resnet34", "resnet50", "torchvision"}
+    others = {"vgg11", "resnet34", "resnet50", "torchvision", "huggingface"}
 
     def run(name: str, device: Any) -> Any:
         shape = {"fasttext": (5,), "har_cnn": (1, 1, 32)}.get(name, (1, 32, 32))
