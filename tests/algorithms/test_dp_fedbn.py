@@ -193,3 +193,23 @@ def test_with_an_endless_budget_it_is_fedbn(algorithm, rtol, atol):
     ours, theirs = (simulate(blueprint(each, people), people)[0].state["weights"] for each in pair)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=rtol, atol=atol)
+
+
+def test_without_noise_weights_by_examples_have_a_fixed_denominator():
+    """Clients of 20, 26, 33 and 41 examples, on average 30, move the model 30/60 as far as in FedBN."""
+    people = blobs()
+    bounded = GaussianDPFedBN(epsilon=1e12, clip=1e2, weighting="examples", max_examples=60)
+    server, _ = simulate(blueprint(bounded, people, rounds=1), people)
+    theirs = simulate(blueprint(FedBN(), people, rounds=1), people)[0].state["weights"]
+    start = server.ctx.task.initial_weights()
+    for name, value in theirs.items():
+        expected = start[name] + (value - start[name]) / 2
+        torch.testing.assert_close(server.state["weights"][name], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_fewer_participations_need_less_noise():
+    people, algorithm = blobs(), GaussianDPFedBN()
+    ctx = blueprint(algorithm, people, rounds=8).context(people, "cpu")
+    sigmas = [algorithm.sigma(ctx.at(cohort=tuple(range(k)))) for k in (1, 2, 4)]
+    assert sigmas[1] / sigmas[0] == pytest.approx(math.sqrt(2), rel=0.01)
+    assert sigmas[2] / sigmas[0] == pytest.approx(2, rel=0.01)

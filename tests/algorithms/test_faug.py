@@ -129,3 +129,7 @@ def test_what_is_made_is_of_its_class():
         for inputs, classes in ((made["x"], made["y"]), (x, y))
     )
     assert right > real - 0.1 > 0.5
+
+
+def test_clients_weigh_by_all_that_they_train_on():
+    assert FAug(generated_examples=30).weight(None, 12) == 42

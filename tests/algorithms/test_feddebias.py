@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
+from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.feddebias import FedDebias, draw_owners, sample_means
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
@@ -181,3 +183,12 @@ def test_component_1_keeps_the_classifier_open_for_classes_it_has_not_seen(seed)
     assert opened > 0.1
     assert spread > entropy + 0.3
     assert still_seen > seen - 0.03
+
+
+def test_projector_of_the_paper():
+    population = blobs()
+    task = blueprint(FedDebias(), population).context(population, "cpu").task
+    layers = [layer for layer in task.modules["projector"].module if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in layers] == [256, 256, 128]
+    # the count with d = 128 features
+    assert sum(p.numel() for p in mlp([128, *FedDebias().widths]).parameters()) == 131_712

@@ -184,3 +184,17 @@ def test_nobody_trains_on_the_examples_that_rate():
         rows = np.concatenate([train.x, held_out.x])
         assert sorted(map(tuple, rows)) == sorted(map(tuple, client.train.x))
         assert not np.array_equal(held_out.x, divide(client, 0.25, 1).held_out.x)
+
+
+def test_models_that_are_no_better_leave_the_own_one_as_it_is():
+    people = people_twice_as_many()
+    server = run(fomo(), people, plain_net(), rounds=1)
+    ctx = server.ctx.at(client=0, data=client_data(people, 0, server.ctx.task, held_out_share=SHARE))
+    client = server.fleet.states[0]
+    worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
+    work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
+    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
+    assert work["ratings"][0] == work["ratings"][1] < 0  # as it is: only the mixture has no use for it
+    work = server.algorithm.start(ctx, client, {"models": [worse, client["weights"]]})
+    assert work["ratings"][0] < 0 < work["ratings"][1]
+    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
