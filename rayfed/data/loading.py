@@ -133,6 +133,7 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
     dataset = load_without_domain(data, leave_out)
     clients = _clients(partition.split(dataset), type(partition).__name__)
     _check_clients(dataset, clients)
+    _tell_equal_images(dataset)
     untested = [client.id for client in clients if not len(client.test)]
     if 0 < len(untested) < len(clients):
         ids = ", ".join(map(str, untested[:5])) + (", …" if len(untested) > 5 else "")
@@ -187,6 +188,19 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
         if not len(examples):
             raise UsageError(f"data.name={name}: {part}: no examples")
         check_inputs(f"data.name={name}: {part}", examples)
+
+
+def _tell_equal_images(dataset: Dataset) -> None:
+    """Name each class of a domain whose images are all equal, which shows that something was lost."""
+    if dataset.images.ndim < 3:
+        return
+    groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
+    order = np.argsort(groups, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        first, *others = (rows[place : place + 1] for place in range(len(rows)))
+        if others and all(np.array_equal(dataset.images[first], dataset.images[other]) for other in others):
+            domain = dataset.domains[dataset.domain[rows[0]]]
+            note(f"{dataset.name}: all {len(rows)} images of class {dataset.labels[rows[0]]} of {domain} are equal")
 
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:

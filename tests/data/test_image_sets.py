@@ -1,6 +1,7 @@
 """Each set of images, written small in its published form, becomes a population of the right domains and classes."""
 
 import os
+import re
 import struct
 import zlib
 
@@ -508,7 +509,12 @@ class TestUsersImages:
             made("imagefolder", tmp_path, size=8)
 
 
-def test_untested_clients_are_named(tmp_path, capsys):
+def test_a_class_of_equal_images_and_untested_clients_are_named(tmp_path, capsys):
+    image_sets.tree(tmp_path, ("own",), ("a", "b"))
+    for path in (tmp_path / "own/b").iterdir():
+        Image.new("L", (8, 8)).save(path)
+    load("imagefolder", {"folder": str(tmp_path / "own"), "size": 8})
+    assert re.fullmatch(r"rayfed: imagefolder: all \d images of class 1 of images are equal\n", capsys.readouterr().err)
     rows = np.arange(9)
     np.savez(tmp_path / "x.npz", images=rows[:, None] / 9, labels=rows % 2, client=rows % 3, is_test=rows == 4)
     load("npz", {"file": str(tmp_path / "x.npz")})
