@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import sys
 import tarfile
 import zipfile
@@ -20,6 +21,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import CacheUnusable, cache_folder, locked
 from rayfed.data.readers.files import ROOT_HELP, datasets_folder
+
+TIMEOUT = 60.0  # seconds without a byte after which a server counts as gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +170,16 @@ def _fetch(addresses: Iterable[str], path: Path, check: str) -> None:
     from torch.hub import download_url_to_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    problems = []
+    problems, patience = [], socket.getdefaulttimeout()
     for address in addresses:
         try:
+            socket.setdefaulttimeout(TIMEOUT)  # torch.hub passes none
             download_url_to_file(address, str(path), progress=sys.stderr.isatty())
             return _check(path, check)
         except (_Failed, OSError, HTTPException) as error:
             problems.append(f"{address}: {str(error).strip('<>')}")
+        finally:
+            socket.setdefaulttimeout(patience)
     raise _Failed("; ".join(problems))
 
 

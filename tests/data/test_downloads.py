@@ -168,6 +168,19 @@ class TestPlainFiles:
             load("mnist", mnist)
         assert listing(Path(mnist["root"])) == []
 
+    @pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nhalf"])
+    def test_a_server_that_falls_silent_is_one_line(self, mnist, server, monkeypatch, answer):
+        monkeypatch.setattr("rayfed.data.published.TIMEOUT", 0.2)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            held = []
+            threading.Thread(target=lambda: held.append(silent.accept()[0]) or held[0].sendall(answer)).start()
+            redirect(monkeypatch, server, "mnist", base=(f"http://127.0.0.1:{silent.getsockname()[1]}/",))
+            with pytest.raises(UsageError, match=r"^data.download=true: mnist: http://.*timed out; nothing was kept"):
+                load("mnist", mnist)
+        held[0].close()
+        assert socket.getdefaulttimeout() is None
+        assert listing(Path(mnist["root"])) == []
+
     def test_digits5_downloads_each_domain(self, mnist, server, published, monkeypatch):
         for name, write in (("svhn", image_sets.svhn), ("usps", image_sets.usps)):
             write(published)
