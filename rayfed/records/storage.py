@@ -151,9 +151,16 @@ def open_storage(location: str | Path) -> Storage:
     address = address.strip("/")
     if not address:
         raise UsageError(f"results={location}: no bucket; expected {scheme}://BUCKET/FOLDER")
+    bucket = address.partition("/")[0]
+    if "?" in address or "@" in bucket:  # what is there may be secret
+        variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
+        raise UsageError(
+            f"results={scheme}://…: options after ? and users before @ are not read; use {scheme}://BUCKET/FOLDER, and "
+            f"environment variables such as {variables} for all else"
+        )
     try:
         with _os_errors():
-            filesystem = _filesystem(scheme, address.partition("/")[0])
+            filesystem = _filesystem(scheme, bucket)
     except (OSError, ImportError, ValueError) as error:
         raise UsageError(f"results={location}: cannot be reached ({one_line(error)})") from error
     return Storage(filesystem, address, f"{scheme}://{address}")
