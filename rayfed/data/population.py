@@ -161,10 +161,14 @@ def not_finite(values: np.ndarray) -> int:
 
 def as_array(where: str, given: Any) -> np.ndarray:
     """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
+    if hasattr(given, "toarray"):
+        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .toarray()")
     if isinstance(given, np.ma.MaskedArray) and given.mask.any():
         raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
     try:
-        values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if hasattr(given, "detach"):  # a tensor
+            given = (given.float() if given.is_floating_point() else given).detach().cpu()  # NumPy has no bfloat16
+        values = np.asarray(given)
         return np.asarray(values, values.dtype.newbyteorder("="), order="C")
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
         raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
@@ -178,6 +182,8 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return x.astype(np.float32, copy=False)
+    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
+        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 

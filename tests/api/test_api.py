@@ -36,7 +36,7 @@ def own(number=4, kind=torch.from_numpy):
 
 
 def plain_model():
-    """No features, no head: rayfed splits before the last linear layer."""
+    """No features, no head: methods that need a split get one before the last linear layer."""
     return nn.Sequential(OrderedDict(one=nn.Linear(6, 9), two=nn.ReLU(), three=nn.Linear(9, 3)))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from torch import nn
 
@@ -144,6 +145,9 @@ class TestOwnClients:
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected \[4\], like"),
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but the first client's are \(3,"),
             (([[0, 1, 2], [0]], [0, 1]), r"x is no array of numbers \(setting an array element"),
+            (_part(x=scipy.sparse.csr_matrix(np.eye(4, 3))), r"x is sparse \(csr_matrix\); give it by .toarray\(\)"),
+            (_part(y=scipy.sparse.coo_array([0, 1, 2, 1])), r"y is sparse \(coo_array\)"),
+            (_part(x=np.full((4, 3), 2**63, np.uint64)), "x has 9223372036854775808 of uint64, which no tensor"),
             (_part(x=torch.eye(4, 3).to_sparse()), r"x is no array of numbers \(.* Use Tensor.to_dense\(\) first"),
             (_part(x=np.array([[0, 1.5, "a"]] * 4, object)), "x has the type object; give numbers"),
             (_part(y=np.array([1, -1, -1, 1])), "label -1; .*, which 2 of 4 labels are not; write -1 and 1 as 0 and 1"),
@@ -167,6 +171,7 @@ class TestOwnClients:
     @pytest.mark.parametrize(
         ("x", "kind"),
         [
+            *[(torch.arange(12).reshape(4, 3).to(kind), np.float32) for kind in (torch.bfloat16, torch.float16)],
             (np.arange(12, dtype=np.uint16).reshape(4, 3), np.int32),
             (np.arange(12, dtype=np.uint32).reshape(4, 3), np.int64),
             (np.arange(12, dtype=np.float32).reshape(4, 3)[::-1, ::-1], np.float32),
