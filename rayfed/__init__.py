@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.clients import Client, Examples
+    from rayfed.data.packing import padded
     from rayfed.data.user_clients import Clients
     from rayfed.experiments.config import Config
     from rayfed.experiments.contract import Finding
@@ -47,6 +48,7 @@ __all__ = [
     "check",
     "load",
     "option",
+    "padded",
     "read_events",
     "read_results",
     "report",
@@ -60,6 +62,7 @@ _NAMES = {
     "rayfed.core.errors": ["BadHook", "Diverged", "HostLost", "StorageError", "UsageError"],
     "rayfed.core.options": ["option"],
     "rayfed.data.clients": ["Client", "Examples"],
+    "rayfed.data.packing": ["padded"],
     "rayfed.data.user_clients": ["Clients"],
     "rayfed.experiments.config": ["Config"],
     "rayfed.experiments.contract": ["Finding"],

@@ -363,6 +363,8 @@ class Algorithm(Exchange):
     needs_split: ClassVar[bool] = False
     """Whether it uses the model's features or its head (`Task.head`, `Task.head_names`, `Task.feature_shape`,
     `Output.features`), for which the model is split."""
+    computes_with_inputs: ClassVar[bool] = False
+    """Whether it does more with inputs than to choose, join and pass them on, so that each must be one array."""
     sample_without_replacement: ClassVar[bool] = False
     """Whether clients are sampled without replacement across rounds, until all have taken part."""
     assumes_uniform_sampling: ClassVar[bool] = False

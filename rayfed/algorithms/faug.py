@@ -41,6 +41,7 @@ from rayfed.core.trees import Weights, clone, only
 class FAug(FedAvg):
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
+    computes_with_inputs: ClassVar[bool] = True
     requires_classes: ClassVar[bool] = True
     trains_server: ClassVar[bool] = True  # in the setup
 

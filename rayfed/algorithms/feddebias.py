@@ -60,6 +60,7 @@ PATCHES = 1000
 class FedDebias(FedAvg):
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
+    computes_with_inputs: ClassVar[bool] = True
     needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
     supports_loss_terms: ClassVar[bool] = False

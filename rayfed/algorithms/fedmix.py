@@ -31,6 +31,7 @@ from rayfed.core.trees import Weights
 class FedMix(FedAvg):
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
+    computes_with_inputs: ClassVar[bool] = True
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")

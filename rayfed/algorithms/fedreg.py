@@ -37,6 +37,7 @@ STEPS = 10
 class FedReg(FedAvg):
     name: ClassVar[str] = "fedreg"
     reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
+    computes_with_inputs: ClassVar[bool] = True
     requires_classes: ClassVar[bool] = True
 
     eta_s: float = option(0.1, above=0, help="η_s, step size of the pseudo-data, in units of normalised inputs")

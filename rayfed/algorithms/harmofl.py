@@ -37,6 +37,7 @@ class HarmoFL(FedAvg):
 
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
+    computes_with_inputs: ClassVar[bool] = True
 
     alpha: float = option(0.05, low=0, help="α, distance from θ; 0: plain SGD")
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of the running mean amplitude")

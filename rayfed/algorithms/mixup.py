@@ -26,6 +26,7 @@ class Mixup(Wrapper):
 
     name: ClassVar[str] = "mixup"
     reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
+    computes_with_inputs: ClassVar[bool] = True
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1 is uniform")
 

@@ -37,6 +37,7 @@ from rayfed.core.trees import Weights
 class VHL(FedAvg):
     name: ClassVar[str] = "vhl"
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
+    computes_with_inputs: ClassVar[bool] = True
     needs_split: ClassVar[bool] = True
     requires_hard_labels: ClassVar[bool] = True
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.ids import ClientId
+from rayfed.core.layout import Layout
 from rayfed.data.lazy_rows import LazyRows, select_rows
 
 SPLITS = ("train", "val", "test")
@@ -22,10 +23,12 @@ class Examples:
 
     Images are uint8 [n, channels, height, width]; each batch is converted to floats and normalised on the device. Any
     other dtype reaches the model unchanged. `x` may be `LazyRows` of a file, which are read when they are needed.
+    Inputs of several parts are packed into rows, int32 [n, words], in which `layout` finds them.
     """
 
     x: np.ndarray | LazyRows
     y: np.ndarray
+    layout: Layout | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -51,7 +54,7 @@ class Examples:
 
     def select(self, rows: Any) -> "Examples":
         """Return a selection of these examples; inputs in a file are not read."""
-        return Examples(select_rows(self.x, rows), self.y[rows])
+        return Examples(select_rows(self.x, rows), self.y[rows], self.layout)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the inputs in memory, `BLOCK` at a time."""
@@ -60,7 +63,9 @@ class Examples:
     @classmethod
     def joined(cls, parts: Sequence["Examples"]) -> "Examples":
         """Return the examples of `parts` in memory, one part after the other."""
-        return cls(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        return cls(
+            np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), parts[0].layout
+        )
 
 
 @dataclass(frozen=True)

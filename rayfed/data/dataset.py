@@ -6,8 +6,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import LazyRows, select_rows
+from rayfed.data.packing import is_tree, packed
 from rayfed.data.population import (
     TestSet,
     as_array,
@@ -64,6 +66,7 @@ class Dataset:
         mean, std: Per channel in units of [0, 1], to normalise uint8 images.
         ood: Domains that no client may hold; their examples become the server's "ood" test sets.
         tests: Further test sets for the server's model.
+        layout: Where the parts of an input lie in its row of `images`, if it has several.
         client_view: How a client's images differ from the pooled ones, or None.
     """
 
@@ -85,6 +88,7 @@ class Dataset:
     ood: tuple[str, ...] = ()
     tests: tuple[TestSet, ...] = ()
     client_view: ClientView | None = None
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         where, size = f"dataset {self.name}", len(self.labels)
@@ -116,9 +120,10 @@ class Dataset:
     def of(
         cls,
         name: str,
-        images: np.ndarray | LazyRows,
-        labels: np.ndarray,
+        images: Any = None,
+        labels: Any = None,
         *,
+        inputs: Any = None,
         is_test: np.ndarray | None = None,
         num_classes: int | None = None,
         **others: Any,
@@ -127,9 +132,11 @@ class Dataset:
 
         Args:
             name: Name of the dataset.
-            images: Inputs [N, ...], an array or a tensor; floats become float32.
+            images: Inputs [N, ...], an array or a tensor; floats become float32. Or a dict or a tuple of them,
+                which the model takes by keyword or by position.
             labels: Class indices [N], an array or a tensor; or other targets, as `Dataset.labels` has them. Floats [N]
                 that are not all integers from 0 are numbers.
+            inputs: Another name of `images`.
             is_test: Test examples, bool [N]; None: there are none.
             num_classes: Number of classes; None: the highest label plus 1, or 1 for floats.
             **others: Further attributes of `Dataset`.
@@ -137,7 +144,10 @@ class Dataset:
         Raises:
             UsageError: Labels are no classes, or attributes do not fit together.
         """
-        if not isinstance(images, (LazyRows, np.memmap)):
+        images = inputs if images is None else images
+        if is_tree(images):
+            images, others["layout"] = packed(f"dataset {name}: inputs", images)
+        elif not isinstance(images, (LazyRows, np.memmap)):
             images = model_inputs(f"dataset {name}: images", images)
         labels = as_array(f"dataset {name}: labels", labels)
         if not labels.ndim or labels.dtype.kind not in "biuf":
@@ -160,7 +170,7 @@ class Dataset:
 
     def select(self, rows: np.ndarray) -> Examples:
         """Return the examples of some rows; those in a file are not read."""
-        return Examples(select_rows(self.images, rows), self.labels[rows])
+        return Examples(select_rows(self.images, rows), self.labels[rows], self.layout)
 
     @property
     def has_classes(self) -> bool:

@@ -83,9 +83,12 @@ class ArrayFile:
 
 
 class LazyRows:
-    """Rows of an `ArrayFile` with the interface of a numpy array. Each index or slice reads the selected rows anew."""
+    """Rows of an `ArrayFile`, or of what reads rows like it, with the interface of a numpy array.
 
-    def __init__(self, file: ArrayFile, rows: np.ndarray):
+    Each index or slice reads the selected rows anew.
+    """
+
+    def __init__(self, file: Any, rows: np.ndarray):
         self.file, self.rows = file, rows
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
@@ -15,6 +16,7 @@ from rayfed.data.clients import ClientTable, Examples, MadeClients, PooledExampl
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
+from rayfed.data.packing import packed
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.domains import Natural
@@ -86,9 +88,10 @@ def load(
         shape=clients[0].train.shape,
         mean=dataset.mean,
         std=dataset.std,
-        tests=(*map(_lazy_test_set, dataset.tests), *ood),
+        tests=(*(_lazy_test_set(test, dataset.layout) for test in dataset.tests), *ood),
         partition_hash=partition_hash(dataset, held_rows),
         test_source=partition.test_source(dataset) if isinstance(partition, Partition) else "",
+        layout=dataset.layout and dataset.layout.normalised(dataset.mean, dataset.std),
     )
 
 
@@ -183,7 +186,7 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
 
 def _check_inputs(dataset: Dataset, name: str) -> None:
     parts = {"images": Examples(dataset.images, dataset.labels)}
-    parts |= {f"test set {test.domain}": test.examples for test in dataset.tests}
+    parts |= {f"test set {test.domain}": test.examples for test in dataset.tests if dataset.layout is None}
     for part, examples in parts.items():
         if not len(examples):
             raise UsageError(f"data.name={name}: {part}: no examples")
@@ -210,15 +213,18 @@ def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTab
     pool = dataset.select(np.concatenate(parts))
     if view := dataset.client_view:
         seen = [view.images(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows]
-        pool = Examples(np.concatenate(seen), pool.y)
+        pool = dataclasses.replace(pool, x=np.concatenate(seen))
     source = PooledExamples(pool, np.append(0, np.cumsum(sizes)))
     return ClientTable(source, sizes.reshape(-1, 3), [client_domain(dataset, client) for client in held_rows])
 
 
-def _lazy_test_set(test: TestSet) -> TestSet:
-    x = as_lazy_rows(test.examples.x)
-    x = x if isinstance(x, LazyRows) else model_inputs(f"test set {test.domain}", x)
-    return dataclasses.replace(test, examples=Examples(x, as_array(f"test set {test.domain}", test.examples.y)))
+def _lazy_test_set(test: TestSet, layout: Layout | None) -> TestSet:
+    x, where = as_lazy_rows(test.examples.x), f"test set {test.domain}"
+    if layout is not None:
+        x = packed(where, x, layout)[0]
+    elif not isinstance(x, LazyRows):
+        x = model_inputs(where, x)
+    return dataclasses.replace(test, examples=Examples(x, as_array(where, test.examples.y), layout))
 
 
 def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:

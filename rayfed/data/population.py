@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.data.clients import LOOKED_AT, SPLITS, ClientTable, Examples, MadeClients, spread
 
 MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
@@ -41,6 +42,7 @@ class Population:
         partition_hash: Hash of which client holds which rows of the dataset (`rayfed.data.partitions.table`); None for
             a user's own clients, whose tables show `population_hash` instead.
         unseen_clients: Number of clients that take no part in training and join when it is over.
+        layout: Where the parts of an input lie in its row, if it has several; None for one array.
         test_source: On which examples clients are tested, as the end of a sentence; empty: not known.
     """
 
@@ -54,6 +56,7 @@ class Population:
     partition_hash: str | None = None
     unseen_clients: int = 0
     test_source: str = ""
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", ClientTable.of(self.clients))  # any sequence of clients will do
@@ -171,7 +174,8 @@ def as_array(where: str, given: Any) -> np.ndarray:
         values = np.asarray(given)
         return np.asarray(values, values.dtype.newbyteorder("="), order="C")
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
-        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
+        remedy = "; rayfed.padded makes rows of one length" if "inhomogeneous" in str(error) else ""
+        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())}){remedy}") from error
 
 
 def model_inputs(where: str, given: Any) -> np.ndarray:
@@ -207,7 +211,7 @@ def population_hash(population: Population) -> str:
     """
     digest = hashlib.sha256()
     head = (population.num_classes, population.shape, population.mean, population.std)
-    digest.update(repr(head).encode())
+    digest.update(repr((*head, population.layout) if population.layout else head).encode())
     clients = population.clients
     places: Sequence[int] = range(len(clients))
     if isinstance(clients.source, MadeClients):

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.data.clients import SPLITS, Client, ClientTable, Examples, MadeClients
+from rayfed.data.packing import is_tree, packed
 from rayfed.data.population import (
     Population,
     as_array,
@@ -74,10 +76,12 @@ class _Maker:
     first: Examples | None = None
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
-        client = _client(number, self.make(number), self.classes)
+        layout = None if self.first is None else self.first.layout
+        client = _client(number, self.make(number), self.classes, layout)
+        first = client.train if self.first is None else self.first
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"
-            _check_part(where, part, self.first or client.train)
+            _check_part(where, part, first)
             if self.classes and part.y.ndim == 1:
                 count_classes(where, [part.y], "num_classes", self.num_classes)
         return client.parts
@@ -93,7 +97,7 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
     maker = replace(maker, first=first.select(slice(0)))
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
     table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
-    return Population("clients", table, num_classes or 1, first.shape)
+    return Population("clients", table, num_classes or 1, first.shape, layout=first.layout)
 
 
 def user_population(
@@ -103,8 +107,9 @@ def user_population(
 
     Args:
         clients: Each a `Client`, or a mapping with `train` and `test` (optionally `val` and `domain`), whose parts are
-            pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1], floats reach the model
-            as float32, and integers as they are. Or `Clients`, which are made on demand.
+            pairs (x [n, ...], y [n]) of arrays or tensors; x may be a dict or a tuple of them. uint8 images are scaled
+            to [0, 1], floats reach the model as float32, and integers as they are. Or `Clients`, which are made on
+            demand.
         num_classes: Number of classes; None: the largest label plus 1.
         classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1], or at every position
             of an example. If not, y is whatever the user's own loss takes.
@@ -118,7 +123,10 @@ def user_population(
         raise UsageError(f"num_classes={num_classes!r}: expected an integer or None, got {type(num_classes).__name__}")
     if isinstance(clients, Clients):
         return _made_population(clients, num_classes, classes=classes)
-    checked = [_client(i, _mapping(c) if isinstance(c, Client) else c, classes) for i, c in enumerate(clients)]
+    checked: list[Client] = []
+    for number, given in enumerate(clients):
+        layout = checked[0].train.layout if checked else None
+        checked.append(_client(number, _mapping(given) if isinstance(given, Client) else given, classes, layout))
     if not checked:
         raise UsageError("clients: expected at least one")
     first = next((client.train for client in checked if len(client.train)), checked[0].train)
@@ -134,7 +142,7 @@ def user_population(
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     if classes:
         check_class_count("clients", num_classes)
-    return Population("clients", ClientTable.of(checked), num_classes, first.shape)
+    return Population("clients", ClientTable.of(checked), num_classes, first.shape, layout=first.layout)
 
 
 def _mapping(client: Client) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def _mapping(client: Client) -> dict[str, Any]:
     return {"domain": client.domain} | {name: (part.x, part.y) for name, part in parts}
 
 
-def _client(number: int, given: Any, classes: bool) -> Client:
+def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Client:
     where = f"clients[{number}]"
     if not isinstance(given, Mapping):
         raise UsageError(f"{where}: expected {_FORM}, got {type(given).__name__}")
@@ -153,22 +161,27 @@ def _client(number: int, given: Any, classes: bool) -> Client:
     for key in ("train", "test"):
         if key not in given:
             raise UsageError(f"{where}: {key!r} is missing; give a pair (x, y)")
-    train = _examples(given["train"], f"{where}.train", classes)
-    empty = train.select(slice(0))
-    val = _examples(given["val"], f"{where}.val", classes) if given.get("val") is not None else empty
+    train = _examples(given["train"], f"{where}.train", classes, layout)
+    empty, layout = train.select(slice(0)), train.layout
+    val = _examples(given["val"], f"{where}.val", classes, layout) if given.get("val") is not None else empty
     domain = f"client-{number}" if given.get("domain") is None else str(given["domain"])
-    return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes))
+    return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes, layout))
 
 
-def _examples(pair: Any, where: str, classes: bool) -> Examples:
+def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Examples:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
-    x, y = (as_array(f"{where}: {name}", part) for name, part in zip("xy", pair, strict=True))
+    x, y = pair[0], as_array(f"{where}: y", pair[1])
+    if layout is not None or is_tree(x):
+        x, layout = packed(f"{where}: x", x, layout)
+    else:
+        x = as_array(f"{where}: x", x)
     if not x.ndim or not y.ndim or len(x) != len(y):
-        sizes = f"x {list(x.shape)} and y {list(y.shape)}"
+        sizes = f"x {f'of {len(x)} rows' if layout else list(x.shape)} and y {list(y.shape)}"
         raise UsageError(f"{where}: got {sizes}; expected arrays of equal length n, x [n, ...] and y [n, ...]")
-    return Examples(model_inputs(f"{where}: x", x), _classes(y, where) if classes else _targets(y, where))
+    x = model_inputs(f"{where}: x", x) if layout is None else x
+    return Examples(x, _classes(y, where) if classes else _targets(y, where), layout)
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
@@ -193,10 +206,10 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
 
 def _check_part(where: str, part: Examples, first: Examples) -> None:
     """Check that examples have the form of the `first` client's, and that all numbers are finite."""
-    if len(part) and (part.shape, part.dtype) != (first.shape, first.dtype):
+    if len(part) and (part.shape, part.dtype, part.layout) != (first.shape, first.dtype, first.layout):
         raise UsageError(
-            f"{where}: an input is {part.shape} of {part.dtype}, but the first client's are {first.shape} of "
-            f"{first.dtype}; all inputs must be alike"
+            f"{where}: an input is {part.layout or part.shape} of {part.dtype}, but the first client's are "
+            f"{first.shape} of {first.dtype}; all inputs must be alike"
         )
     if len(part) and part.y.shape[1:] != first.y.shape[1:]:
         expected = [len(part), *first.y.shape[1:]]

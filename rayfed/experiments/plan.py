@@ -238,6 +238,17 @@ def make_plan(
             f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
             f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
         )
+    computes = {
+        "algorithm": config.algorithm.computes_with_inputs,
+        "augment": config.augment.name not in (None, "none"),
+    }
+    if population.layout is not None and any(computes.values()):
+        key = (
+            f"algorithm.name={config.algorithm_name}"
+            if computes["algorithm"]
+            else f"augment.name={config.augment.name}"
+        )
+        raise UsageError(f"{key}: computes with inputs of one array, and these have {population.layout}")
     blueprint = dry_step(
         _blueprint(config, population, model, chosen_loss),
         population,

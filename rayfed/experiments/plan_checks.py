@@ -131,10 +131,11 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     """
     kind, is_integer = population.clients[0].train.x.dtype, not input_type(population).is_floating_point
     inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
-    span = f", from {inputs.min()} to {inputs.max()}" if is_integer else ""
+    numbers = population.layout.integers(inputs) if population.layout else inputs
+    span = f", from {numbers.min()} to {numbers.max()}" if is_integer and numbers.size else ""
     remedy = "give them as float32, or choose another model"
-    if kind.kind in "iu" and is_integer:
-        remedy = f"an embedding of n takes 0 to n - 1, such as one with model.vocabulary={int(inputs.max()) + 1}"
+    if kind.kind in "iu" and span:
+        remedy = f"an embedding of n takes 0 to n - 1, such as one with model.vocabulary={int(numbers.max()) + 1}"
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         for start in range(0, len(inputs), 64):
@@ -142,7 +143,7 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
             try:
                 outputs = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
             except (RuntimeError, IndexError) as error:
-                reason = f"which are {kind}{span} ({one_line(error)}); {remedy}"
+                reason = f"which are {population.layout or kind}{span} ({one_line(error)}); {remedy}"
                 raise UsageError(f"{where}: fails on inputs of {population.name}, {reason}") from error
     classes = population.num_classes
     if isinstance(loss, CrossEntropy) and outputs.shape[1] < classes:

@@ -81,7 +81,7 @@ def small_population(population: Population, clients: int, examples: Sequence[in
 
 
 def _first(part: Examples, count: int) -> Examples:
-    return Examples(np.ascontiguousarray(part.x[:count]), part.y[:count])
+    return Examples(np.ascontiguousarray(part.x[:count]), part.y[:count], part.layout)
 
 
 def input_type(population: Population) -> torch.dtype:
@@ -98,11 +98,11 @@ def first_batch(part: Examples, count: int) -> Batch:
 
 def extreme_examples(population: Population) -> np.ndarray:
     """Return the examples with the smallest and the largest input at each position, those of test sets included."""
-    extremes = np.zeros((0, *population.shape), population.clients[0].train.x.dtype)
+    extremes, layout = np.zeros((0, *population.shape), population.clients[0].train.x.dtype), population.layout
     for block in _blocks(population):
         candidates = np.concatenate([extremes, block])
-        flat = candidates.reshape(len(candidates), -1)
-        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])]
+        flat = layout.integers(candidates) if layout else candidates.reshape(len(candidates), -1)
+        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])] if flat.size else candidates[:2]
     return extremes
 
 

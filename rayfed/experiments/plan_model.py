@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout, layout_of
 from rayfed.core.modules import copied, make_picklable
 from rayfed.core.options import checked
 from rayfed.core.rng import global_generators_seeded
@@ -27,16 +28,19 @@ ModelFactory = Callable[[], nn.Module]
 
 def model_of(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> nn.Module:
     """Build the model with the weights that follow from the seed, split into features and head where that is needed."""
-    dtype = input_type(population)
+    dtype, layout = input_type(population), population.layout
     outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
     with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
             prepare = partial(prepared, config)
-            built: nn.Module = build_model(name, options, population.shape, outputs, dtype, prepare=prepare)
+            shape = population.shape
+            built: nn.Module = build_model(name, options, shape, outputs, dtype, layout=layout, prepare=prepare)
             _refuse_gradient_hooks(built)
         else:
-            given = fresh_module(model, population.shape, dtype)
+            given = fresh_module(model, population.shape, dtype, layout)
+            if layout is not None:
+                layout.attach(given)
             built = prepared(config, given, population.shape, dtype)
             _refuse_hooks_of_whole(given, built)
     make_picklable(built)
@@ -49,7 +53,7 @@ def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: t
     Raises:
         UsageError: The model cannot take such inputs, or it has no split where one is needed.
     """
-    if getattr(module, "feature_shape", ()):
+    if getattr(module, "feature_shape", ()) and layout_of(module) is None:
         return module
     check_whole(module, shape, dtype)
     head: Any = checked(config.model.options.get("head"), str | None, {}, where="model.head")
@@ -68,7 +72,10 @@ def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: t
 
 
 def fresh_module(
-    model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    model: ModelFactory | nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    layout: Layout | None = None,
 ) -> nn.Module:
     """Return the user's module on the CPU, newly made or copied, because splitting changes a model.
 
@@ -76,13 +83,14 @@ def fresh_module(
         model: The module, or a function that makes it.
         shape: Shape of one input, by which lazy layers of a new module get their weights.
         dtype: Type of the inputs.
+        layout: The parts of an input, if it has several.
 
     Raises:
         UsageError: There is no module, or it cannot be copied.
     """
     module = model if isinstance(model, nn.Module) else _made(model)
     if module is not model:
-        initialise_lazy_layers(module, shape, dtype)
+        initialise_lazy_layers(module, shape, dtype, layout)
     elif any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
         raise UsageError(
             f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
@@ -108,7 +116,8 @@ def _refuse_gradient_hooks(module: nn.Module) -> None:
 def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
     """Raise UsageError for hooks of a model whose features and head are called separately."""
     kinds = (given._forward_hooks, given._forward_pre_hooks, given._backward_hooks, given._backward_pre_hooks)
-    if any(kinds) and hasattr(split, "feature_shape") and getattr(split, "head", None) is not given:
+    hooks = [hook for kind in kinds for hook in kind.values() if not isinstance(hook, Layout)]
+    if hooks and hasattr(split, "feature_shape") and getattr(split, "head", None) is not given:
         raise UsageError(
             "model: a hook of the whole model is not called in training, which runs features and head; register it on "
             "a layer of the model"

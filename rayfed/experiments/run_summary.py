@@ -35,7 +35,7 @@ def run_summary(plan: Plan) -> str:
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
     local = counted(epochs, "epoch") if epochs else counted(steps or 0, "step")
     unseen = f"; {counted(population.unseen_clients, 'unseen')} after training" if population.unseen_clients else ""
-    shape = " x ".join(map(str, population.shape)) or "scalar"
+    shape = population.layout or " x ".join(map(str, population.shape)) or "scalar"
     augmented = f"; augmented by {config.augment.name}" if blueprint.augment is not None else ""
     options = "".join(f", {key} {value}" for key, value in config.loss.options.items())
     loss_name = plan.loss_label or config.loss.name

@@ -110,7 +110,10 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
     """Return the model of the plan with `weights`; a module that the user gave keeps its names."""
     if given is None:
         return _filled(copied(plan.blueprint.model), weights)
-    module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
+    layout = plan.population.layout
+    module, twin = (fresh_module(given, plan.population.shape, plan.input_type, layout) for _ in range(2))
+    if layout is not None:
+        layout.attach(twin)
     before = {id(value): name for name, value in _tensors(twin).items()}
     split = prepared(plan.config, twin, plan.population.shape, plan.input_type)
     own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from rayfed.core.layout import layout_of
 from rayfed.models.split_model import example_inputs
 
 
@@ -26,7 +27,7 @@ class Cost(NamedTuple):
 def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cost:
     """Return the cost of `model` on one input of `shape`, by torch's counter of the operations that are run."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    x = example_inputs(shape, dtype)
+    x = example_inputs(shape, dtype, layout_of(model))
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.core.options import build, checked
 from rayfed.core.registry import resolve
 from rayfed.models import MODELS
-from rayfed.models.base import with_projection
+from rayfed.models.base import ModelOptions, with_projection
 from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_layers
 
 
@@ -23,6 +24,7 @@ def build_model(
     num_classes: int,
     dtype: torch.dtype = torch.float32,
     *,
+    layout: Layout | None = None,
     prepare: Callable[[nn.Module, tuple[int, ...], torch.dtype], Any] = ensure_split,
 ) -> Any:
     """Create the network called `name`.
@@ -31,21 +33,27 @@ def build_model(
 
     Args:
         name: A key of `MODELS` or a user's `module:Name`: a dataclass of options with `build(shape, num_classes)`, or
-            an `nn.Module` class or a function called with (shape, num_classes, **options).
+            an `nn.Module` class or a function called with (shape, num_classes, **options); shape is a dict or a tuple
+            of shapes where inputs have several parts.
         options: Options by name.
         shape: Shape of one input.
         num_classes: Number of classes.
         dtype: Type of the inputs.
+        layout: The parts of an input, if it has several.
         prepare: Returns a user's model as methods use it, by default with its split point. rayfed's own have theirs.
 
     Raises:
         UsageError: The name or an option is unknown, or the network cannot take such inputs.
     """
     create, projection = _factory(name, options)
-    module = create(tuple(shape), num_classes)
+    if layout is not None and isinstance(getattr(create, "__self__", None), ModelOptions):
+        raise UsageError(f"model.name={name}: takes one input, and these have {layout}; give a model of your own")
+    module = create(layout.shapes() if layout else tuple(shape), num_classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"model.name={name}: must create an nn.Module, got {type(module).__name__}")
-    initialise_lazy_layers(module, shape, dtype)
+    initialise_lazy_layers(module, shape, dtype, layout)
+    if layout is not None:
+        layout.attach(module)
     if isinstance(module, SplitModel) and module.feature_shape:
         model = module
     else:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rayfed.core.layout import layout_of
 from rayfed.core.modules import batch_norm_layers
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Task
@@ -36,7 +37,8 @@ def trains_on_single_examples(task: Task, shape: Sequence[int], *, tokens: bool)
     if not batch_norm_layers(task.model.module):
         return True
     weights = task.initial_weights()
-    dtype = torch.long if tokens else next(v.dtype for v in weights.values() if v.is_floating_point())
+    integers = torch.long if layout_of(task.model.module) is None else torch.int32
+    dtype = integers if tokens else next(v.dtype for v in weights.values() if v.is_floating_point())
     with torch_state_kept(), torch.no_grad():  # dropout draws random numbers
         try:
             task.forward(weights, torch.zeros(1, *shape, dtype=dtype, device=task.device))

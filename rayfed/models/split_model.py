@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout, layout_of
 from rayfed.core.network import logits_of
 from rayfed.core.options import suggestion
 
@@ -52,7 +53,10 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             out = logits_of(module(x))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason, shape = (str(error).splitlines() or [type(error).__name__])[0], "x".join(map(str, x.shape[1:])) or "()"
+        reason, layout = (str(error).splitlines() or [type(error).__name__])[0], layout_of(module)
+        if layout is not None:
+            raise UsageError(f"model: inputs of {layout} do not fit ({reason})") from error
+        shape = "x".join(map(str, x.shape[1:])) or "()"
         if x.dtype != torch.float32 and _takes(module, x.float()):
             raise UsageError(
                 f"model: takes inputs of float32, and these are {str(x.dtype).removeprefix('torch.')}; give "
@@ -77,21 +81,28 @@ def _takes(module: nn.Module, x: Tensor) -> bool:
     return False
 
 
-def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None) -> Tensor:
     """Return two fixed inputs for checks: noise, or zeros if `dtype` is an integer type (token numbers)."""
+    if layout is not None:
+        return layout.example(2)
     if not dtype.is_floating_point:
         return torch.zeros(2, *shape, dtype=dtype)
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def initialise_lazy_layers(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+def initialise_lazy_layers(
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None
+) -> None:
     """Give lazy layers, such as `nn.LazyLinear`, their weights for inputs of `shape`, drawn from the global generator.
 
     Raises:
         UsageError: The module cannot take an input of this shape.
     """
     if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
-        dry_run(module, example_inputs(shape, dtype))
+        hook = layout and layout.attach(module)
+        dry_run(module, example_inputs(shape, dtype, layout))
+        if hook:
+            hook.remove()
 
 
 def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
@@ -100,7 +111,7 @@ def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = 
     Raises:
         UsageError: It cannot take such inputs, or its outputs depend on more than them.
     """
-    outputs = dry_run(module, example_inputs(shape, dtype))
+    outputs = dry_run(module, example_inputs(shape, dtype, layout_of(module)))
     if obstacle := _obstacle(module, shape, dtype):
         raise UsageError(f"model {type(module).__name__}: {obstacle}")
     module.output_width = outputs.shape[1] if outputs.ndim == 2 else 0  # type: ignore[assignment]
@@ -120,7 +131,9 @@ def ensure_split(
     """
     declared = getattr(module, "feature_shape", None)
     has_head = callable(getattr(module, "features", None)) and isinstance(getattr(module, "head", None), nn.Module)
-    if head is None and has_head:
+    if has_head and layout_of(module) is not None:  # which calls the whole module alone
+        head = head or "head"
+    elif head is None and has_head:
         x = example_inputs(shape, dtype)
         z = dry_run(_SubModel(module, "features"), x)
         try:
@@ -162,7 +175,7 @@ def split_last_linear(
     hooks = [layer.register_forward_hook(lambda layer, args, out: calls.append((layer, args[0]))) for layer in ends]
     kinds: list[bool] = []
     hooks.append(module.register_forward_hook(lambda layer, args, out: kinds.append(isinstance(out, Tensor))))
-    x = example_inputs(shape, dtype)
+    x = example_inputs(shape, dtype, layout_of(module))
     try:
         logits = dry_run(module, x)
     finally:
@@ -191,9 +204,10 @@ def split_last_linear(
 
 def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
     """Return why outputs of `module` cannot be compared, or None if they can."""
-    x = example_inputs(shape, dtype)
+    layout = layout_of(module)
+    x = example_inputs(shape, dtype, layout)
     first = dry_run(module, x)
-    if not torch.equal(x, example_inputs(shape, dtype)):
+    if not torch.equal(x, example_inputs(shape, dtype, layout)):
         return "modifies its input; write x = x + 1 in place of x += 1"
     if not torch.allclose(first, dry_run(module, x), atol=1e-5, equal_nan=True):
         return (

@@ -36,7 +36,7 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
             for position, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    shape = " x ".join(map(str, dataset.images.shape[1:]))
+    shape = str(dataset.layout or " x ".join(map(str, dataset.images.shape[1:])))
     plural = "s" * (len(clients) > 1)
     classes = f"{dataset.num_classes} classes" if dataset.has_classes else f"labels {_classes(dataset.labels)}"
     head = f"{dataset.name}: {len(clients)} client{plural}, {classes}, inputs {shape}"

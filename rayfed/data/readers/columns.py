@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
+from rayfed.core.paths import absolute
 from rayfed.data.population import count_classes, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
@@ -145,6 +146,11 @@ def _declared_classes(path: Path, name: str) -> int | None:
     return len(names) if names else None
 
 
+def holds_images(path: Path, features: Sequence[str]) -> bool:
+    """Return whether `features` is one column of encoded images."""
+    return len(features) == 1 and is_image(_storage(tables.schema(path).field(features[0]).type))
+
+
 def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows: int, size: int | None) -> np.ndarray:
     """Return the inputs [rows, ...]: images or lists of numbers in one column, or the numbers in several columns.
 
@@ -152,7 +158,7 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
     int64, and all other columns float32.
     """
     kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
-    if len(features) == 1 and is_image(kinds[0]):
+    if holds_images(files[0], features):
         return decode_column(name, files, features[0], rows, size)
     if size is not None:
         raise UsageError(f"data.size={size}: column {features[0]!r} has no encoded images")
@@ -165,6 +171,28 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         place = f"{tables.place(files, features[0], int(wrong[0]))}: {', '.join(features)}"
         raise UsageError(f"{place}: has values that are not finite, as in {len(wrong)} of {len(values)} rows")
     return values
+
+
+def tokens(files: Sequence[Path], name: str, folder: str, length: int | None) -> dict[str, np.ndarray]:
+    """Return a column of texts as the tokens, and where they are, of a tokenizer: int64 [rows, length] each."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError(f"data.tokenizer={folder}: needs transformers; pip install transformers") from error
+    texts = column(files, name)
+    if not pa.types.is_string(texts.type):
+        raise UsageError(f"{files[0]}: column {name!r} is {texts.type}; data.tokenizer needs texts")
+    if not absolute(folder).is_dir():
+        raise UsageError(f"data.tokenizer={folder}: no such folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(absolute(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"data.tokenizer={folder}: has no tokenizer ({str(error).splitlines()[0]})") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    padding = True if length is None else "max_length"
+    encoded = tokenizer(texts.to_pylist(), padding=padding, truncation=length is not None, max_length=length)
+    return {key: np.array(encoded[key], np.int64) for key in ("input_ids", "attention_mask")}
 
 
 def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:

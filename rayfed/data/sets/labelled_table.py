@@ -24,7 +24,11 @@ from rayfed.data.readers.tables import tables_by_split
 class LabelledTable(DropClients, ChannelNormalisation):
     """Options for the roles of table columns, shared by `Table` and `HuggingFace`."""
 
-    features: list[str] | None = option(None, help="columns of numbers, or one of images or lists; null: image or img")
+    features: list[str] | dict[str, Any] | None = option(
+        None,
+        help="columns of numbers, or one of images or lists; null: image or img; {name: columns, …}: parts of an "
+        "input, which the model takes by keyword",
+    )
     label: str | list[str] = option(
         "label",
         help="column of the classes: integers from 0, or strings (numbered alphabetically); or of numbers, lists or "
@@ -51,9 +55,10 @@ class LabelledTable(DropClients, ChannelNormalisation):
     ) -> Dataset:
         """Return the rows of `files` without those of `drop_clients`; `source` and `is_test` have one value per row."""
         label_columns = [self.label] if isinstance(self.label, str) else self.label
-        for label in set(label_columns) & set(self.features or ()):
+        parts = self.parts(files[0])
+        features = [column for chosen in parts.values() for column in chosen]
+        for label in set(label_columns) & set(features):
             raise UsageError(f"data.features: {label} is data.label, which would leak the answer; leave it out")
-        features = self.features or self._image_column(files[0])
         for path in files:
             optional = [self.client, self.domain, self.strata]
             tables.check_columns(path, [*features, *label_columns, *(name for name in optional if name)])
@@ -72,17 +77,36 @@ class LabelledTable(DropClients, ChannelNormalisation):
             rows = self.remaining_rows(per_row["client"], files[0].parent)
         elif self.drop_clients:
             raise UsageError(f"data.drop_clients={self.drop_clients}: set data.client to the column of the clients")
-        images = columns.read_inputs(name, files, features, len(labels), self.size)
+        inputs = {part: select_rows(x, rows) for part, x in self.inputs(name, files, parts, len(labels)).items()}
+        images = [x for x in inputs.values() if x.dtype == np.uint8]
         return Dataset.of(
             name,
-            select_rows(images, rows),
+            inputs.get("") if "" in inputs else inputs,
             labels[rows],
             num_classes=num_classes,
             sources=sources,
             **names,
             **{key: values[rows] for key, values in per_row.items()},
-            **self.normalisation(images.shape[1] if images.dtype == np.uint8 else 1),
+            **self.normalisation(images[0].shape[1] if images else 1),
         )
+
+    def parts(self, path: Path) -> dict[str, list[str]]:
+        """Return the columns of each part of an input by its name, which is empty for inputs of one array."""
+        if not isinstance(self.features, dict):
+            return {"": self.features or self._image_column(path)}
+        parts = {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
+        for name, chosen in parts.items():
+            if not isinstance(chosen, list) or not chosen or not all(isinstance(column, str) for column in chosen):
+                raise UsageError(f"data.features.{name}={chosen!r}: expected one or more names of columns")
+        return parts
+
+    def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
+        """Return the inputs [rows, ...] of each part."""
+        sized = [part for part, chosen in parts.items() if columns.holds_images(files[0], chosen)] or [*parts]
+        return {
+            part: columns.read_inputs(name, files, chosen, rows, self.size if part in sized else None)
+            for part, chosen in parts.items()
+        }
 
     def _image_column(self, path: Path) -> list[str]:
         names = tables.schema(path).names
@@ -173,6 +197,21 @@ class HuggingFace(HubTables):
     """
 
     folder: str = option(help="folder of the dataset")
+    tokenizer: str | None = option(
+        None,
+        help="folder of a tokenizer of transformers; a column of texts (text) becomes input_ids and attention_mask",
+    )
+    max_length: int | None = option(None, low=1, help="tokens of a text, which is cut or padded; null: of the longest")
+
+    def parts(self, path: Path) -> dict[str, list[str]]:
+        return super().parts(path) if self.features or not self.tokenizer else {"": ["text"]}
+
+    def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
+        if self.tokenizer is None:
+            return super().inputs(name, files, parts, rows)
+        if [*parts] != [""] or len(parts[""]) > 1:
+            raise UsageError(f"data.features={self.features}: expected the one column of texts for data.tokenizer")
+        return columns.tokens(files, parts[""][0], self.tokenizer, self.max_length)
 
     @property
     def tables_folder(self) -> Path:
