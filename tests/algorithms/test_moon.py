@@ -10,7 +10,12 @@ from torch import nn
 
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
+from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.moon import Moon, contrast
+from rayfed.core.errors import UsageError
+from rayfed.core.outputs import Outputs
+from rayfed.core.task import Task
+from rayfed.models.split_model import ensure_split
 
 
 def contrastive(received, previous, mu, tau):
@@ -80,6 +85,35 @@ def test_by_default_there_is_the_head_of_the_authors_code_and_without_widths_non
         "head.weight": (3, 256),
     }
     assert set(run(Moon(widths=[]), population(), net(), rounds=1).state["weights"]) == set(net().state_dict())
+
+
+class Deep(nn.Module):
+    """Its method `head` has two layers; for inputs of several dimensions, the last one is that of the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.hidden, self.out = nn.Linear(6, 8), nn.Linear(8, 7), nn.Linear(7, 4)
+
+    def features(self, x):
+        return torch.relu(self.body(x))
+
+    def head(self, z):
+        return self.out(torch.relu(self.hidden(z)))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_the_head_has_the_outputs_of_the_model_or_is_refused():
+    """Also outputs that are numbers, of which the labels tell no number of classes."""
+    task = Task(ensure_split(Deep(), (6,)), F.mse_loss, num_clients=1, num_classes=1, outputs=Outputs("numbers"))
+    made = with_projection(task, [5])
+    assert made.predict(made.initial_weights(), torch.zeros(3, 6)).shape == (3, 4)
+    task = Task(ensure_split(Deep(), (2, 6)), F.cross_entropy, num_clients=1, num_classes=4)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.widths: .* are \[n, 2, 4\]; algorithm.widths=\[\] trains without"
+    ):
+        with_projection(task, [5])
 
 
 def test_the_term_in_numbers():

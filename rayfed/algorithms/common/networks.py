@@ -99,14 +99,26 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
     """Return `task` with a projection head of `widths` on its model, by default that of its features and MOON's 256.
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
+
+    Raises:
+        UsageError: The model's outputs are not [batch, outputs].
     """
     module = task.model.module
+    dtype = getattr(module, "feature_dtype", torch.float32)
+    features = torch.zeros((2, *task.feature_shape), dtype=dtype, device=task.device)
+    logits = task.head(task.initial_weights(), features, train=False)
+    if logits.ndim != 2:
+        sides = "".join(f", {side}" for side in logits.shape[1:])
+        raise UsageError(
+            "algorithm.widths: a projection head ends in a vector for each example, and the outputs of this model are "
+            f"[n{sides}]; algorithm.widths=[] trains without it"
+        )
     first = next(itertools.chain(module.parameters(), module.buffers())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
         widths = (width, 256) if widths is None else widths
-        model = ModelWithProjection(module, [width, *widths], task.num_outputs, task.head_names)
+        model = ModelWithProjection(module, [width, *widths], logits.shape[1], task.head_names)
     return task.with_model(model)
 
 
