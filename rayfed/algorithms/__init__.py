@@ -9,6 +9,8 @@ FAMILIES = {
         "scaffold": "rayfed.algorithms.scaffold:Scaffold",
         "moon": "rayfed.algorithms.moon:Moon",
         "feddyn": "rayfed.algorithms.feddyn:FedDyn",
+        "flora": "rayfed.algorithms.lora:FLoRA",
+        "het_lora": "rayfed.algorithms.lora:HetLoRA",
         "fedavgm": "rayfed.algorithms.server_optimizers:FedAvgM",
         "fedadagrad": "rayfed.algorithms.server_optimizers:FedAdagrad",
         "fedadam": "rayfed.algorithms.server_optimizers:FedAdam",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.federations import blueprint, simulate
+from helpers.federations import Adapter, blueprint, simulate
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.data.user_clients import user_population
@@ -19,9 +19,10 @@ from rayfed.models.split_model import ensure_split
 
 RNG = np.random.default_rng(0)
 BATCH_NORM = {"dp_fedbn", "fedbn", "gaussian_dp_fedbn"}
+LORA = {"flora", "het_lora"}
 REFUSED = {
-    "spare outputs": {"harmofl"},
-    "words": BATCH_NORM | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"},
+    "spare outputs": LORA | {"harmofl"},
+    "words": BATCH_NORM | LORA | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"},
 }
 REFUSED["tied"] = REFUSED["words"]
 OPTIONS = {"dp_adcol": {"server_batch_size": 10}, "fedgen": {"server_steps": 2}}
@@ -80,9 +81,14 @@ def test_trains_or_says_why_not(name, kind):
 class Whole(nn.Module):
     """Ends in a product, not in a layer, and returns an object, as models of transformers do."""
 
-    def __init__(self, batch_norm):
+    def __init__(self, name):
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8) if batch_norm else nn.Identity())
+        batch_norm, linear = name in BATCH_NORM, nn.Linear(6, 8)
+        self.body = nn.Sequential(
+            nn.Flatten(),
+            Adapter(linear) if name in LORA else linear,
+            nn.BatchNorm1d(8) if batch_norm else nn.Identity(),
+        )
         self.w = nn.Parameter(torch.randn(8, 10))
 
     def forward(self, x):
@@ -98,7 +104,7 @@ def test_methods_train_whole_models_or_declare_that_they_split(name):
     with contextlib.ExitStack() as stack:
         if config.algorithm.needs_split:
             stack.enter_context(pytest.raises(UsageError, match=f"^algorithm.name={name}: needs a model that is split"))
-        plan = make_plan(config, clients=people, model=lambda: Whole(name in BATCH_NORM))
+        plan = make_plan(config, clients=people, model=lambda: Whole(name))
     if config.algorithm.needs_split:
         return
     has_global = plan.blueprint.global_model(plan.population)[0] is not None

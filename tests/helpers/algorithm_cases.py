@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from helpers.federations import adapted, blobs, blueprint, net, on_pictures, reshaped
 from helpers.slow import slow_but
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
@@ -133,6 +133,8 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "apple": Case({"name": "apple"}, sampled=False),
     "fedgen": Case({"name": "fedgen", "noise": 8, "hidden": 16, "server_steps": 5}, noisy=True),
     "harmofl": Case({"name": "harmofl"}, {"model": on_pictures(net())}),
+    "flora": Case({"name": "flora"}, {"model": adapted(net())}),
+    "het_lora": Case({"name": "het_lora", "gamma": 1.0}, {"model": adapted(net())}),
     # variants
     "mine": Case(Mine(momentum=0.3)),
     "fedavg, moments kept": Case({"name": "fedavg"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True}),
@@ -278,6 +280,7 @@ def sampled_plan(name: str) -> tuple[Blueprint, Population]:
     algorithm = build_algorithm({"name": name, **options})
     for cohort, batch_norm, people in ((4, True, SIX), (6, True, SIX), (6, False, SIX), (4, True, SIX_WITH_PICTURES)):
         model = net(batch_norm) if people is SIX else on_pictures(net(batch_norm))
+        model = adapted(model) if name in ("flora", "het_lora") else model
         plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)
         try:
             plan.check(people)

@@ -61,6 +61,27 @@ class Net(nn.Module):
         return self.head(self.features(x))
 
 
+class Adapter(nn.Module):
+    """A frozen linear layer with a low-rank adapter, in the form and under the names of peft's."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 4, alpha: float = 8.0):
+        super().__init__()
+        self.base_layer, self.scaling = layer.requires_grad_(False), {"default": alpha / rank}
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.scaling["default"] * self.lora_B["default"](self.lora_A["default"](x))
+
+
+def adapted(model: Net) -> Net:
+    """Return `model` with an adapter of its first layer."""
+    torch.manual_seed(1)
+    model.body[0] = Adapter(model.body[0])
+    return model
+
+
 @dataclass(frozen=True, kw_only=True)
 class Busy(FedAvg):
     """FedAvg whose step takes 2 ms of the CPU for any number of clients."""

@@ -214,3 +214,19 @@ def test_adapters_of_a_pretrained_encoder_are_all_that_is_sent(plan, sources):
     assert sum(value.numel() for value in server.state["weights"].values()) == 6 * 2 * 8 * 2 * 384 + 384 * 2 + 2
     assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 2 * 4 * 74_498}
     assert made.cost.parameters > 22_700_000
+
+
+@pytest.mark.parametrize("name", ["flora", "het_lora"])
+@pytest.mark.parametrize("source", ["encoder", "decoder"])
+def test_clients_have_adapters_of_their_own_rank(sources, tmp_path, name, source):
+    """GPT-2 has its weights transposed."""
+    values = {"model.name": "huggingface", "model.source": sources[source], "results": str(tmp_path), "rounds": 2}
+    values |= {"model.lora": {"rank": 3}, "algorithm": {"name": name, "ranks": [1, 3]}, "local.lr": 0.1}
+    values["model.task"] = "sequence_classification" if source == "encoder" else "causal_lm"
+    result = rayfed.run(values, clients=texts(20, 30, positions=source == "decoder"), quiet=True)
+    trained = {key for key, value in result.model().named_parameters() if value.requires_grad}
+    sizes = [value.numel() for key, value in result.model().named_parameters() if key in trained and "lora_" in key]
+    others = sum(value.numel() for key, value in result.model().named_parameters() if key in trained) - sum(sizes)
+    assert (result.rounds.bytes_up == 4 * (sum(sizes) * 4 // 3 + 2 * others)).all()
+    scores = result.metrics.query("metric == 'loss' and split == 'test'").groupby("round").value.mean()
+    assert scores.iloc[-1] < np.log(2 if source == "encoder" else WORDS) + 0.05
