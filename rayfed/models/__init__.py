@@ -9,6 +9,7 @@ MODELS = {
     "cct": "rayfed.models.cct:CCT",
     "fasttext": "rayfed.models.fasttext:FastText",
     "har_cnn": "rayfed.models.cnn:HARCNN",
+    "unet": "rayfed.models.unet:UNet",
     "resnet18": "rayfed.models.from_torchvision:ResNet18",
     "resnet34": "rayfed.models.from_torchvision:ResNet34",
     "resnet50": "rayfed.models.from_torchvision:ResNet50",

@@ -2,6 +2,7 @@
 
 DATASETS = {
     "mini_digits": "rayfed.data.sets.mini_digits:MiniDigits",
+    "mini_scans": "rayfed.data.sets.mini_scans:MiniScans",
     "mnist": "rayfed.data.sets.mnist:Mnist",
     "fashion_mnist": "rayfed.data.sets.mnist:FashionMnist",
     "emnist": "rayfed.data.sets.mnist:Emnist",

@@ -1,0 +1,124 @@
+"""A small segmentation task with five scanners, drawn from data in scikit-learn without any download."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+
+from rayfed.core.options import option
+from rayfed.core.rng import numpy_generator
+from rayfed.data.cache import Arrays, cached_arrays
+from rayfed.data.dataset import Dataset
+from rayfed.data.dataset_options import DomainSelection
+from rayfed.data.sets.mini_digits import Random, as_pixels, ink, smoothed
+from rayfed.data.sets.mnist_m import load_photographs
+
+VERSION = 1  # raise it when the pixels change
+SCANNERS = ("sharp", "hazy", "shaded", "textured", "striped")
+PER_SCANNER = 359  # 1,797 handwritten digits over five scanners
+SIDE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniScans(DomainSelection):
+    """Strokes of handwriting to be found in grey images of 32 x 32 from five scanners, 359 each, a fifth for testing.
+
+    Labels are masks [32, 32]: 1 where the strokes are, 0 elsewhere. The strokes are scikit-learn's 1,797 handwritten
+    digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), turned, enlarged and shifted at random, each used by only one
+    scanner. Every image also shows two or three round blots of the same grey, which belong to the background.
+
+    "sharp" has bright strokes on black, "hazy" has faint strokes on a bright, vignetted ground, "shaded" has strokes
+    under a bias field and noise that grows with the signal, "textured" has a photograph of scikit-learn as
+    ground, and "striped" is blurred and has stripes. Mean and std are 0.5.
+    """
+
+    seed: int = option(0, low=0, help="seed of the assignment of digits to scanners and of all drawing")
+    per_domain: int | None = option(None, low=10, high=PER_SCANNER, help="maximum of images per scanner; null: 359")
+
+    name: ClassVar[str] = "mini_scans"
+    default_partition: ClassVar[str] = "domains"
+
+    def __post_init__(self) -> None:
+        self.selected_domains()
+
+    def available_domains(self) -> tuple[str, ...]:
+        return SCANNERS
+
+    def load(self) -> Dataset:
+        """Return the selected scanners one after the other; a fifth of each prefix of a scanner are test images."""
+        scanners, size = self.selected_domains(), self.per_domain or PER_SCANNER
+        arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, lambda: generate(self.seed))
+        rows = np.concatenate([SCANNERS.index(name) * PER_SCANNER + np.arange(size) for name in scanners])
+        return Dataset.of(
+            self.name,
+            arrays["images"][rows][:, None],
+            arrays["masks"][rows].astype(np.int64),
+            is_test=rows % PER_SCANNER % 5 == 4,
+            num_classes=2,
+            domain=np.repeat(np.arange(len(scanners), dtype=np.int16), size),
+            domains=scanners,
+            index=arrays["index"][rows],
+            mean=(0.5,),
+            std=(0.5,),
+            ood=self.left_out,
+        )
+
+
+def generate(seed: int) -> Arrays:
+    """Generate all scanners: images and masks, uint8 [1795, 32, 32], and each digit's row in load_digits."""
+    from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
+
+    digits, photographs = load_digits(), load_photographs(None)
+    grounds = [np.asarray(Image.fromarray(photograph).convert("L"), np.float32) / 255 for photograph in photographs]
+    order = numpy_generator(seed, 0).permutation(len(digits.target))[: len(SCANNERS) * PER_SCANNER]
+    images, masks = [], []
+    for position, scanner in enumerate(SCANNERS):
+        random = numpy_generator(seed, 1, position)
+        for row in order[position * PER_SCANNER : (position + 1) * PER_SCANNER]:
+            strokes = drawn(digits.images[row], random)
+            images.append(scan(scanner, strokes, blots(strokes, random), grounds, random))
+            masks.append(strokes > 0.5)
+    return {"images": np.stack(images), "masks": np.stack(masks).astype(np.uint8), "index": order.astype(np.int64)}
+
+
+def drawn(digit: np.ndarray, random: Random) -> np.ndarray:
+    """Return the strokes of a digit at a random size, angle and position, float [32, 32] in [0, 1]."""
+    height = int(random.integers(18, 27))
+    canvas = np.zeros((SIDE, SIDE), np.float32)
+    top, left = random.integers(0, SIDE - height + 1, 2)
+    canvas[top : top + height, left : left + height] = ink(digit, height)
+    turned = Image.fromarray(canvas).rotate(random.uniform(-30, 30), Image.Resampling.BILINEAR)
+    return np.asarray(turned)
+
+
+def blots(strokes: np.ndarray, random: Random) -> np.ndarray:
+    """Return two or three discs that leave the strokes free, float [32, 32] in [0, 1]."""
+    down, across = np.indices((SIDE, SIDE))
+    result = np.zeros((SIDE, SIDE), np.float32)
+    for _ in range(random.integers(2, 4)):
+        y, x, radius = random.uniform(0, SIDE), random.uniform(0, SIDE), random.uniform(2.5, 5.0)
+        result = np.maximum(result, (radius + 0.5 - np.hypot(down - y, across - x)).clip(0, 1))
+    return result * (1 - strokes)
+
+
+def scan(scanner: str, strokes: np.ndarray, blots: np.ndarray, grounds: list[np.ndarray], random: Random) -> np.ndarray:
+    """Return the image of a scanner, uint8 [32, 32]."""
+    shown, noise = np.maximum(strokes, random.uniform(0.6, 1.0) * blots), random.normal(0, 1, (SIDE, SIDE))
+    down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
+    angle = random.uniform(0, 2 * np.pi)
+    slope = np.sin(angle) * down + np.cos(angle) * across
+    if scanner == "sharp":
+        return as_pixels(random.uniform(0.7, 1.0) * shown + 0.04 * noise)
+    if scanner == "hazy":
+        vignette = random.uniform(0.4, 0.6) - 0.5 * (down**2 + across**2)
+        return as_pixels(vignette + random.uniform(0.2, 0.35) * shown + 0.05 * noise)
+    if scanner == "shaded":
+        signal = (0.25 + 0.3 * shown) * (1 + slope)
+        return as_pixels(signal * (1 + 0.15 * noise))
+    if scanner == "textured":
+        ground = grounds[random.integers(len(grounds))]
+        top, left = (int(random.integers(size - SIDE + 1)) for size in ground.shape)
+        return as_pixels(0.7 * ground[top : top + SIDE, left : left + SIDE] + 0.3 * shown + 0.03 * noise)
+    stripes = 0.15 * np.sin(2 * np.pi * random.uniform(6, 9) * slope + random.uniform(0, 2 * np.pi))
+    return smoothed(as_pixels(0.35 + stripes + 0.35 * shown + 0.06 * noise), 0.8)

@@ -1,0 +1,59 @@
+"""A small U-Net, which assigns a class to every pixel."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.models.base import ModelOptions
+from rayfed.models.split_model import SplitModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UNet(ModelOptions):
+    """A U-Net with batch norm (Ronneberger, Fischer and Brox, MICCAI 2015), for images of any size.
+
+    Every level has two 3x3 convolutions with batch norm and ReLU. Levels are joined by 2x2 max pooling on the way down,
+    and by nearest-neighbour enlargement and concatenation on the way up. The head is a 1x1 convolution, and the
+    representation has `width` channels per pixel. Outputs are (B, classes, height, width). 29,786 parameters for width
+    8, depth 2, one channel and two classes.
+    """
+
+    name: ClassVar[str] = "unet"
+    width: int = option(16, low=1, help="channels of the first level; every level below has twice as many")
+    depth: int = option(2, low=1, high=6, help="number of poolings")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, height, width = self.image_shape(shape)
+        if height % (side := 2**self.depth) or width % side:
+            raise UsageError(f"model.depth={self.depth}: halves the {height}x{width} pixels too often; give less")
+        return SplitModel(_Body(channels, self.width, self.depth), nn.Conv2d(self.width, num_classes, 1), shape)
+
+
+class _Body(nn.Module):
+    def __init__(self, channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        sizes = [width * 2**level for level in range(depth + 1)]
+        self.down = nn.ModuleList(map(_level, [channels, *sizes[:-1]], sizes))
+        self.up = nn.ModuleList(_level(3 * size, size) for size in sizes[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped: list[Tensor] = []
+        for level in self.down:
+            x = level(F.max_pool2d(x, 2) if skipped else x)
+            skipped.append(x)
+        x = skipped.pop()
+        for level in reversed(self.up):
+            x = level(torch.cat([skipped.pop(), F.interpolate(x, scale_factor=2)], 1))
+        return x
+
+
+def _level(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size in (inputs, outputs):
+        layers += [nn.Conv2d(size, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
