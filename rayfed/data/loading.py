@@ -195,7 +195,7 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
 
 def _tell_equal_images(dataset: Dataset) -> None:
     """Name each class of a domain whose images are all equal, which shows that something was lost."""
-    if dataset.images.ndim < 3:
+    if dataset.images.ndim < 3 or dataset.labels.ndim > 1:
         return
     groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
     order = np.argsort(groups, kind="stable")

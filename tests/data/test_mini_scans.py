@@ -38,7 +38,7 @@ def test_a_selection_holds_the_same_pixels():
 
 def test_a_u_net_is_scored_by_its_masks(tmp_path):
     small = {"data.name": "mini_scans", "data.per_domain": 10, "model.name": "unet", "model.width": 2, "rounds": 1}
-    result = rayfed.run("fedbn", **small, **{"metrics.dice": True, "results": str(tmp_path)})
+    result = rayfed.run(**small, **{"algorithm.name": "fedbn", "metrics.dice": True, "results": str(tmp_path)})
     test = result.metrics.query("split == 'test'").groupby("metric").value
     assert set(test.groups) == {"accuracy", "dice", "loss", "mean_iou"}
     assert test.count()["accuracy"] == 5
