@@ -109,7 +109,7 @@ class RayFleet:
         self._actors = pool.actors
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
-        self._states = RayStates(device)
+        self.states = RayStates(device)
         self._rates = Rates()
         self._steps: dict[tuple[Hashable, int], int] = {}  # steps of a client by kind of work and number of examples
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
@@ -125,11 +125,6 @@ class RayFleet:
         self._names = [f"host {position}" for position in range(len(starting))]
         for position, call in enumerate(starting):
             self._names[position] += on_node(self._result(call, position))
-
-    @property
-    def states(self) -> RayStates:
-        """The states of the clients that have trained."""
-        return self._states
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))
@@ -170,7 +165,7 @@ class RayFleet:
             new_states.update((client, _kept(state)) for client, state in small.items())
             if len(small) == len(clients):
                 self._small.add(kind)
-        self._states.commit(new_states, number)
+        self.states.commit(new_states, number)
         for position in range(len(self._actors)):
             result.busy.setdefault(position, 0.0)
         result.predicted = schedule.predicted
@@ -206,15 +201,15 @@ class RayFleet:
             return [actor.call.remote("hashes", small, *large)]
 
         hashes: dict[ClientIndex, str] = {}
-        for some in self._results([Unit((client,)) for client in self._states], "hashes", call):
+        for some in self._results([Unit((client,)) for client in self.states], "hashes", call):
             hashes |= some
         return hashes
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
-        self._states.clear()
+        self.states.clear()
         self._number += 1
         for client, state in states:
-            self._states.commit({client: _kept(pack(state))}, self._number)
+            self.states.commit({client: _kept(pack(state))}, self._number)
 
     def take_traffic(self) -> tuple[int, int]:
         taken = self._bytes_to_hosts, self._bytes_from_hosts
@@ -245,7 +240,7 @@ class RayFleet:
         return self._pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
 
     def _sent_states(self, clients: Iterable[ClientIndex]) -> tuple[SmallStates, list[Any]]:
-        small, large = self._states.sent(clients)
+        small, large = self.states.sent(clients)
         self._bytes_to_hosts += sum(state.nbytes for state in small.values() if state is not None)
         return small, large
 

@@ -45,8 +45,7 @@ class ServerActor(tune.Trainable):
 
         Args:
             config: The first trial as "job".
-            actor: The recorder.
-            files: The user's folders and modules.
+            actor, files: The recorder; the user's folders and modules.
             work: A reference to the other arguments of `Trials`, in a sequence, in which Ray leaves it alone.
         """
         install(files)
@@ -59,14 +58,12 @@ class ServerActor(tune.Trainable):
         self._trials = Trials(actor, **ray.get(work[0]))
 
     def reset_config(self, new_config: Mapping[str, SentJob]) -> bool:
-        """Leave the previous trial, and keep the next one for the first step."""
         self._trials.leave()
         enter(working_folder())  # Tune has changed the working directory to a folder of the trial
         self._sent = new_config["job"]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Run rounds until one was scored, and return its scores; see `Trials.step`."""
         result, failed = self._trials.step(self._sent["job"], self._hosts())
         if failed:
             self._close_pool()  # a host may still be at work

@@ -31,14 +31,10 @@ from rayfed.experiments.sweep import Job, Populations, failed_before_start, plan
 from rayfed.experiments.trial import Sink, TrialRun, local_fleet
 from rayfed.records.checkpoints import Saved
 
-ENDED = "ended"
-"""The entry of a result that says whether the trial has ended by itself, and was not stopped by a scheduler."""
-
-GAIN = "gain"
-"""The entry of a result that schedulers and searches maximise: the validation score, negative where lower is better."""
-
-RAISED = "raised"
-"""The entry of the last result of a single run that has the error that ended it, pickled."""
+# Entries of a result:
+ENDED = "ended"  # whether the trial has ended by itself, and was not stopped by a scheduler
+GAIN = "gain"  # what schedulers and searches maximise: the validation score, negative where lower is better
+RAISED = "raised"  # the error that ended a single run, pickled
 
 
 class Trials:
@@ -70,14 +66,10 @@ class Trials:
         self._run: TrialRun | None = None
 
     def step(self, packed: bytes, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
-        """Run rounds of a trial until one was scored.
+        """Run rounds of the trial of a pickled `Job` until one was scored.
 
         An error of the trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
         processes: this one when it dies, and hosts that die or whose GPU fails.
-
-        Args:
-            packed: The `Job` of the trial, pickled.
-            pool: The processes of its hosts; None if it has none.
 
         Returns:
             The scores, with ENDED set when the trial is over; and whether an error ended it.
@@ -147,9 +139,9 @@ def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> 
     gpus = servers_gpus(plan.config)
     device = device_for(gpus, plan.blueprint.model)
 
-    def make_fleet() -> Fleet:
+    def fleet() -> Fleet:
         if pool is None:
             return local_fleet(plan, device, gpus)
         return RayFleet(plan.blueprint, plan.population, device=device, pool=pool)
 
-    return TrialRun(plan, sink, make_fleet, device, saved=saved, replaceable=True)
+    return TrialRun(plan, sink, fleet, device, saved=saved, replaceable=True)

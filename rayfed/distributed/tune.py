@@ -76,7 +76,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     register_user_modules()
     sent = dataclasses.replace(plan, population=sendable(plan.population), sources=())
     job = Job(trial=name, config=config, identity={})
-    trials = _Trials(config.results, config.experiment, say=_say(quiet))
+    trials = _Trials(config.results, config.experiment, quiet=quiet)
 
     def stopped(progress: Sequence[Progress]) -> KeyboardInterrupt:
         saved = newest_round(Recorder(config.results, config.experiment).saved(name))
@@ -88,7 +88,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
 
     space = {"job": trials.begin(job, bundles_of_run(config))}
     files = to_send(plan.sources)
-    with trials.recorded(lambda progress: one_trial(progress[0]), terminated, quiet=quiet):
+    with trials.recorded(lambda progress: one_trial(progress[0]), terminated):
         _tuner(trials, [config], Search(), space, files, {"plan": sent}).fit()
     if trials.interrupted and [progress.status for progress in trials.last_progress] != ["done"]:
         raise stopped(trials.last_progress)
@@ -111,8 +111,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     url, *_ = [connect(placement, dashboard=True) for placement in dict.fromkeys(c.placement for c in plan.configs)]
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
-    say, names, began = _say(quiet), expected_names(plan), time.monotonic()
-    trials = _Trials(plan.results, plan.experiment, say=say, names=names)
+    names, began = expected_names(plan), time.monotonic()
+    trials = _Trials(plan.results, plan.experiment, quiet=quiet, names=names)
     searcher = None
     if plan.space.adaptive:
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
@@ -134,7 +134,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     def terminated() -> str:
         return stopped(mark_interrupted(plan.results, plan.experiment, names))
 
-    with trials.recorded(bars_of_sweep(names), terminated, quiet=quiet):
+    with trials.recorded(bars_of_sweep(names), terminated):
         _tuner(trials, plan.configs, plan.space.search, space, files, work, searcher).fit()
     statuses = [progress.status for progress in trials.last_progress]
     if trials.interrupted:
@@ -145,15 +145,10 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     return sum(status in ("failed", "diverged") for status in statuses)
 
 
-def _say(quiet: bool) -> Callable[[str], None]:
-    return (lambda line: None) if quiet else note
-
-
 class _Trials(tune.Callback, tune.Stopper):
     """The trials that Tune is given, with their recorder: Tune calls it when trials end, and asks whether to stop all.
 
     Args:
-        say: Called with a line for the terminal.
         names: The names of all trials of a sweep, "" where a search has not chosen the trial yet; None in a single run.
 
     Attributes:
@@ -167,7 +162,7 @@ class _Trials(tune.Callback, tune.Stopper):
         results: str,
         experiment: str,
         *,
-        say: Callable[[str], None],
+        quiet: bool,
         names: list[str] | None = None,
     ):
         self.home = open_storage(results).child(experiment)
@@ -175,10 +170,14 @@ class _Trials(tune.Callback, tune.Stopper):
         self.results: dict[str, dict[str, Any]] = {}
         self.interrupted = False
         self.last_progress: list[Progress] = []
-        self._say, self._names = say, names
-        self._say_errors = error_lines(results, experiment, say)
+        self._quiet, self._names = quiet, names
+        self._say_errors = error_lines(results, experiment, self._say)
         self._jobs: dict[str, Job] = {}
         self._idle_since: float | None = time.monotonic()
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            note(line)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
@@ -198,7 +197,7 @@ class _Trials(tune.Callback, tune.Stopper):
         )
 
     @contextlib.contextmanager
-    def recorded(self, bars: Bars, terminated: Callable[[], str], *, quiet: bool) -> Iterator[None]:
+    def recorded(self, bars: Bars, terminated: Callable[[], str]) -> Iterator[None]:
         """Within, show the progress as `bars`, and end the command at SIGTERM with the line of `terminated`.
 
         Afterwards the end of every trial is recorded, and the recorder is closed.
@@ -206,7 +205,7 @@ class _Trials(tune.Callback, tune.Stopper):
         for name in ("ray.tune", "ray.train", "ray.air"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
         try:
-            with watched(self._progress, bars, quiet=quiet), _ended_by_sigterm(terminated), self._ctrl_c_noted():
+            with watched(self._progress, bars, quiet=self._quiet), _ended_by_sigterm(terminated), self._ctrl_c_noted():
                 yield
         except tune.TuneError as error:  # Tune raises it for exceptions of this callback, too
             try:

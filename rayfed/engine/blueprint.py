@@ -140,10 +140,6 @@ class Blueprint:
             raise UsageError(
                 f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
             )
-        if self.keep_optimizer is not None and self.algorithm.keeps_optimizer is None:
-            raise UsageError(
-                f"local.keep_optimizer: clients of algorithm.name={self.algorithm.name} have no optimiser; leave it out"
-            )
         if sizes.array.min() < 1:
             smallest = population.clients.id(int(sizes.array.argmin()))
             few = f"fewer than two training examples, of which algorithm.name={self.algorithm.name} holds one out"
@@ -173,18 +169,12 @@ class Blueprint:
 
     def _refuse_ragged_batches(self, sizes: SizesById) -> None:
         """Raise UsageError if clients that train at once have batches of several sizes."""
-        where = f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, and"
-        if short := sizes.where(sizes.array < self.batch_size):
-            least = int(sizes.array.min())
+        ragged = sizes.array < self.batch_size if self.drop_last else sizes.array % self.batch_size > 0
+        if clients := sizes.where(ragged):
             raise UsageError(
-                f"{where} client {short[0]} has {sizes[short[0]]} training examples, less than one batch; use "
-                f"local.batch_size={least} or less, or placement.vmap_clients=1"
-            )
-        ragged = sizes.where(sizes.array % self.batch_size > 0)
-        if ragged and not self.drop_last:
-            raise UsageError(
-                f"{where} the last batch of client {ragged[0]} is smaller; use local.drop_last=true or "
-                "placement.vmap_clients=1"
+                f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, and "
+                f"client {clients[0]} has {sizes[clients[0]]} training examples; use placement.vmap_clients=1, or "
+                f"local.drop_last=true with local.batch_size={int(sizes.array.min())} or less"
             )
 
     def check_adaptation(self, population: Population, epochs: int, *, of_participants: bool) -> None:

@@ -48,24 +48,21 @@ class TestProblems:
         monkeypatch.setenv("RAYFED_DATA", "/nowhere/data")
         self.one(capsys, "RAYFED_DATA=/nowhere/data: no such folder", "set RAYFED_DATA to the folder")
 
-    def test_little_shared_memory(self, capsys, monkeypatch):
-        sizes = {"/dev/shm": 64 * 2**20}
-
+    @pytest.mark.parametrize(
+        ("folder", "total", "used", "words"),
+        [
+            ("/dev/shm", 64 * 2**20, 0, ("/dev/shm 0.06 GiB", "--shm-size=19g")),
+            ("/tmp", 100 * 2**30, 97 * 2**30, ("3.0 GiB free, 97% used", "RAY_TMPDIR")),
+        ],
+    )
+    def test_little_room(self, capsys, monkeypatch, folder, total, used, words):
         def usage(path):
-            total = sizes.get(str(path), 100 * 2**30)
-            return types.SimpleNamespace(total=total, used=0, free=total)
+            size, taken = (total, used) if str(path) == folder else (100 * 2**30, 0)
+            return types.SimpleNamespace(total=size, used=taken, free=size - taken)
 
         monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
         monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
-        self.one(capsys, "/dev/shm 0.06 GiB", "--shm-size=19g")
-
-    def test_a_full_disk(self, capsys, monkeypatch):
-        def usage(path):
-            full = str(path) == "/tmp"
-            return types.SimpleNamespace(total=100 * 2**30, used=(97 if full else 10) * 2**30, free=3 * 2**30)
-
-        monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
-        self.one(capsys, "3.0 GiB free, 97% used", "RAY_TMPDIR")
+        self.one(capsys, *words)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
@@ -83,20 +80,17 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
 
 
-class TestGPUs:
-    def test_one_that_computes(self, capsys, gpu):
-        assert main(["--no-ray"]) == 0
-        assert "0: NVIDIA H100" in capsys.readouterr().out
+def test_a_gpu_computes_or_fails(capsys, gpu, monkeypatch):
+    assert main(["--no-ray"]) == 0
+    assert "0: NVIDIA H100" in capsys.readouterr().out
 
-    def test_one_that_fails(self, capsys, gpu, monkeypatch):
-        def ones(*size, device):
-            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+    def ones(*size, device):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
 
-        monkeypatch.setattr(torch, "ones", ones)
-        assert main(["--no-ray"]) == 1
-        assert "0: NVIDIA H100: a test kernel fails (CUDA error: no kernel image" in " ".join(
-            capsys.readouterr().out.split()
-        )
+    monkeypatch.setattr(torch, "ones", ones)
+    assert main(["--no-ray"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0: NVIDIA H100: a test kernel fails (CUDA error: no kernel image" in said
 
 
 class TestRay:

@@ -126,15 +126,11 @@ def test_the_server_of_a_trial_of_a_sweep(here, undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "sweep"])
-def test_lost_too_often(here, name):
-    results = f"failed_{name}"
-    with disturbed(results, (7, "ServerActor")):
-        code, said = ran(
-            name, VALUES, f"results={results}", "faults.restarts=0", *(["placement.hosts=1"] if name == "run" else [])
-        )
+def test_lost_too_often(here):
+    with disturbed("failed", (7, "ServerActor")):
+        code, said = ran("run", VALUES, "results=failed", "faults.restarts=0", "placement.hosts=1")
     assert code == 1
-    (row,) = pd.read_parquet(Path(results) / "run" / "trials").to_dict("records")
+    (row,) = pd.read_parquet(Path("failed") / "run" / "trials").to_dict("records")
     cause = "lost (its server: its process was killed or crashed); faults.restarts=0 allows no other start"
     assert (row["status"], row["error"]) == ("failed", cause)
     assert row["rounds_done"] >= 7
@@ -142,37 +138,32 @@ def test_lost_too_often(here, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "sweep"])
-def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed, name):
-    results, hosts = f"unrecorded_{name}", ["placement.hosts=1"] if name == "run" else []
-    with disturbed(results, (7, "Recorder")):
-        code, said = ran(name, VALUES, f"results={results}", *hosts)
+def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed):
+    with disturbed("unrecorded", (7, "Recorder")):
+        code, said = ran("sweep", VALUES, "results=unrecorded")
     assert code == 1
     assert said.splitlines()[-1] == (
         "rayfed: the recorder died (its process was killed or crashed); what it had written is kept, and the same "
         "command with resume=true continues"
     )
-    code, said = ran(name, VALUES, f"results={results}", "resume=true", *hosts)
+    code, said = ran("sweep", VALUES, "results=unrecorded", "resume=true")
     assert code == 0, said
-    check_complete(results, undisturbed)
+    check_complete("unrecorded", undisturbed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "sweep"])
-def test_a_killed_command_resumes(here, undisturbed, name):
-    results, hosts = f"killed_{name}", ["placement.hosts=1"] if name == "run" else []
-    files = ["space.yaml"] if name == "sweep" else []
+def test_a_killed_command_resumes(here, undisturbed):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rayfed", name, *files, *VALUES, f"results={results}", *hosts],
+        [sys.executable, "-m", "rayfed", "run", *VALUES, "results=killed", "placement.hosts=1"],
         env=os.environ | {"PYTHONPATH": str(Path(rayfed.__file__).parents[1]), "RAY_ADDRESS": "local"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: last_round(results) >= 12, seconds=300)
+        wait_until(lambda: last_round("killed") >= 12, seconds=300)
     finally:
         process.kill()
-    wait_until(lambda: set(read(results).trials["status"]) == {"lost"})
-    code, said = ran(name, VALUES, f"results={results}", "resume=true", *hosts)
+    wait_until(lambda: set(read("killed").trials["status"]) == {"lost"})
+    code, said = ran("run", VALUES, "results=killed", "resume=true", "placement.hosts=1")
     assert code == 0, said
-    check_complete(results, undisturbed)
+    check_complete("killed", undisturbed)

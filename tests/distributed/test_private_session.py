@@ -39,12 +39,14 @@ class TestToken:
             monkeypatch.delenv(name, raising=False)
         return tmp_path
 
-    def test_a_new_one_is_for_its_user_only(self, home):
+    def test_a_new_one_is_for_its_user_only(self, home, monkeypatch):
         protect_token()
-        (file,) = (home / ".ray").iterdir()
-        assert file.name == "auth_token"
-        assert file.stat().st_mode & 0o777 == 0o600
-        assert len(file.read_text()) == 64
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(home / "mine/token"))
+        protect_token()
+        for file in (home / ".ray/auth_token", home / "mine/token"):
+            assert os.listdir(file.parent) == [file.name]
+            assert file.stat().st_mode & 0o777 == 0o600
+            assert len(file.read_text()) == 64
 
     def test_one_that_ray_made_is_kept_and_protected(self, home):
         file = home / ".ray/auth_token"
@@ -59,11 +61,6 @@ class TestToken:
         monkeypatch.setenv(*variable)
         protect_token()
         assert os.listdir(home) == []
-
-    def test_a_file_of_its_own(self, home, monkeypatch):
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(home / "mine/token"))
-        protect_token()
-        assert os.listdir(home / "mine") == ["token"]
 
 
 @pytest.mark.parametrize(("address", "joins"), [("10.0.0.1:6379", True), ("auto", True), ("local", False)])

@@ -27,9 +27,10 @@ from helpers.final_weights import assert_as_recorded
 from helpers.ray_session import start_ray
 from helpers.slow import slow_but
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import Diverged, HostLost, UsageError
-from rayfed.core.registry import resolve
 from rayfed.distributed.fleet import RayFleet, RayStates
 from rayfed.distributed.host_actor import all_states, pack, unpack
 from rayfed.distributed.host_pool import HostPool
@@ -95,9 +96,9 @@ class Outcome(NamedTuple):
     scores: list[list]
 
 
-def outcome(plan, people, fleet):
+def outcome(plan, people, fleet, points=None):
     """Return the final state, its hash, the rounds with their cohorts and bytes by field, and the scores."""
-    points = tuple(dict.fromkeys((plan.algorithm.default_eval_point, "trained")))
+    points = points or tuple(dict.fromkeys((plan.algorithm.default_eval_point, "trained")))
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     rounds = [
@@ -149,31 +150,20 @@ def test_a_measured_number_of_clients_at_once_is_the_same_on_all_hosts(pool):
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
 def test_with_every_batch_norm_policy(policy, pool):
-    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, batch_norm=policy, cohort=3)
-    results = []
-    for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, 3)):
-        server = Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted")))
-        records = list(server.run())
-        results.append((server.state_hash(), [sorted(r.scores) for r in records]))
-    assert results[0] == results[1]
+    plan, points = blueprint(FedAvg(), SIX, batch_norm=policy, cohort=3), ("downloaded", "adapted")
+    fleets = LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, 3)
+    here, there = (outcome(plan, SIX, fleet, points)[1:] for fleet in fleets)
+    assert here == there
 
 
-def test_more_hosts_than_clients(pool):
-    population = blobs(3)
-    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), population)
-    hashes = set()
-    for fleet in (LocalFleet(plan, population), SharedFleet(plan, population, pool, 4)):
-        server = Server(plan, population, fleet, Evaluation(points=("global",)))
-        list(server.run())
-        hashes.add(server.state_hash())
-    assert len(hashes) == 1
-
-
-def test_clients_that_never_trained_have_no_state(pool):
-    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), SIX, rounds=1, cohort=3)
-    fleet = SharedFleet(plan, SIX, pool, 2)
-    list(Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted"))).run())
-    assert len(fleet.states) == 3
+def test_more_hosts_than_clients_whose_states_are_kept_without_what_they_arrived_with(pool):
+    plan = blueprint(Scaffold(), SIX, rounds=1, cohort=3)
+    fleet = SharedFleet(plan, SIX, pool, 4)
+    assert outcome(plan, SIX, fleet)[1:] == outcome(plan, SIX, LocalFleet(plan, SIX))[1:]
+    assert len(fleet.states) == 3  # clients that never trained have no state
+    kept = [data for state in fleet.states.sent(fleet.states)[0].values() for data, _, _ in state.tensors]
+    assert kept
+    assert all(data.flags.owndata for data in kept)  # a view would keep the sum of the models
 
 
 def test_states_of_any_size_arrive_with_their_clients():
@@ -188,15 +178,6 @@ def test_states_of_any_size_arrive_with_their_clients():
     assert arrived == {client: [float(client)] * sizes[client] for client in (3, 2, 1, 0)}
 
 
-def test_a_small_state_keeps_nothing_of_what_it_arrived_with(pool):
-    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), SIX, rounds=2, cohort=6)
-    fleet = SharedFleet(plan, SIX, pool, 2)
-    list(Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted"))).run())
-    kept = [data for state in fleet.states.sent(fleet.states)[0].values() for data, _, _ in state.tensors]
-    assert kept
-    assert all(data.flags.owndata for data in kept)  # a view would keep the sum of the models
-
-
 def unpacked(state):
     return unpack(state, torch.device("cpu"))["w"].tolist()
 
@@ -209,7 +190,7 @@ def equal_hosts(monkeypatch):
 
 def test_the_bytes_that_cross_processes_are_counted(pool, equal_hosts):
     population = blobs(2)  # a client for each host
-    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), population, model=Net(False), rounds=2)
+    plan = blueprint(FedAvg(), population, model=Net(False), rounds=2)
     parameters = (6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3
     server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=2, points=("global",)))
     trained, scored = server.run()
@@ -245,7 +226,7 @@ class Greeting(FedAvg):
 
 def test_unseen_clients_are_the_same_wherever_they_live(pool):
     people = dataclasses.replace(SIX, unseen_clients=2)
-    plan = blueprint(resolve("dbe", ALGORITHMS, where="")(), people, cohort=3)
+    plan = blueprint(DBE(), people, cohort=3)
     here = outcome(plan, people, LocalFleet(plan, people))
     there = outcome(plan, people, SharedFleet(plan, people, pool, 2))
     assert here.scores == there.scores
@@ -253,7 +234,7 @@ def test_unseen_clients_are_the_same_wherever_they_live(pool):
 
 
 def test_divergence_in_a_host_arrives(pool):
-    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, loss=lambda logits, y: logits.sum() * float("inf"))
+    plan = blueprint(FedAvg(), SIX, loss=lambda logits, y: logits.sum() * float("inf"))
     with pytest.raises(Diverged, match="round 1, client "):
         outcome(plan, SIX, SharedFleet(plan, SIX, pool, 2))
 

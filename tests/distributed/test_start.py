@@ -46,30 +46,20 @@ class TestRayThatDoesNotStart:
             "to use this machine alone"
         )
 
-
-class TestClusterThatDoesNotAnswer:
-    @pytest.fixture
-    def address(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    def test_a_cluster_that_does_not_answer(self, monkeypatch, tmp_path):
+        """First the one that `ray start` left a note of, then that of the environment."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{free.getsockname()[1]}"
-
-    def test_of_the_environment(self, address, monkeypatch):
-        monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
-        began = time.monotonic()
-        with pytest.raises(
-            HostLost, match=rf"^the Ray cluster at ray://{address} does not answer \(.*unset RAY_ADDRESS"
-        ):
-            cluster.connect(Placement(hosts=1), dashboard=False)
-        assert time.monotonic() - began < 10
-
-    def test_that_ray_start_left_a_note_of(self, address, tmp_path):
+            address = f"127.0.0.1:{free.getsockname()[1]}"
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        began = time.monotonic()
         with pytest.raises(HostLost, match=r"does not answer \(.*\); start it, or run ray stop to use this machine"):
             cluster.connect(Placement(hosts=1), dashboard=False)
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+        with pytest.raises(HostLost, match=rf"^the Ray cluster at ray://{address} does not .*unset RAY_ADDRESS"):
+            cluster.connect(Placement(hosts=1), dashboard=False)
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -114,19 +104,19 @@ class TestTune:
 
     @pytest.mark.parametrize("restarts", [0, 2])
     def test_a_trial_starts_again_as_often_as_its_own_configuration_says(self, tmp_path, restarts):
-        job = Job(trial="some", config=Config.read({"faults.restarts": restarts}), identity={}, arm=0)
-        trial = SimpleNamespace(config={"job": tune._Trials(str(tmp_path), "run", say=print).begin(job)})
+        job = Job(trial="some", config=Config.read({"faults.restarts": restarts}), identity={})
+        trial = SimpleNamespace(config={"job": tune._Trials(str(tmp_path), "run", quiet=True).begin(job)})
         tune._Fifo().on_trial_add(None, trial)
         assert trial.max_failures == restarts
 
     @pytest.mark.parametrize(("interrupted", "status"), [(True, None), (False, "failed")])
     def test_a_trial_that_was_lost_before_it_began(self, tmp_path, interrupted, status):
         job = Job(trial="lost", config=Config.read({}), identity={})
-        trials = tune._Trials(str(tmp_path), "run", say=print)
+        trials = tune._Trials(str(tmp_path), "run", quiet=True)
         trials.begin(job)
         trials.recorder.lost("lost", "its node died")
         trials.interrupted = interrupted
-        with trials.recorded(lambda progress: [], str, quiet=True):
+        with trials.recorded(lambda progress: [], str):
             pass
         rows = pd.read_parquet(tmp_path / "run/trials") if (tmp_path / "run/trials").exists() else pd.DataFrame()
         assert [row["status"] for row in rows.to_dict("records")] == ([status] if status else [])

@@ -5,10 +5,6 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 
 import contextlib
 import io
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -284,11 +280,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("arguments", "beginning"),
         [
-            (["nowhere.yaml"], "nowhere.yaml: no such file"),
-            ([], "expected one search space"),
-            (["space.yaml", "space.yaml"], "expected one search space, such as demo or my_space.yaml, got 2"),
             (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
-            (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
             (["space.yaml", "seeds=3"], "seeds=3: expected a list"),
             (["space.yaml", "cohort=3"], "cohort=3: there are 2 clients"),
@@ -306,31 +298,6 @@ class TestRefused:
     )
     def test_in_one_line(self, here, capsys, tmp_path, arguments, beginning):
         assert self.refused(capsys, tmp_path, *arguments).startswith(beginning)
-
-    def test_what_cannot_fit_is_told_at_once_and_without_ray(self, here, tmp_path):
-        """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
-        code = """
-            import contextlib, io, sys, time
-            import rayfed.api  # imports torch
-            from rayfed.cli.main import main
-            for more in ("placement.gpus=0.6", "placement.hosts=1000"):
-                began = time.monotonic()
-                with contextlib.redirect_stderr(io.StringIO()) as err:
-                    code = main(["sweep", "space.yaml", "placement.hosts=12", more])
-                print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
-        """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
-        )
-        first, second = done.stdout.splitlines()
-        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be an integer or 1/k")
-        assert second.startswith(
-            "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
-        )
 
 
 class TestTableAfterwards:
@@ -351,15 +318,9 @@ class TestTableAfterwards:
         assert err == ""
         return code, out, list(tmp_path.glob("results/*/curves.png"))
 
-    def test_without_test_parts(self, tmp_path, monkeypatch, capsys):
-        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, **{"partition.test": 0})
-        assert (code, len(plots)) == (0, 1)
-        assert "val accuracy, %" in out
-
-    @pytest.mark.parametrize("wrong", [0, 1])
-    def test_without_any_scores(self, tmp_path, monkeypatch, capsys, wrong):
-        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=wrong, **{"evaluate.splits": []})
-        assert (code, plots) == (wrong, [])
+    def test_without_any_scores(self, tmp_path, monkeypatch, capsys):
+        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=1, **{"evaluate.splits": []})
+        assert (code, plots) == (1, [])
         assert out.startswith("no table: no model was scored; ")
 
     def test_without_a_plot(self, tmp_path, monkeypatch, capsys):

@@ -34,7 +34,7 @@ class TestChecks:
     def test_width_needs_equal_batches(self):
         with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 1"):
             simulate(blueprint(FedAvg(), blobs(4), vmap_clients=2, drop_last=False), blobs(4))
-        with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 0 .*; use local.batch_size=20 or"):
+        with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 0 .*local.batch_size=20 or less"):
             simulate(blueprint(FedAvg(), blobs(4), vmap_clients=2, batch_size=21), blobs(4))
 
     def test_phases_of_steps(self):
