@@ -33,7 +33,6 @@ _BOUNDS = (
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
 
 REMOVED = {
-    "data.photographs": "digits5 reads the published MNIST-M; data.name=mnist_m makes it from MNIST and photographs",
     "algorithm.means_per_step": "every example of a batch is mixed with a mean of its own; leave it out",
     "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",

@@ -108,15 +108,25 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
             raise UsageError(f"data.per_party={self.per_party!r}: expected an integer, {SMALLEST!r} or null")
 
     def sample(
-        self, sizes: Mapping[str, int], published: Mapping[str, np.ndarray] | None = None
+        self,
+        sizes: Mapping[str, int],
+        published: Mapping[str, np.ndarray] | None = None,
+        made_of: Mapping[str, str] | None = None,
     ) -> dict[str, "SampledRows"]:
         """Return the rows to keep of each domain, training rows first. Domains that are left out keep all their rows.
 
         Args:
             sizes: Number of examples of each domain.
             published: Each domain's own test examples, bool [n]; None: they are drawn.
+            made_of: The original domain of each domain that is made of another domain, row by row. Both are tested on
+                the same rows, and take their training rows from opposite ends of the same random order. So they have no
+                training row in common as long as each keeps at most half of them.
         """
-        drawn = {name: self._draw(name, n, published[name] if published else None) for name, n in sizes.items()}
+        original = dict(zip(sizes, sizes, strict=True)) | dict(made_of or {})
+        drawn = {
+            name: self._draw(name, original[name], n, published[name] if published else None)
+            for name, n in sizes.items()
+        }
         train_sizes = [len(train) for name, (train, _) in drawn.items() if name not in self.left_out]
         limit = min(train_sizes) if isinstance(self.per_party, str) else self.per_party
         sampled = {}
@@ -126,14 +136,16 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
             sampled[name] = SampledRows(rows, np.arange(len(rows)) >= len(train))
         return sampled
 
-    def _draw(self, name: str, size: int, is_test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return training rows, cut to their share, and test rows, in the random order that the name gives."""
-        order = numpy_generator(self.seed, zlib.crc32(name.encode())).permutation(size)
+    def _draw(self, name: str, original: str, size: int, is_test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return training rows, cut to their share, and test rows, in the random order of the original domain."""
+        order = numpy_generator(self.seed, zlib.crc32(original.encode())).permutation(size)
         if is_test is None:
             count = floor_share(size, 1 - self.test)
             train, test = order[:count], order[count:]
         else:
             train, test = order[~is_test[order]], order[is_test[order]]
+        if name != original:
+            train = train[::-1]
         if name in self.left_out:
             return train, test
         return train[: max(1, floor_share(len(train), self.share))], test

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from helpers import image_sets
-from helpers.image_sets import DIGITS
+from helpers.image_sets import DIGITS, picture
 from helpers.published_data import needs
+from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.digits5 import Digits5
 
@@ -86,6 +87,22 @@ def test_every_form_gives_the_same_pixels_and_labels(tmp_path, write):
     np.testing.assert_array_equal(found, images.transpose(0, 3, 1, 2))
     assert dataset.labels.tolist() == labels.tolist()
     assert dataset.is_test.tolist() == [False] * 20 + [True] * 10
+
+
+def test_mnist_m_is_made_from_mnist_and_photographs(tmp_path):
+    image_sets.mnist(tmp_path)
+    with pytest.raises(UsageError, match=r"MNIST_M: no such folder.*set data.photographs to make it from MNIST"):
+        whole(tmp_path, "mnist_m", 28)
+    (tmp_path / "photographs").mkdir()
+    Image.new("RGB", (40, 30), (10, 120, 250)).save(tmp_path / "photographs/one.png")
+    digits, plain = whole(tmp_path, "mnist", 28)
+    found, dataset = whole(tmp_path, "mnist_m", 28, photographs=str(tmp_path / "photographs"))
+    colour = np.array([10, 120, 250]).reshape(3, 1, 1)
+    np.testing.assert_array_equal(found, np.abs(colour - digits.astype(int)))
+    np.testing.assert_array_equal(dataset.labels, plain.labels)
+    picture(tmp_path / "photographs/one.png", 40)  # another photograph, other pixels
+    again, _ = whole(tmp_path, "mnist_m", 28, photographs=str(tmp_path / "photographs"))
+    assert (again != found).any()
 
 
 def test_adcol_draws_a_fifth_and_cuts_to_the_smallest(tmp_path):

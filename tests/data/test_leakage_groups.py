@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
@@ -10,7 +11,6 @@ from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.file import save
 
 DIGITS, TRAIN = 400, 300
-SMALL = {"size": 28}
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,23 @@ def digits():
     return np.random.default_rng(3).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def photograph(root):
+    """A photograph to make MNIST-M with."""
+    (root / "photographs").mkdir()
+    Image.new("RGB", (40, 30), (10, 120, 250)).save(root / "photographs/one.png")
+
+
+def options(name, root):
+    if name == "mnist_m":
+        return {"size": 28}
+    return {"domains": ["mnist", "mnist_m"], "photographs": str(root / "photographs")}
+
+
 def digit_of(dataset):
     """The number of the digit that each row shows, from its name alone."""
+    if dataset.name == "digits5":
+        return dataset.index
     files = np.array([name.endswith("t10k") for name in dataset.sources])
     return dataset.index + 300 * files[dataset.source]
 
@@ -50,9 +65,10 @@ PARTITIONS = [
 ]
 
 
+@pytest.mark.parametrize("name", ["mnist_m", "digits5"])
 @pytest.mark.parametrize(("partition", "chosen"), PARTITIONS)
-def test_no_digit_is_on_two_sides(root, partition, chosen):
-    dataset, parts = load_partitioned("mnist_m", SMALL, partition, chosen)
+def test_no_digit_is_on_two_sides(root, name, partition, chosen):
+    dataset, parts = load_partitioned(name, options(name, root), partition, chosen)
     train, val, test = sides(dataset, parts)
     assert (len(train & test), len(val & test), len(train & val)) == (0, 0, 0)
     held = np.concatenate([rows for part in parts for rows in part[2:]])
@@ -64,27 +80,40 @@ def test_no_digit_is_on_two_sides(root, partition, chosen):
         assert len(held) == len(dataset)
 
 
-def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root):
-    dataset, parts = load_partitioned("mnist_m", SMALL, None, {}, "mnist_m")
+def test_half_of_the_digits_train_each_domain_and_the_same_ones_test_both(root):
+    """By hand: of 400 digits 320 train, of which the first 160 in MNIST and the last 160 in MNIST-M, and 80 test."""
+    dataset, _ = load_partitioned("digits5", {**options("digits5", root), "share": 0.5})
+    found = [
+        [set(dataset.index[(dataset.domain == domain) & (dataset.is_test == is_test)]) for is_test in (False, True)]
+        for domain in (0, 1)
+    ]
+    assert [[len(side) for side in sides] for sides in found] == [[160, 80], [160, 80]]
+    assert found[0][1] == found[1][1]
+    assert not found[0][0] & found[1][0]
+
+
+@pytest.mark.parametrize("name", ["mnist_m", "digits5"])
+def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, name):
+    dataset, parts = load_partitioned(name, options(name, root), None, {}, "mnist_m")
     train, val, _ = sides(dataset, parts)
-    population = load("mnist_m", SMALL, None, {}, "mnist_m")
+    population = load(name, options(name, root), None, {}, "mnist_m")
     (ood,) = population.tests
     left = unheld_rows(dataset, parts, "mnist_m")
     assert len(ood.examples) == len(left) == DIGITS - len(train | val)
     assert not set(digit_of(dataset)[left]) & (train | val)
     with pytest.raises(UsageError, match=r"every example of mnist_m, which is left out, is trained on"):
-        load("mnist_m", SMALL, "domains", {"test": 0.0}, "mnist_m")
+        load(name, options(name, root), "domains", {"test": 0.0}, "mnist_m")
 
 
 def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
     """As a user's own file may say; every partition is looked at."""
-    dataset, _ = load_partitioned("mnist_m", SMALL)
+    dataset, _ = load_partitioned("mnist_m", options("mnist_m", root))
     zero, one = (np.flatnonzero(dataset.domain == domain) for domain in (0, 1))
     save(dataset, [ClientRows(0, "both", zero, zero[:0], one)], tmp_path / "split.parquet")
     with pytest.raises(
         UsageError, match=r"^partition: 400 test rows of mnist_m, the first of them row \d+, show originals"
     ):
-        load("mnist_m", SMALL, "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
+        load("mnist_m", options("mnist_m", root), "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
 
 
 def toy():

@@ -32,6 +32,7 @@ def pin(*arrays):
         ({"per_party": "smallest"}, {}, "badc3c98624b489b"),
         ({"per_party": 50}, {"left_out": ["photo"]}, "6cb776ca572bc0ca"),
         ({}, {"published": {name: np.arange(size) % 4 == 0 for name, size in SIZES.items()}}, "60b1cd6f866bac8e"),
+        ({"share": 0.5}, {"made_of": {"art_again": "art"}}, "1a4639ca4b1adec7"),
     ],
 )
 def test_which_examples_of_a_domain_are_kept_and_which_are_for_testing(options, others, expected):
@@ -73,9 +74,14 @@ def digits():
             "5b28e3cd76994669",
             "f13c744595e0e45a",
         ),
+        ("digits5", {"domains": ["mnist", "mnist_m"], "split": "random"}, "b0e4df8dab3d723b", "3b4c2b2cf3c5f3de"),
     ],
 )
 def test_which_image_is_seen_where(root, name, options, rows, split):
+    if name == "digits5":
+        (root / "photographs").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30), (10, 120, 250)).save(root / "photographs/one.png")
+        options = {**options, "photographs": str(root / "photographs")}
     dataset = resolve(name, DATASETS, where="data")(**options).load()
     tests = [test.examples.y for test in dataset.tests]
     assert pin(dataset.source, dataset.index, dataset.domain, dataset.is_test, dataset.labels, *tests) == rows

@@ -10,6 +10,7 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import numpy_generator
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSampling, SampledRows
@@ -18,6 +19,7 @@ from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read
 from rayfed.data.readers.decoding import resize_image, run_in_threads
 from rayfed.data.readers.files import readable
 from rayfed.data.sets.mnist import Mnist
+from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
 
@@ -29,11 +31,12 @@ class Digits5(Published, DomainSampling):
     MNIST (LeCun et al. 1998; 70,000): `MNIST/raw/` as for data.name=mnist. SVHN (Netzer et al. 2011; 99,289; for
     non-commercial use): `SVHN/train_32x32.mat` and `test_32x32.mat`. USPS (Hull 1994; 9,298): `USPS/usps.bz2` and
     `usps.t.bz2`. SynthDigits (Ganin and Lempitsky 2015; 488,953): `SynthDigits/synth_train_32x32.mat` and
-    `synth_test_32x32.mat`. MNIST-M (Ganin et al. 2016): `MNIST_M/mnist_m_train.pt` and `mnist_m_test.pt`.
+    `synth_test_32x32.mat`. MNIST-M (Ganin et al. 2016): `MNIST_M/mnist_m_train.pt` and `mnist_m_test.pt`;
+    without the folder, and with `photographs`, it is generated from MNIST.
 
-    MNIST-M shows MNIST's digits. The published files do not identify the digits, so a random split tests MNIST-M on
-    digits that MNIST trains on, and vice versa: with both domains use split=published, whose test digits are those of
-    t10k, or data.name=mnist_m, which generates MNIST-M from MNIST.
+    MNIST-M shows MNIST's digits. If it is generated here, both domains are tested on the same digits. The published
+    files do not identify the digits, so a random split tests MNIST-M on digits that MNIST trains on, and vice versa:
+    with both domains use split=published, whose test digits are those of t10k.
 
     Any domain may instead consist of FedBN's `train.pkl` and `test.pkl`, or `partitions/train_part0.pkl` … `9` and
     `test.pkl`.
@@ -47,6 +50,7 @@ class Digits5(Published, DomainSampling):
 
     size: int = option(28, choices=(28, 32), help="side to which images are resized")
     split: str = option("random", choices=("random", "published"), help="random split, or that of the files")
+    photographs: str | None = option(None, help="folder of photographs (.jpg, .png) to generate MNIST-M from")
 
     def available_domains(self) -> tuple[str, ...]:
         return tuple(FORMATS)
@@ -56,7 +60,8 @@ class Digits5(Published, DomainSampling):
         domains = self.selected_domains()
         arrays = {name: self._arrays(name) for name in domains}
         published = {name: part.is_test for name, part in arrays.items()} if self.split == "published" else None
-        kept = self.sample({name: len(part.labels) for name, part in arrays.items()}, published)
+        made_of = {"mnist_m": "mnist"} if "mnist_m" in domains and self._generates_mnist_m() else {}
+        kept = self.sample({name: len(part.labels) for name, part in arrays.items()}, published, made_of)
         code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
             self.name,
@@ -69,6 +74,7 @@ class Digits5(Published, DomainSampling):
             source=code,
             sources=domains,
             index=np.concatenate([part.rows for part in kept.values()]),
+            leakage_group=_leakage_groups(kept, made_of),
             ood=self.left_out,
             **self.normalisation(3),
         )
@@ -97,6 +103,8 @@ class Digits5(Published, DomainSampling):
 
     def _arrays(self, domain: str) -> Arrays:
         """Return all images and labels of a domain, in the first of its formats that exists."""
+        if domain == "mnist_m" and self._generates_mnist_m():
+            return self._generated()
         source = sources()["published_mnist_m" if domain == "mnist_m" else domain]
         folder, formats = self.find(source.name), (*FORMATS[domain], *COMMON_FORMATS)
         if domain == "mnist" and (folder / "raw").is_dir():
@@ -116,6 +124,29 @@ class Digits5(Published, DomainSampling):
             return join_splits(*([form.read(folder / file, side) for file in files] for side, files in sides))
 
         return read_once(f"{self.name}-{domain}", folder, form.files, read)
+
+    def _generates_mnist_m(self) -> bool:
+        return bool(self.photographs) and not sources()["published_mnist_m"].present(self.root)
+
+    def _generated(self) -> Arrays:
+        """Return MNIST-M as |photograph − digit| (Ganin et al. 2016), in MNIST's order, with random patches."""
+        digits, pictures = self._arrays("mnist"), load_photographs(self.photographs)
+
+        def fill(out: np.ndarray) -> None:
+            picture, top, left = numpy_generator(0).random((3, len(out)))
+            out[:] = blended(digits.images[:, None], pictures, picture, top, left).transpose(0, 2, 3, 1)
+
+        key, shape = digits.key + array_hash(*pictures), (*digits.images.shape, 3)
+        images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
+        return digits._replace(images=images, key=key)
+
+
+def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:
+    """Return the leakage groups if a domain is made of another: the rows in the original domain's files."""
+    if not made_of or not set(made_of.values()) <= set(kept):
+        return None
+    offsets = {name: position << 32 for position, name in enumerate(kept)}
+    return np.concatenate([part.rows + offsets[made_of.get(name, name)] for name, part in kept.items()])
 
 
 SIDES = ("train", "test")
