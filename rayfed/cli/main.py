@@ -28,6 +28,7 @@ COMMANDS = {
     "partition": "show, save or draw which client holds which examples",
     "data": "say where datasets come from, and whether they are here",
     "list": "list algorithms, datasets, models, ... and search spaces",
+    "new": "write a method, a dataset or a search space to start from",
     "check": "check that an algorithm keeps the contract with the engine",
     "doctor": "check this machine or cluster, with remedies",
     "docs": "list or print the pages of the documentation",
