@@ -519,3 +519,50 @@ def test_a_class_of_equal_images_and_untested_clients_are_named(tmp_path, capsys
     np.savez(tmp_path / "x.npz", images=rows[:, None] / 9, labels=rows % 2, client=rows % 3, is_test=rows == 4)
     load("npz", {"file": str(tmp_path / "x.npz")})
     assert capsys.readouterr().err == "rayfed: x: 2 of 3 clients have no test examples: 0, 2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "words"),
+    [
+        ("domainnet", "DomainNet/sketch_train.txt", " 344", " 345", "a label 0..344 .*line 3: label 345"),
+        ("domainnet", "DomainNet/sketch_train.txt", " 344", "", "a file name and a label 0..344"),
+        ("domainnet", "DomainNet/sketch_test.txt", "test_1", "test_9", "sketch_test_9.jpg: cannot be opened"),
+        ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", "n00000200", "n00000199", "199 different classes"),
+        ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", "n00000200", "n00000999", "n00000999/images"),
+        ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", "n00000197", "tench", "an image and its class"),
+        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",tumor,", ",cancer,", "columns x_coord, .*tumor"),
+        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,1,", ",64,2,", "label 2, but there are 2 classes"),
+        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,1,", ",64,,", "columns x_coord, .*tumor"),
+        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,", ",65,", "y_65.png: cannot be opened"),
+    ],
+)
+def test_damaged_lists_are_one_line(tmp_path, name, file, old, new, words):
+    getattr(image_sets, name)(tmp_path)
+    path = tmp_path / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=words) as caught:
+        made(name, tmp_path, size=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "held", "words"),
+    [
+        ("office_caltech10", "office_caltech_10/amazon_test.pkl", (["a.jpg"], ["cup"]), "'a.jpg' has the class 'cup'"),
+        ("office_caltech10", "office_caltech_10/amazon_test.pkl", (["a.jpg", "b.jpg"], ["mug"]), "a pickled pair of"),
+        ("office_caltech10", "office_caltech_10/amazon_test.pkl", 5, "not a pickled pair of lists"),
+        ("digits5", "USPS/test.pkl", (np.zeros((3, 16, 16), np.uint8), np.array([0, 12, 1])), "12"),
+        ("digits5", "USPS/test.pkl", (np.zeros((3, 16, 16), np.uint8), np.array([0, 1])), "3 .*2|2 .*3"),
+        ("digits5", "USPS/test.pkl", 5, "a pickled pair of images and labels"),
+    ],
+)
+def test_damaged_lists_of_fedbn_are_one_line(tmp_path, name, file, held, words):
+    right = ([], []) if name == "office_caltech10" else (np.zeros((2, 16, 16), np.uint8), np.array([0, 1]))
+    (tmp_path / file).parent.mkdir()
+    image_sets.pickled(tmp_path / file.replace("test", "train"), right)
+    image_sets.pickled(tmp_path / file, held)
+    domain = "amazon" if name == "office_caltech10" else "usps"
+    with pytest.raises(UsageError, match=words) as caught:
+        resolve(name, DATASETS, where="data")(root=str(tmp_path), domains=[domain], split="published").load()
+    assert str(tmp_path / file) in str(caught.value)
+    assert "\n" not in str(caught.value)
