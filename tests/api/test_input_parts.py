@@ -231,6 +231,30 @@ def test_batch_norm_and_the_summary_know_the_parts(tmp_path):
     assert "input shape image 2x6x6, table 5" in run_summary(plan)
 
 
+class OwnSplit(Two):
+    """Has a split of its own, as a declaration, a method and a layer before the end."""
+
+    feature_shape = (7,)
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
+        del self.last
+
+    def features(self, image, table):
+        return torch.cat([self.conv(image).relu().mean((2, 3)), self.rows(table).relu()], 1)
+
+    def forward(self, image, table):
+        return self.head(self.features(image, table))
+
+
+def test_a_split_of_the_models_own_is_kept(run):
+    config = Config.read({"local.batch_size": 10, "algorithm.name": "fedrep"}, has_clients=True)
+    model = make_plan(config, clients=clients(), model=OwnSplit).blueprint.model
+    assert (len(model.head), model.feature_shape) == (3, (7,))
+    assert set(weights(run(model=OwnSplit, **{"algorithm.name": "fedrep"}))) == set(OwnSplit().state_dict())
+
+
 def test_the_contract_holds(tmp_path):
     findings = rayfed.check({"results": str(tmp_path), "local.batch_size": 10}, clients=clients(), model=Two)
     assert all(finding.kept for finding in findings)

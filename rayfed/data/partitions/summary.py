@@ -71,7 +71,7 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
     A pixel of an image becomes `scale` x `scale` pixels. UsageError if images are not uint8 [N, 1 or 3, height, width].
     """
     if dataset.images.dtype != np.uint8 or dataset.images.ndim != 4 or dataset.images.shape[1] not in (1, 3):
-        actual = f"{dataset.images.dtype} {list(dataset.images.shape)}"
+        actual = dataset.layout or f"{dataset.images.dtype} {list(dataset.images.shape)}"
         raise UsageError(f"contact sheet: {dataset.name} has {actual}; expected uint8 [N, 1 or 3, height, width]")
     import torch  # imported late: takes a second or more
     from torchvision.utils import make_grid
