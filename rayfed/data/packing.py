@@ -108,4 +108,5 @@ def padded(
         raise UsageError(f"padded: a sequence has {longest} positions, more than length={length}; cut it")
     rows = [np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
     ends = np.array([len(array) for array in arrays])
-    return {name: np.stack(rows), mask: (np.arange(length) < ends[:, None]).astype(np.int64)}
+    values = np.stack(rows) if rows else np.zeros((0, length), np.int64)
+    return {name: values, mask: (np.arange(length) < ends[:, None]).astype(np.int64)}

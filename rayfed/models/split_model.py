@@ -53,10 +53,8 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             out = logits_of(module(x))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason, layout = (str(error).splitlines() or [type(error).__name__])[0], layout_of(module)
-        if layout is not None:
-            raise UsageError(f"model: inputs of {layout} do not fit ({reason})") from error
-        shape = "x".join(map(str, x.shape[1:])) or "()"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
         if x.dtype != torch.float32 and _takes(module, x.float()):
             raise UsageError(
                 f"model: takes inputs of float32, and these are {str(x.dtype).removeprefix('torch.')}; give "

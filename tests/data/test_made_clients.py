@@ -113,6 +113,7 @@ def test_what_cannot_be_clients_is_one_line(changes, message):
         (lambda n: make(n) | {"train": make(0)["train"]}, r"make\(1\) returned 12 train examples"),
         (lambda n: make(n) | {"test": (make(n)["test"][0][:, :2], make(n)["test"][1])}, r"clients\[1\].test: .*\(2,\)"),
         (lambda n: make(n) | {"test": (make(n)["test"][0], make(n)["test"][1] + 3)}, r"clients\[1\].test: label"),
+        (lambda n: {k: (x[:, :2], y) for k, (x, y) in make(n).items()}, r"clients\[1\].train: .*\(2,\).* are \(5,\)"),
     ],
 )
 def test_a_client_that_is_not_as_declared_is_named_when_it_is_made(clients, message):

@@ -81,7 +81,7 @@ class LabelledTable(DropClients, ChannelNormalisation):
         images = [x for x in inputs.values() if x.dtype == np.uint8]
         return Dataset.of(
             name,
-            inputs.get("") if "" in inputs else inputs,
+            inputs.get("", inputs),
             labels[rows],
             num_classes=num_classes,
             sources=sources,
