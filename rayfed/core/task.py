@@ -376,7 +376,7 @@ def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[s
         return frozenset(), getattr(model, "output_width", 0)
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
-    dtype = getattr(model, "feature_dtype", torch.float32)
+    dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
     features = torch.zeros((2, *feature_shape), device=device, dtype=dtype)
     model.eval()  # batch norm in the head must not update its statistics
     frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]

@@ -32,7 +32,7 @@ class SplitModel(nn.Module):
         self.features = features
         self.head = head
         self.feature_shape: tuple[int, ...] = ()
-        self.feature_dtype = torch.float32
+        self.feature_dtype = torch.get_default_dtype()
         if shape is not None:
             self.feature_shape = tuple(dry_run(features, torch.zeros(1, *shape)).shape[1:])
 

@@ -85,8 +85,8 @@ class Made:
     def population(self, config, make):
         return self._kept(self.populations, 40, (config.data, config.partition, config.leave_out), make)
 
-    def network(self, *asked):
-        return self._kept(self.networks, 3, asked, lambda: build_model(*asked))
+    def network(self, *asked, **named):
+        return self._kept(self.networks, 3, asked, lambda: build_model(*asked, **named))
 
     def context(self, blueprint, *asked):
         """A plan asks twice for the same context, and copying a ResNet takes most of the time of planning."""

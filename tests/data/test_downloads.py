@@ -407,7 +407,7 @@ class TestTable:
             checks = [*source.files.values(), *source.archives.values(), *source.verify.values()]
             assert all(check or source.verify for check in checks), source.name
             assert set(source.datasets) <= set(DATASETS)
-        own = {"mini_digits", "synthetic", "imagefolder", "npz", "parquet", "csv", "huggingface"}
+        own = {"mini_digits", "mini_scans", "synthetic", "imagefolder", "npz", "parquet", "csv", "huggingface"}
         assert {name for source in sources().values() for name in source.datasets} == set(DATASETS) - own
 
     def test_the_page_has_the_sources_and_licences_of_the_table(self):

@@ -46,7 +46,7 @@ class WrappedModel(nn.Module):
         self.__dict__["model"] = model
         self._parameters, self._buffers = model._parameters, model._buffers
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
-        self.feature_dtype = getattr(model, "feature_dtype", torch.float32)
+        self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
         self.output_width = getattr(model, "output_width", 0)
         self._modules.update({**model._modules, name: extra})
 
@@ -83,7 +83,7 @@ class ModelWithProjection(nn.Module):
             module = self.model.get_submodule(module_name)
             table = module._parameters if weight_name in module._parameters else module._buffers
             table[weight_name] = None
-        self.feature_dtype = getattr(model, "feature_dtype", torch.float32)
+        self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
         self.projection = mlp(widths).to(self.feature_dtype)
         self.head = nn.Linear(widths[-1], classes, dtype=self.feature_dtype)
         self.feature_shape = (widths[-1],)
@@ -104,7 +104,7 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
         UsageError: The model's outputs are not [batch, outputs].
     """
     module = task.model.module
-    dtype = getattr(module, "feature_dtype", torch.float32)
+    dtype = getattr(module, "feature_dtype", torch.get_default_dtype())
     features = torch.zeros((2, *task.feature_shape), dtype=dtype, device=task.device)
     logits = task.head(task.initial_weights(), features, train=False)
     if logits.ndim != 2:
