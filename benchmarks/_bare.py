@@ -9,6 +9,7 @@ weights up to rounding, which shows that they did the same work.
 import contextlib
 import copy
 import multiprocessing
+import pickle
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -62,7 +63,8 @@ class BareLoop:
         self._processes = []
         for numbers in deal([len(client.train) for client in population.clients], processes):
             ours, theirs = spawn.Pipe()
-            arguments = (theirs, plan, population, numbers, channels_last)
+            given = pickle.dumps((plan, population))  # as bytes, since multiprocessing shares tensors by files
+            arguments = (theirs, given, numbers, channels_last)
             process = spawn.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._pipes.append(ours)
@@ -137,11 +139,9 @@ class BareWorker:
         return {name: value.cpu().numpy() for name, value in sums.items()}
 
 
-def _serve(
-    pipe: Connection, plan: Blueprint, population: Population, numbers: Sequence[int], channels_last: bool
-) -> None:
+def _serve(pipe: Connection, given: bytes, numbers: Sequence[int], channels_last: bool) -> None:
     torch.set_num_threads(1)
-    worker = BareWorker(plan, population, numbers, channels_last=channels_last)
+    worker = BareWorker(*pickle.loads(given), numbers, channels_last=channels_last)
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(worker.round(*request))
