@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import socket
+import stat
 import sys
 import tarfile
 import zipfile
@@ -198,15 +199,29 @@ def _unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or .tar archive, compressed or not, into `folder`, and delete it."""
     try:
         if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                zipped.extractall(folder)
+            with zipfile.ZipFile(archive) as packed:
+                for entry in packed.infolist():
+                    _inside(folder, entry.filename, not stat.S_ISLNK(entry.external_attr >> 16))
+                packed.extractall(folder)
         else:
             with tarfile.open(archive) as tar:
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 and older lack it
-                tar.extractall(folder)
+                for member in tar:
+                    _inside(folder, member.name, member.isreg() or member.isdir())
+                    tar.extract(member, folder)
+    except _Failed:
+        raise
     except Exception as error:  # a damaged archive raises whatever its decompressor likes
         raise _Failed(f"the archive cannot be unpacked ({type(error).__name__}: {error})") from error
     archive.unlink()
+
+
+def _inside(folder: Path, name: str, plain: bool = True) -> Path:
+    """Return the path of the archive's member `name` in `folder`; raise if it is not `plain` or lies elsewhere."""
+    path = folder / name
+    if not plain or not Path(os.path.normpath(path)).is_relative_to(folder):
+        raise _Failed(f"the archive is not to be trusted: it would write {name!r} outside of the dataset's folder")
+    return path
 
 
 def _from_hub(source: Source, folder: Path) -> None:

@@ -84,24 +84,18 @@ def protect_token() -> None:
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
         return
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):  # where the home is read-only, Ray says what it needs
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            _create(path)
-        elif path.stat().st_mode & 0o077:
-            path.chmod(0o600)
-
-
-def _create(path: Path) -> None:
-    """Write a new token in one step, unless another process does so meanwhile."""
-    made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with open(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        with contextlib.suppress(FileExistsError):
-            os.link(made, path)
-    finally:
-        made.unlink(missing_ok=True)
+        if path.exists():
+            path.chmod(path.stat().st_mode & 0o700)
+            return
+        try:
+            with open(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+            os.link(made, path)  # in one step, and not over the token of another process
+        finally:
+            made.unlink(missing_ok=True)
 
 
 def _check_reachable() -> None:

@@ -59,10 +59,8 @@ def _gpus() -> Iterator[Check]:
             if float((ones @ ones).sum()) != 64**3:
                 remedy = "do not use it: it computes wrongly"
         except RuntimeError as error:
-            found, remedy = (
-                f"{found}: a test kernel fails ({_words(error)})",
-                "see nvidia-smi for who uses it, or reboot",
-            )
+            found += f": a test kernel fails ({_words(error)})"
+            remedy = "see nvidia-smi for who uses it, or reboot"
         yield Check("GPU", found, remedy)
     if not torch.cuda.device_count() and (present := nvidia_smi("name")):
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
@@ -131,11 +129,13 @@ def _nodes() -> Iterator[Check]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task, here = ray.remote(_versions), _versions()
+    task, here, calls = ray.remote(_versions), _versions(), {}
     for node in [node for node in ray.nodes() if node["Alive"]]:
-        address, there = node["NodeManagerAddress"], NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        calls[node["NodeManagerAddress"]] = task.options(num_cpus=0, scheduling_strategy=there).remote()
+    for address, call in calls.items():
         try:
-            found = ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(), timeout=120)
+            found = ray.get(call, timeout=120)
         except ray.exceptions.RayError as error:
             remedy = "install rayfed in the same way on it"
             yield Check("node", f"{address}: no process can start ({_words(error)})", remedy)

@@ -112,6 +112,7 @@ class TestCommands:
             raise RuntimeError("two clients are not enough\nfor me")
 
         monkeypatch.setattr("rayfed.experiments.forecast.probe", failing)
+        monkeypatch.setenv("COLUMNS", "200")
         assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp"]) == 0
         assert "estimate  unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out
         assert command("sweep")(["--dry-run", "space.yaml"]) == 0
