@@ -147,8 +147,7 @@ def user_population(
 
 def _mapping(client: Client) -> dict[str, Any]:
     """Return a client as the mapping that `_client` reads, so that its arrays are checked and converted, too."""
-    parts = zip(SPLITS, client.parts, strict=True)
-    return {"domain": client.domain} | {name: (part.x, part.y) for name, part in parts}
+    return {"domain": client.domain, **dict(zip(SPLITS, client.parts, strict=True))}
 
 
 def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Client:
@@ -169,6 +168,10 @@ def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Cl
 
 
 def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Examples:
+    if isinstance(pair, Examples):
+        if pair.layout is not None:  # packed, and so checked
+            return pair
+        pair = pair.x, pair.y
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")

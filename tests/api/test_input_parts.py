@@ -19,6 +19,7 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.loading import load
 from rayfed.data.packing import packed
 from rayfed.data.population import TestSet
+from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
@@ -160,7 +161,9 @@ def test_made_clients_and_clients_with_other_orders_give_the_same_bits(run):
     first, second = weights(run(people)), weights(run(turned))
     made = rayfed.Clients({"train": [20] * 3, "test": [8] * 3}, people.__getitem__)
     third = weights(run(made, num_classes=3))
+    fourth = weights(run(list(user_population(people).clients)))
     assert all(torch.equal(first[name], second[name]) and torch.equal(first[name], third[name]) for name in first)
+    assert all(torch.equal(first[name], fourth[name]) for name in first)
 
 
 @pytest.mark.parametrize(
