@@ -75,12 +75,18 @@ torchvision_cpu.install()
 
 def __getattr__(name: str) -> Any:
     """Import a name of the public API at its first use, so that commands that need no torch start at once."""
+    import importlib
+
+    module, attribute = _origin(name)
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _origin(name: str) -> tuple[str, str]:
+    """Return the module of a public name, and the name that it has there."""
     module = next((module for module, names in _NAMES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module 'rayfed' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(module), "read" if name == "read_results" else name)
+    return module, "read" if name == "read_results" else name
 
 
 def __dir__() -> list[str]:

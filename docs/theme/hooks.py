@@ -179,8 +179,7 @@ def python_page() -> str:
     lines = ["# Python API", "", f"rayfed {rayfed.__version__} exports these names.", ""]
     functions = [name for name in rayfed.__all__ if name.islower()]
     for name in [*functions, *(name for name in rayfed.__all__ if name not in functions)]:
-        module = next(module for module, names in rayfed._NAMES.items() if name in names)
-        origin = f"{module}.{'read' if name == 'read_results' else name}"
+        origin = ".".join(rayfed._origin(name))
         if name == "Algorithm":
             text = "The base class of all methods; see [Interface of an algorithm](algorithm.md)."
             lines += [f"## rayfed.{name}", "", text, ""]

@@ -69,7 +69,7 @@ class Network:
             for name, value in table.items()
             if value is not None and first_name[id(value)] not in fixed
         ]
-        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in self.buffers]
+        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
 

@@ -200,8 +200,8 @@ def _tell_equal_images(dataset: Dataset) -> None:
     groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
     order = np.argsort(groups, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        first, *others = (rows[place : place + 1] for place in range(len(rows)))
-        if others and all(np.array_equal(dataset.images[first], dataset.images[other]) for other in others):
+        first, others = dataset.images[rows[:1]], range(1, len(rows))
+        if others and all(np.array_equal(first, dataset.images[rows[place : place + 1]]) for place in others):
             domain = dataset.domains[dataset.domain[rows[0]]]
             note(f"{dataset.name}: all {len(rows)} images of class {dataset.labels[rows[0]]} of {domain} are equal")
 

@@ -87,7 +87,7 @@ class Blueprint:
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
-        dtype = population.clients[0].train.x.dtype
+        dtype = population.clients[0].train.dtype
         inner: Any = self.algorithm
         personal: list[str] = []
         while isinstance(inner, Algorithm):  # a wrapper's base, too
@@ -133,7 +133,7 @@ class Blueprint:
     def check(self, population: Population) -> None:
         """Raise UsageError if this simulation cannot work, before anything starts."""
         if self.augment is not None:
-            self.augment.check(population.shape, population.clients[0].train.x.dtype)
+            self.augment.check(population.shape, population.clients[0].train.dtype)
         sizes = SizesById(population.clients, self.training_examples(population))
         if population.unseen_clients and self.algorithm.refuses_unseen_clients:
             name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
@@ -301,7 +301,7 @@ class Blueprint:
 
     def problem(self, population: Population, task: Task) -> ProblemSpec:
         """Return what the algorithm is told in `check`; `task` is that of the blueprint's context."""
-        kind = population.clients[0].train.x.dtype
+        kind = population.clients[0].train.dtype
         return ProblemSpec(
             task=task,
             shape=tuple(population.shape),

@@ -18,7 +18,7 @@ from rayfed.core.records import SERVER
 from rayfed.core.rng import floor_share, generator, torch_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.clients import SPLITS, Client, Examples, MadeClients
-from rayfed.data.lazy_rows import LazyRows, select_rows
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Population
 
 _MOST_VIEWS = 1024
@@ -269,11 +269,11 @@ def divide(client: Client, share: float, seed: int) -> TrainingParts:
     """Divide the training part of `client` at random (`Algorithm.held_out_share`); both keep the order of examples."""
     count = held_out_count(len(client.train), share)
     if not count:
-        return TrainingParts(client.train, Examples(client.train.x[:0], client.train.y[:0]))
+        return TrainingParts(client.train, client.train.select(slice(0)))
     is_held_out = np.zeros(len(client.train), bool)
     is_held_out[generator(seed, "held out", client=client.id).permutation(len(client.train))[:count]] = True
     rows = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    return TrainingParts(*(Examples(select_rows(client.train.x, part), client.train.y[part]) for part in rows))
+    return TrainingParts(*map(client.train.select, rows))
 
 
 def client_data(

@@ -141,7 +141,7 @@ def class_of(kind: str, name: str, where: str) -> Any:
     """Return the class of a component, whose errors are those of `resolve`."""
     if kind == "metrics" and name.startswith(PREFIX):
         of_masks = name.startswith(f"{PREFIX}segmentation.")
-        name = f"rayfed.metrics.from_torchmetrics:Torch{'Segmentation' if of_masks else 'Metric'}"
+        name = f"rayfed.metrics.from_torchmetrics:{'TorchSegmentation' if of_masks else 'TorchMetric'}"
     return resolve(name, KINDS[kind], where=where)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, NoAugment
 from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
@@ -238,17 +239,8 @@ def make_plan(
             f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
             f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
         )
-    computes = {
-        "algorithm": config.algorithm.computes_with_inputs,
-        "augment": config.augment.name not in (None, "none"),
-    }
-    if population.layout is not None and any(computes.values()):
-        key = (
-            f"algorithm.name={config.algorithm_name}"
-            if computes["algorithm"]
-            else f"augment.name={config.augment.name}"
-        )
-        raise UsageError(f"{key}: computes with inputs of one array, and these have {population.layout}")
+    if population.layout is not None:
+        _refuse_computing_with_inputs(config, population.layout)
     blueprint = dry_step(
         _blueprint(config, population, model, chosen_loss),
         population,
@@ -287,6 +279,14 @@ def make_plan(
     )
 
 
+def _refuse_computing_with_inputs(config: Config, layout: Layout) -> None:
+    """Raise UsageError if the algorithm or the augmentation cannot take inputs of several parts."""
+    keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.computes_with_inputs else []
+    keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
+    if keys:
+        raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {layout}")
+
+
 def _own(chosen: Component) -> bool:
     """Return whether a component is the user's own."""
     return ":" in (chosen.name or "")
@@ -309,9 +309,10 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         metrics={name: resolve(METRICS[name], {}, where="metrics")() for name in defaults} | config.metrics,
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
-    for metric in evaluation.metrics.values():
-        if isinstance(metric, TorchMetric):
-            metric.check(blueprint.outputs, *first_outputs(blueprint, population, 8))
+    if others := [metric for metric in evaluation.metrics.values() if isinstance(metric, TorchMetric)]:
+        outputs, labels = first_outputs(blueprint, population, 8)
+        for metric in others:
+            metric.check(blueprint.outputs, outputs, labels)
     selection = _selection(config, blueprint, population, points[0], evaluation.metrics)
     stopping, rule = config.early_stopping, None
     if stopping.patience is not None:

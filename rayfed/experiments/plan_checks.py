@@ -47,7 +47,7 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
     Raises:
         UsageError: One of them does not go with the data; the message names its key.
     """
-    if own_model or population.clients[0].train.x.dtype not in (np.uint8, np.float32):
+    if own_model or population.clients[0].train.dtype not in (np.uint8, np.float32):
         _check_model(blueprint, population, model, loss)
     if own_model:
         blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
@@ -129,7 +129,7 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     Integers stand for words or categories, and only the model knows which embedding gets which of them. So it runs on
     the examples with the smallest and the largest integer at each position.
     """
-    kind, is_integer = population.clients[0].train.x.dtype, not input_type(population).is_floating_point
+    kind, is_integer = population.clients[0].train.dtype, not input_type(population).is_floating_point
     inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
     numbers = population.layout.integers(inputs) if population.layout else inputs
     span = f", from {numbers.min()} to {numbers.max()}" if is_integer and numbers.size else ""

@@ -1,6 +1,6 @@
 """The data of a plan: loaded, with unseen clients drawn, and cut to a few examples to try a plan on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -81,7 +81,7 @@ def small_population(population: Population, clients: int, examples: Sequence[in
 
 
 def _first(part: Examples, count: int) -> Examples:
-    return Examples(np.ascontiguousarray(part.x[:count]), part.y[:count], part.layout)
+    return part.select(slice(count)).read()
 
 
 def input_type(population: Population) -> torch.dtype:
@@ -98,16 +98,9 @@ def first_batch(part: Examples, count: int) -> Batch:
 
 def extreme_examples(population: Population) -> np.ndarray:
     """Return the examples with the smallest and the largest input at each position, those of test sets included."""
-    extremes, layout = np.zeros((0, *population.shape), population.clients[0].train.x.dtype), population.layout
-    for block in _blocks(population):
+    extremes, layout = np.zeros((0, *population.shape), population.clients[0].train.dtype), population.layout
+    for block in (block for part in population.examples() for block in part.blocks()):
         candidates = np.concatenate([extremes, block])
         flat = layout.integers(candidates) if layout else candidates.reshape(len(candidates), -1)
         extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])] if flat.size else candidates[:2]
     return extremes
-
-
-def _blocks(population: Population) -> Iterator[np.ndarray]:
-    """Yield all inputs in blocks, since they may lie in a file."""
-    for part in population.examples():
-        for start in range(0, len(part.x), 4096):
-            yield part.x[start : start + 4096]

@@ -207,11 +207,11 @@ def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling)
     return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, method))
 
 
-def patch(photographs: list[np.ndarray], random: Random) -> np.ndarray:
-    """Return a random patch [28, 28, 3] in [0, 1] of one of the photographs."""
+def patch(photographs: list[np.ndarray], random: Random, side: int = SIDE) -> np.ndarray:
+    """Return a random patch [side, side, ...] in [0, 1] of one of the photographs, uint8 [height, width, ...]."""
     photograph = photographs[random.integers(len(photographs))]
-    top, left = (int(random.integers(size - SIDE + 1)) for size in photograph.shape[:2])
-    return photograph[top : top + SIDE, left : left + SIDE] / np.float32(255)
+    top, left = (int(random.integers(size - side + 1)) for size in photograph.shape[:2])
+    return photograph[top : top + side, left : left + side] / np.float32(255)
 
 
 def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

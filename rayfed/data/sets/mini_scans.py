@@ -11,7 +11,7 @@ from rayfed.core.rng import numpy_generator
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSelection
-from rayfed.data.sets.mini_digits import Random, as_pixels, ink, smoothed
+from rayfed.data.sets.mini_digits import Random, as_pixels, ink, patch, smoothed
 from rayfed.data.sets.mnist_m import load_photographs
 
 VERSION = 1  # raise it when the pixels change
@@ -70,7 +70,7 @@ def generate(seed: int) -> Arrays:
     from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
     digits, photographs = load_digits(), load_photographs(None)
-    grounds = [np.asarray(Image.fromarray(photograph).convert("L"), np.float32) / 255 for photograph in photographs]
+    grounds = [np.asarray(Image.fromarray(photograph).convert("L")) for photograph in photographs]
     order = numpy_generator(seed, 0).permutation(len(digits.target))[: len(SCANNERS) * PER_SCANNER]
     images, masks = [], []
     for position, scanner in enumerate(SCANNERS):
@@ -117,8 +117,6 @@ def scan(scanner: str, strokes: np.ndarray, blots: np.ndarray, grounds: list[np.
         signal = (0.25 + 0.3 * shown) * (1 + slope)
         return as_pixels(signal * (1 + 0.15 * noise))
     if scanner == "textured":
-        ground = grounds[random.integers(len(grounds))]
-        top, left = (int(random.integers(size - SIDE + 1)) for size in ground.shape)
-        return as_pixels(0.7 * ground[top : top + SIDE, left : left + SIDE] + 0.3 * shown + 0.03 * noise)
+        return as_pixels(0.7 * patch(grounds, random, SIDE) + 0.3 * shown + 0.03 * noise)
     stripes = 0.15 * np.sin(2 * np.pi * random.uniform(6, 9) * slope + random.uniform(0, 2 * np.pi))
     return smoothed(as_pixels(0.35 + stripes + 0.35 * shown + 0.06 * noise), 0.8)
