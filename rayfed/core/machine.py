@@ -21,14 +21,14 @@ def memory_bytes() -> int:
     return min(sizes)
 
 
-def nvidia_smi(field: str) -> str:
-    """Return a field of each GPU that the driver knows, separated by ", "; "" without a driver."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+def nvidia_smi(fields: str, of: str = "gpu") -> str:
+    """Return a line with fields of each GPU, or of each process with `of="compute-apps"`; "" without a driver."""
+    command = ["nvidia-smi", f"--query-{of}={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return ", ".join(done.stdout.split("\n")).strip(", ") if done.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @contextmanager

@@ -121,9 +121,10 @@ class Task:
         outputs: Outputs = CLASSES,
         rows_interact: bool = False,
         personal: Sequence[str] = (),
+        channels_last: bool = True,
     ):
         self.device = torch.device(device)
-        self.channels_last = has_convolutions(model)
+        self.channels_last = channels_last and has_convolutions(model)
         self.num_clients, self.num_classes = num_clients, num_classes
         self._loss = loss_on(self.device, loss)
         self._scoring_loss = self._loss if scoring_loss is None else loss_on(self.device, scoring_loss)
@@ -218,10 +219,7 @@ class Task:
         return task
 
     def to_memory_format(self, tree: Any) -> Any:
-        """Return `tree` with convolution weights in channels-last memory format if the network has convolutions.
-
-        This is 1.2 to 1.7 times as fast on a CPU.
-        """
+        """Return `tree` with convolution weights in channels-last memory format where that is faster."""
         if not self.channels_last:
             return tree
         if isinstance(tree, Tensor):

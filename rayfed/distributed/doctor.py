@@ -65,7 +65,8 @@ def _gpus() -> Iterator[Check]:
     if not torch.cuda.device_count() and (present := nvidia_smi("name")):
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
         remedy = "unset CUDA_VISIBLE_DEVICES, install torch for CUDA, or update the NVIDIA driver"
-        yield Check("GPU", f"{present}, but torch {torch.__version__} for {build} cannot use it", remedy)
+        names = ", ".join(present.splitlines())
+        yield Check("GPU", f"{names}, but torch {torch.__version__} for {build} cannot use it", remedy)
     elif not torch.cuda.device_count():
         yield Check("GPU", "none; clients train on CPUs")
 

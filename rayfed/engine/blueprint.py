@@ -22,6 +22,7 @@ from rayfed.core.trees import named_tensors, only
 from rayfed.data.clients import SizesById
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
+from rayfed.engine.device import prefers_channels_last
 from rayfed.engine.device_data import client_data, held_out_count
 from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example, trains_on_single_examples
 from rayfed.sampling.base import UNIFORM, Sampler, Uniform
@@ -105,6 +106,7 @@ class Blueprint:
             outputs=self.outputs,
             rows_interact=self.rows_interact,
             personal=personal,
+            channels_last=prefers_channels_last(torch.device(device), bf16=self.bf16),
         )
         ctx = Context(
             task=task,

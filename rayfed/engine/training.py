@@ -30,7 +30,7 @@ _Take = Callable[[Context, Tensor], Batch]
 
 WIDTHS = (1, 4, 16, 64, 256)
 """The numbers of clients that `fastest_width` tries."""
-_SECONDS = 0.5  # the time for the repetitions of a block
+_SECONDS = 0.1  # the time for the repetitions of a block
 _LONGEST = 1.0  # seconds of a block, after which no larger block is tried
 _TIE, _SLOWER = 1.05, 1.5  # times the shortest time per client
 

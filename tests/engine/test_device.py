@@ -22,6 +22,7 @@ from rayfed.engine.device import (
     check_bf16,
     device_for,
     peak_bytes,
+    prefers_channels_last,
     set_kernels,
 )
 from rayfed.engine.evaluation import Evaluation
@@ -38,6 +39,8 @@ def limits(monkeypatch):
     properties = SimpleNamespace(total_memory=16 * CONTEXT_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**21)
+    monkeypatch.setattr("rayfed.engine.device._run_first_kernels", lambda device: None)
     return limits
 
 
@@ -49,24 +52,34 @@ def test_shares_leave_room_for_contexts_and_end_with_the_trial(limits):
     assert len(limits) == 2
 
 
+def test_a_context_has_the_size_that_the_driver_says(limits, monkeypatch):
+    processes = f"1, 300 MiB\n{os.getpid()}, 770 MiB"
+    monkeypatch.setattr("rayfed.engine.device.nvidia_smi", lambda *asked: processes if "compute-apps" in asked else "")
+    device_for(0.25)
+    assert limits == [0.25 - 768 / (16 * 512)]  # two of the 770 are torch's, for tensors
+
+
+def test_cuda_has_channels_last_in_half_precision_only():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    chosen = [prefers_channels_last(device, bf16=bf16) for device in (cpu, cuda) for bf16 in (False, True)]
+    assert chosen == [True, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("free", "chosen"),
     [((10, 300, 200), 1), ((299, 298, 300), 2), (None, 0)],  # None: without `nvidia-smi`
 )
 def test_the_emptiest_gpu_is_taken_and_kept(limits, monkeypatch, free, chosen):
-    said = {}
+    said = [""]
     if free:  # in another order than CUDA's, and with a GPU that this process does not see
-        said = {
-            "uuid": "GPU-hidden, GPU-2, GPU-1, GPU-0",
-            "memory.free": "900 MiB, {2} MiB, {1} MiB, {0} MiB".format(*free),
-        }
-    monkeypatch.setattr("rayfed.engine.device.nvidia_smi", lambda field: said.get(field, ""))
+        said = ["GPU-hidden, 900 MiB\nGPU-2, {2} MiB\nGPU-1, {1} MiB\nGPU-0, {0} MiB".format(*free)]
+    monkeypatch.setattr("rayfed.engine.device.nvidia_smi", lambda fields: said[0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     seen = lambda number: SimpleNamespace(total_memory=2**40, uuid=getattr(number, "index", number))  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", seen)
     _emptiest_gpu.cache_clear()
     assert device_for(1) == torch.device("cuda", chosen)
-    said["memory.free"] = "1 MiB, 1 MiB, 1 MiB, 1 MiB"
+    said[0] = "GPU-0, 1 MiB\nGPU-1, 1 MiB\nGPU-2, 1 MiB"
     assert device_for(1) == torch.device("cuda", chosen)
     _emptiest_gpu.cache_clear()
 

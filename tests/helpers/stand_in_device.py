@@ -159,6 +159,7 @@ def _first(given: list[Tensor]) -> Tensor:
 def register() -> None:
     """Makes the device known to torch; before the process's first backward pass, which counts the devices."""
     _setup_privateuseone_for_python_backend(NAME)
+    getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]  # autocast asks, and casts nothing here
 
 
 @contextmanager
