@@ -5,8 +5,8 @@ server's process owns. When a host dies, Tune starts the trial again from its la
 """
 
 import dataclasses
-import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -154,17 +154,19 @@ class RayFleet:
         units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
         result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
         schedule = self._schedule(units, kind)
-        for chunk, (part, total, small), others in self._dispatch(schedule, kind, call):
+        chunks = list[Chunk]()
+        for chunk, (part, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
             result.add(self._unpack(part))
-            is_first = result.total.value is None  # the other sums are added to it in place
-            result.total.merge(self._unpack(total, shared=not is_first))
+            chunks.append(chunk)
             self._bytes_from_hosts += sum(state.nbytes for state in small.values())
             new_states.update(zip(clients, others, strict=False))
             self._unweighted.update(zip(clients, others[len(clients) :], strict=False))
             new_states.update((client, _kept(state)) for client, state in small.items())
             if len(small) == len(clients):
                 self._small.add(kind)
+        if exchange.averaged and not weighing:
+            result.total = self._sums(chunks).get("", ExactSum())
         self.states.commit(new_states, number)
         for position in range(len(self._actors)):
             result.busy.setdefault(position, 0.0)
@@ -173,15 +175,14 @@ class RayFleet:
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
+        self._number += 1
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             some = {client: weights[client] for client in chunk.clients}
-            return [actor.call.remote("weigh", some, *(unweighted[client] for client in some))]
+            return [actor.call.remote("weigh", self._number, some, *(unweighted[client] for client in some))]
 
-        total = ExactSum()
-        for part in self._results([Unit((client,)) for client in weights], "weigh", call):
-            total.merge(part)
-        return total
+        schedule = self._schedule([Unit((client,)) for client in weights], "weigh")
+        return self._sums([chunk for chunk, *_ in self._dispatch(schedule, "weigh", call)]).get("", ExactSum())
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
@@ -192,8 +193,11 @@ class RayFleet:
         return self._scored(request, self._model_call("score_global", request, model), "score")
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
-        call = self._model_call("gradients", request, model)
-        return list(itertools.chain.from_iterable(self._results(self._scoring_units(request), "gradients", call)))
+        call, kind = self._model_call("gradients", request, model), "gradients"
+        done = list(self._dispatch(self._schedule(self._scoring_units(request), kind), kind, call))
+        examples = [each for _, message, _ in done for each in self._unpack(message)]
+        sums = self._sums([chunk for chunk, *_ in done], shared=False)
+        return [*examples, *(Gradients(domain, split, total, 0) for (domain, split), total in sums.items())]
 
     def hashes(self) -> dict[ClientIndex, str]:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
@@ -295,7 +299,7 @@ class RayFleet:
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             part = dataclasses.replace(request.part(chunk.clients), tests=tuple(chunk.tests))
-            return [actor.call.remote("on_model", name, part, number, sent)]
+            return [actor.call.remote(name, part, number, sent)]
 
         return call
 
@@ -319,6 +323,22 @@ class RayFleet:
                 self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
                 schedule.done(chunk, now)
                 yield chunk, result, others
+
+    def _sums(self, chunks: Iterable[Chunk], *, shared: bool = True) -> dict[Any, ExactSum]:
+        """Return the sums that the hosts hold over `chunks`, which were sent with the last payload, by key.
+
+        Args:
+            shared: Whether all hosts have the same keys, so that all but the first need no memory of their own.
+        """
+        units: dict[int, set[Hashable]] = defaultdict(set)
+        for chunk in chunks:
+            units[chunk.host].update(chunk.clients, (("test set", test) for test in chunk.tests))
+        calls = {host: self._actors[host].call.remote("sums", self._number, some) for host, some in units.items()}
+        sums: dict[Any, ExactSum] = {}
+        for host, call in calls.items():
+            for key, total in self._unpack(self._result(call, host), shared=shared and bool(sums)).items():
+                sums.setdefault(key, ExactSum()).merge(total)
+        return sums
 
     def _result(self, call: Any, position: int) -> Any:
         """Return the result of a call of the host at `position`, or raise what the host raised.
@@ -345,5 +365,5 @@ def _kept(state: Message) -> Any:
     """Return a state as `RayStates` keeps it."""
     if state.nbytes > SMALL_BYTES:
         return ray.put(state)
-    # a view would keep the whole object in which the state arrived, with the sum of the models of a chunk
+    # a view would keep the whole object in which the state arrived, with the others of its chunk
     return state._replace(tensors=[(data.copy(), dtype, shape) for data, dtype, shape in state.tensors])

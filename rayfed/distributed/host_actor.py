@@ -4,7 +4,7 @@ import dataclasses
 import io
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
+from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
@@ -136,6 +137,7 @@ class HostMethods:
             self.__dict__.pop(name, None)  # frees the memory of the previous simulation
         self.device = device_for(gpus, blueprint.model)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
+        self._held: tuple[int, set[Hashable], dict[Hashable, ExactSum]] = (-1, set(), {})  # see `_hold`
         self.host = Host(blueprint, population, self.device, share=share, position=position)
         return str(ray.util.get_node_ip_address())
 
@@ -153,20 +155,42 @@ class HostMethods:
                 The first object then repeats the states of at most `SMALL_BYTES`.
 
         Returns:
-            The result without its sum, the sum, and the states by client.
+            The result without its sum, for which see `sums`, and the states by client.
         """
         done = self._of_clients(self.host.exchange, message, number, down, small, large)
-        total, after = pack(done.total), {client: pack(state) for client, state in done.states.items()}
+        self._hold(number, [reply.client for reply in done.replies], {"": done.total})
+        after = {client: pack(state) for client, state in done.states.items()}
         result = pack(dataclasses.replace(done, total=ExactSum(), states={}, unweighted={}))
         if not separate:
-            return result, total, after
+            return result, after
         repeated = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
-        return (result, total, repeated), *after.values(), *map(pack, done.unweighted.values())
+        return (result, repeated), *after.values(), *map(pack, done.unweighted.values())
 
-    def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Message) -> Message:
-        """Return the weighted sum of the replies of the clients of `weights`, given in their order."""
+    def weigh(self, number: int, weights: Mapping[ClientIndex, float], *unweighted: Message) -> None:
+        """Add up the replies of the clients of `weights`, given in their order; see `sums`."""
         replies = (unpack(reply, self.device, shared=True) for reply in unweighted)
-        return pack(self.host.weigh(zip(replies, weights.values(), strict=True)))
+        self._hold(number, weights, {"": self.host.weigh(zip(replies, weights.values(), strict=True))})
+
+    def _hold(self, number: int, units: Collection[Hashable], sums: Mapping[Hashable, ExactSum]) -> None:
+        """Keep sums over `units` until the server asks for `sums` of the same `number`; add no unit twice."""
+        if self._held[0] != number:
+            self._held = number, set(), {}
+        _, held, totals = self._held
+        if held.isdisjoint(units):
+            held.update(units)
+            for key, total in sums.items():
+                totals.setdefault(key, ExactSum()).merge(total)
+
+    def sums(self, number: int, units: set[Hashable]) -> Message:
+        """Return the sums over `units`, which are all that this host was sent with `number`, and drop them.
+
+        Raises:
+            HostLost: The host does not hold the sums of these.
+        """
+        if self._held[:2] != (number, units):
+            raise HostLost("a host does not hold the sum over the clients that it has run")
+        totals, self._held = self._held[2], (-1, set(), {})
+        return pack(totals)
 
     def on_clients(
         self, method: str, message: Message, number: int, down: Message, small: SmallStates, *large: Message
@@ -174,9 +198,16 @@ class HostMethods:
         """Return what a method of the host returns for clients; the other arguments are those of `exchange`."""
         return pack(self._of_clients(getattr(self.host, method), message, number, down, small, large))
 
-    def on_model(self, method: str, request: ScoreRequest, number: int, model: Message) -> Message:
-        """Return what a method of the host returns for a model of the server, whose number is `number`."""
-        return pack(getattr(self.host, method)(request, self._unpacked(number, model)))
+    def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
+        """Score a model of the server, whose number is `number`; see `Host.score_global`."""
+        return pack(self.host.score_global(request, self._unpacked(number, model)))
+
+    def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
+        """Return what `Host.gradients` returns for a model of the server without the sums, for which see `sums`."""
+        found = self.host.gradients(request, self._unpacked(number, model))
+        units = [*request.clients, *(("test set", test) for test in request.tests)]
+        self._hold(number, units, {(each.domain, each.split): each.total for each in found})
+        return pack([each._replace(total=ExactSum()) for each in found])
 
     def hashes(self, small: SmallStates, *large: Message) -> Message:
         """Return the hash of each client's state."""

@@ -32,7 +32,7 @@ class ExactSum:
         untrained: The names of leaves that are not summed where all trees have the same bits, such as masks.
 
     Attributes:
-        equal: The untrained leaves by their path; None where trees differ.
+        equal: The untrained leaves by their path; None where trees differ. Like `dtypes`, known once `value` was read.
     """
 
     def __init__(
@@ -42,18 +42,33 @@ class ExactSum:
         untrained: Container[str] = (),
         equal: dict[Path, Tensor | None] | None = None,
     ):
-        self.value, self.dtypes = value, dtypes
+        self._value, self.dtypes = value, dtypes
         self._untrained, self.equal = untrained, equal or {}
+        self._only: tuple[Any, float] | None = None  # the single term, which is smaller than its float64 sum
+
+    @property
+    def value(self) -> Any:
+        """The sum in float64, before it is rounded to the dtypes of the trees; None where nothing was added."""
+        if self._only is not None:
+            only, self._only = self._only, None
+            self._add(*only)
+        return self._value
 
     def add(self, tree: Any, weight: float) -> None:
-        """Add `weight` times `tree`."""
+        """Add `weight` times `tree`, which must not be modified afterwards."""
         if self.value is None:
-            self.value, self.dtypes = tree_map(_zero, tree), tree_map(lambda leaf: leaf.dtype, tree)
+            self._only = tree, weight
+        else:
+            self._add(tree, weight)
+
+    def _add(self, tree: Any, weight: float) -> None:
+        if self._value is None:
+            self._value, self.dtypes = tree_map(_zero, tree), tree_map(lambda leaf: leaf.dtype, tree)
             self.equal = dict(_leaves(tree, self._untrained)) if self._untrained else {}
         elif any(leaf is not None for leaf in self.equal.values()):
             self._compare(dict(_leaves(tree, self._untrained)))
         pairs: list[tuple[Tensor, Tensor]] = []
-        tree_map(lambda total, leaf: pairs.append((total, leaf)), self.value, tree)
+        tree_map(lambda total, leaf: pairs.append((total, leaf)), self._value, tree)
         for total, leaf in pairs:
             if is_counter(total):
                 torch.maximum(total, leaf, out=total)
@@ -67,9 +82,11 @@ class ExactSum:
     def merge(self, other: "ExactSum") -> None:
         """Add another sum, which must not be used afterwards."""
         if self.value is None:
-            self.value, self.dtypes, self.equal = other.value, other.dtypes, other.equal
+            self.__dict__.update(vars(other))
+        elif other._only is not None:
+            self._add(*other._only)
         elif other.value is not None:
-            self.value = tree_map(_join, self.value, other.value)
+            self._value = tree_map(_join, self._value, other.value)
             self._compare(other.equal)
 
     def _compare(self, leaves: dict[Path, Tensor | None]) -> None:

@@ -31,15 +31,20 @@ from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import Diverged, HostLost, UsageError
+from rayfed.core.ids import Moment
 from rayfed.distributed.fleet import RayFleet, RayStates
-from rayfed.distributed.host_actor import all_states, pack, unpack
+from rayfed.distributed.host_actor import HostMethods, all_states, pack, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.schedule import Rates, Schedule
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Placement
+from rayfed.metrics.heterogeneity import GradientNorm
 
 pytestmark = pytest.mark.ray
+PARAMETERS = (6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3  # of `Net`
 
 
 class SharedFleet(RayFleet):
@@ -191,12 +196,12 @@ def equal_hosts(monkeypatch):
 def test_the_bytes_that_cross_processes_are_counted(pool, equal_hosts):
     population = blobs(2)  # a client for each host
     plan = blueprint(FedAvg(), population, model=Net(False), rounds=2)
-    parameters = (6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3
+    parameters = PARAMETERS
     server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=2, points=("global",)))
     trained, scored = server.run()
     assert trained.bytes_to_hosts == 4 * parameters  # once for both
     assert scored.bytes_to_hosts == 4 * parameters + 4 * parameters  # the model that is scored, too
-    assert trained.bytes_from_hosts == scored.bytes_from_hosts == 2 * 8 * parameters  # a sum of each host
+    assert trained.bytes_from_hosts == scored.bytes_from_hosts == 2 * 4 * parameters  # a reply of each host
     assert sum(trained.bytes_down.values()) == sum(trained.bytes_up.values()) == 2 * 4 * parameters
     for record in Server(plan, population, LocalFleet(plan, population), Evaluation(points=("global",))).run():
         assert record.bytes_to_hosts == record.bytes_from_hosts == 0
@@ -206,11 +211,76 @@ def test_small_states_and_fields_of_single_clients_count_as_bytes_to_hosts(pool,
     population = blobs(2)
     plan = blueprint(Greeting(), population, model=Net(False), rounds=2)
     server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=3, points=("global",)))
-    sent = 4 * ((6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3)
+    sent = 4 * PARAMETERS
     first, second = server.run()
     assert first.bytes_to_hosts == sent + 2 * 8 * 5  # without states
     assert second.bytes_to_hosts == 2 * sent + 2 * 8 * 5 + 2 * 4 * 7  # with states; scored as the last round
-    assert first.bytes_from_hosts == second.bytes_from_hosts == 2 * 2 * sent + 2 * 4 * 7
+    assert first.bytes_from_hosts == second.bytes_from_hosts == 2 * sent + 2 * 4 * 7
+
+
+class WeighedOnTheServer(FedAvg):
+    """FedAvg whose server gives all clients the same weight, after their replies."""
+
+    def weights(self, ctx, server, replies):
+        return [1 / len(replies)] * len(replies)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), WeighedOnTheServer()], ids=["fedavg", "weighed"])
+def test_a_host_sends_one_sum_for_all_of_its_clients(algorithm, pool):
+    population = blobs(20)
+    plan = blueprint(algorithm, population, model=Net(False), rounds=2)
+    evaluation = Evaluation(every=2, points=("global",), metrics={"gradient_norm": GradientNorm(splits=["val"])})
+    hashes = set()
+    for hosts in (0, 1, 2):
+        fleet = SharedFleet(plan, population, pool, hosts) if hosts else LocalFleet(plan, population)
+        server = Server(plan, population, fleet, evaluation)
+        trained, scored = server.run()
+        assert trained.bytes_from_hosts == hosts * 8 * PARAMETERS
+        gradients = scored.bytes_from_hosts - trained.bytes_from_hosts  # of two domains
+        assert min(hosts, 2) * 8 * PARAMETERS <= gradients <= hosts * 2 * 8 * PARAMETERS
+        hashes.add((server.state_hash(), *sorted(score for score in scored.scores if score.point == "global")))
+    assert len(hashes) == 1
+
+
+def test_a_client_that_runs_twice_is_added_once_and_a_sum_is_of_its_own_exchange():
+    plan = blueprint(FedAvg(), SIX, model=Net(False))
+    methods = HostMethods()
+    methods.take_up(plan, SIX, 0.0)
+    down = pack(plan.algorithm.broadcast(methods.host.ctx, plan.algorithm.init(methods.host.ctx)))
+    weights = {client: (client + 1) / 6 for client in range(3)}
+    request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=(0, 1, 2), weights=weights)
+
+    def run(number, *clients):
+        methods.exchange(pack((request.part(clients), {})), number, down, {}, True)
+
+    def total(number, *clients):
+        return state_hash(unpack(methods.sums(number, set(clients)), torch.device("cpu"))[""].result())
+
+    run(1, 0, 1, 2)
+    once = total(1, 0, 1, 2)
+    run(1, 2)  # of an exchange that failed
+    for some in ((0, 1), (2,), (0, 1), (2,)):
+        run(2, *some)
+    with pytest.raises(HostLost, match="does not hold the sum"):
+        methods.sums(2, {0, 1})
+    assert total(2, 0, 1, 2) == once
+    with pytest.raises(HostLost, match="does not hold the sum"):
+        methods.sums(2, {0, 1, 2})
+
+
+def test_a_host_that_dies_before_it_sent_its_sum_ends_the_attempt(session):
+    lonely = HostPool(Placement(hosts=1, cpus=0.0), [{}] * 2, None)
+
+    class Dying(SharedFleet):
+        def _sums(self, *given, **changes):
+            lonely.close()
+            return super()._sums(*given, **changes)
+
+    plan = blueprint(Scaffold(), SIX)
+    fleet = Dying(plan, SIX, lonely, 1)
+    with pytest.raises(HostLost, match="host 0 died"):
+        outcome(plan, SIX, fleet)
+    assert not len(fleet.states)
 
 
 class Greeting(FedAvg):
