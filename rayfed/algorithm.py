@@ -358,6 +358,8 @@ class Algorithm(Exchange):
     requires_classes: ClassVar[bool] = False
     """Whether the model must have an output for each class, and neither one logit for two classes nor numbers for a
     user's loss."""
+    mixes_labels: ClassVar[bool] = False
+    """Whether training takes means of labels, which the loss must take, too."""
     personal_weights: ClassVar[tuple[str, ...]] = ()
     """The value of `algorithm.personal`: patterns of the names of weights that stay with the client."""
     needs_split: ClassVar[bool] = False

@@ -10,6 +10,7 @@ import rayfed
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS, FAMILIES
 from rayfed.cli.help import default_text
+from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
@@ -18,21 +19,23 @@ from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
+from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import make_plan
 
 _INTRODUCTION = """\
 # Algorithms
 
-`make docs` generates this page from the code. Each method has its paper and its update rules, followed by
+`make docs` generates this page from the code. The table has the tasks on which `rayfed check` tries methods: classes of
+pixels, next words, two inputs, and a half frozen model. Each method has its paper and update rules, followed by
 
 - *State*, where it differs from FedAvg (down weights (224903), averaged weights, kept nothing, scored global, one
-  exchange per round). With two clients and a small batch-norm network it counts, by field, the numbers that a client
-  receives in round 2 (*down*) and has kept since round 1 (*kept*). *Averaged* are the fields of which the server needs
-  only the mean, and *scored* is the model scored by default;
-- its keys (`algorithm.mu`, for example) with their defaults and, in brackets, the choices and, where looked up, the
-  defaults of the authors' code and of PFLlib.
+  exchange). With two clients and a small network it counts, by field, the numbers that a client receives in
+  round 2 (*down*) and keeps from round 1 (*kept*). *Averaged* are fields of which the server needs only the mean,
+  *scored* the model scored by default;
+- its keys (`algorithm.mu`, for example) with defaults and, in brackets, choices and, where looked up, the defaults of
+  the authors' code and of PFLlib.
 
-`rayfed list NAME` also prints how ambiguities of the paper were settled and how other people's code differs.
+`rayfed list NAME` also prints how ambiguities were settled and how others' code differs.
 """
 _USUAL = {"down": "weights (224903)", "averaged": "weights", "kept": "nothing", "scored": "global"}
 _EXAMPLE = {
@@ -50,10 +53,32 @@ def algorithms_page() -> str:
         for family, names in FAMILIES.items()
     ]
     described: dict[Any, Any] = {}  # with which method a module, or an option with its default, has been described
-    parts = [_INTRODUCTION, *lists, ""]
+    parts = [_INTRODUCTION, *lists, "", *_table(), ""]
     for family, names in FAMILIES.items():
         parts += [f"## {family}", "", *(_section(name, described) for name in names)]
     return "\n".join(parts)
+
+
+def _table() -> list[str]:
+    """Return a table of what methods take: a line for each kind of methods, the largest one last, without names."""
+    columns = "methods", "need a split", *TASKS
+    groups: dict[tuple[bool, ...], list[str]] = {}
+    for name in ALGORITHMS:
+        config = Config.read({"algorithm.name": name})
+        takes = (_is_taken(config, task) for task in TASKS)
+        groups.setdefault((config.algorithm.needs_split, *takes), []).append(f"`{name}`")
+    *few, largest = sorted(groups, key=lambda kind: len(groups[kind]))
+    rows = [(", ".join(groups[kind]), kind) for kind in few] + [("all others", largest)]
+    lines = [columns, ["---"] * len(columns), *((names, *(("", "✓")[mark] for mark in kind)) for names, kind in rows)]
+    return [f"|{'|'.join(line)}|" for line in lines]
+
+
+def _is_taken(config: Config, task: str) -> bool:
+    try:
+        task_plan(config, task)
+    except UsageError:
+        return False
+    return True
 
 
 def _section(name: str, described: dict[Any, Any]) -> str:

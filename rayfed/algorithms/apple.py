@@ -127,7 +127,7 @@ class APPLE(FedAvg):
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        cores = {name: torch.tensordot(client["p"], core, 1) for name, core in down["cores"].items()}
+        cores = {name: torch.tensordot(client["p"].to(core.dtype), core, 1) for name, core in down["cores"].items()}
         return cores | client["weights"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
@@ -162,7 +162,8 @@ def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weig
     `weights` replaces the client's own core model, at which `is_own` [clients] is 1; elsewhere it is 0.
     """
     p_others, p_own = p * (1 - is_own), (p * is_own).sum()
-    return {name: torch.tensordot(p_others, core, 1) + p_own * weights[name] for name, core in cores.items()}
+    others = {name: torch.tensordot(p_others.to(core.dtype), core, 1) for name, core in cores.items()}
+    return {name: other + p_own * weights[name] for name, other in others.items()}
 
 
 def slopes(pull: Tensor, cores: Weights, weights: Weights, grads: Weights, is_own: Tensor) -> Tensor:

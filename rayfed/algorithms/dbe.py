@@ -241,7 +241,7 @@ class BiasedModel(WrappedModel):
         super().__init__(model, "dbe", extra)
 
     def head(self, features: Tensor) -> Tensor:
-        return self.model.head(features if self.dbe.bias is None else features + self.dbe.bias)
+        return self.model.head(features if self.dbe.bias is None else (features + self.dbe.bias).to(self.feature_dtype))
 
 
 @dataclass(frozen=True)

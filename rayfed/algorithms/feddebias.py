@@ -227,9 +227,9 @@ class FedDebias(FedAvg):
 
     def mixed(self, ctx: Context, work: State, batch: Batch) -> State:
         """Return the mixtures of this step in place of the pseudo-data, their labels, and ⟨ỹ_p, y⟩ of every pair."""
-        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task.num_outputs)
+        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task)
         rows = paired_rows(len(batch.x), len(x), x.device)
-        overlap = (labels[rows] * soft(batch.y, ctx.task.num_outputs)).sum(1)
+        overlap = (labels[rows] * soft(batch.y, ctx.task)).sum(1)
         mixtures: State = {"pseudo": x, "labels": labels, "overlap": overlap}
         if self.mu:
             with torch.no_grad():
@@ -315,7 +315,7 @@ def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Te
 # Mixtures of local examples with means of a proxy dataset
 
 
-def mixture(proxy: Tensor, batch: Batch, examples: int, classes: int) -> Batch:
+def mixture(proxy: Tensor, batch: Batch, examples: int, task: Task) -> Batch:
     """Average each row of `proxy` [n, ...] with `examples` examples of the batch, and 1/C with their labels (Eq. 4).
 
     As batches are in random order, row j of `proxy` takes the rows after j of the batch, starting again from row 0 at
@@ -324,7 +324,7 @@ def mixture(proxy: Tensor, batch: Batch, examples: int, classes: int) -> Batch:
     rows = torch.arange(len(proxy), device=proxy.device)[:, None] + torch.arange(1, examples + 1, device=proxy.device)
     rows = rows % len(batch.x)
     x = (proxy + batch.x[rows].sum(1)) / (examples + 1)
-    return Batch(x, (1 / classes + soft(batch.y, classes)[rows].sum(1)) / (examples + 1))
+    return Batch(x, (1 / task.num_outputs + soft(batch.y, task)[rows].sum(1)) / (examples + 1))
 
 
 def check_proxy(name: str, inputs: InputSpec) -> None:

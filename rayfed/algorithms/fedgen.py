@@ -156,7 +156,7 @@ class FedGen(FedAvg):
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
             y, features = self.generate(ctx, trained, counts)
             by_client = torch.vmap(logits, in_dims=(0, None))(heads, features)
-            return F.cross_entropy(torch.tensordot(shares, by_client, 1), y), {}
+            return F.cross_entropy(torch.tensordot(shares, by_client.float(), 1), y), {}
 
         total = torch.zeros((), device=ctx.task.device)
         for _ in range(self.server_steps):

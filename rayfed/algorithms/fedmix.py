@@ -23,7 +23,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Output
+from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights
 
 
@@ -32,6 +32,7 @@ class FedMix(FedAvg):
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
     computes_with_inputs: ClassVar[bool] = True
+    mixes_labels: ClassVar[bool] = True
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")
@@ -80,7 +81,7 @@ class CollectMeans(Exchange):
     method: FedMix
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        x, y = labelled_means(data.train, self.method.mean_examples, ctx.task.num_outputs)
+        x, y = labelled_means(data.train, self.method.mean_examples, ctx.task)
         return client, {"means": {"x": x, "y": y}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
@@ -88,13 +89,13 @@ class CollectMeans(Exchange):
         return server | {"means": {name: torch.cat([means[name] for means in sent]) for name in ("x", "y")}}
 
 
-def labelled_means(part: Any, size: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Return means of `part` over random groups of `size` examples: (inputs [n, *shape], labels [n, classes]).
+def labelled_means(part: Any, size: int, task: Task) -> tuple[Tensor, Tensor]:
+    """Return means of `part` over random groups of `size` examples: (inputs [n, *shape], labels [n, classes, ...]).
 
     Examples beyond the last complete group are not used.
     """
     rows = torch.randperm(len(part))
     rows = rows[: len(rows) // size * size]
-    means = [(batch.x.mean(0), soft(batch.y, classes).mean(0)) for batch in part.batches(size, rows)]
+    means = [(batch.x.mean(0), soft(batch.y, task).mean(0)) for batch in part.batches(size, rows)]
     x, y = (torch.stack(values) for values in zip(*means, strict=True))
     return x, y

@@ -81,6 +81,7 @@ class FedRoD(FedAvg):
         z, logits = output.features.detach(), output.logits.detach()
         generic, output = task.loss_of(weights, output, batch.y, output.logits + work["prior"])
         generic, output = task.add_loss_terms(generic, weights, output)
+        z = z.to(task.feature_dtype)
         personal_logits, buffers = task.model.run(with_personal_head(task, weights), lambda model: model.head(z))
         statistics = {PREFIX + name: value for name, value in buffers.items() if PREFIX + name in own}
         personal = task.loss(logits + personal_logits, batch.y, weights)

@@ -27,6 +27,7 @@ class Mixup(Wrapper):
     name: ClassVar[str] = "mixup"
     reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
     computes_with_inputs: ClassVar[bool] = True
+    mixes_labels: ClassVar[bool] = True
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1 is uniform")
 
@@ -51,5 +52,5 @@ class MixedBatches(Delegate):
         x, y = self.base.prepare(ctx, batch)
         lam = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
         permutation = torch.randperm(len(x)).to(x.device, non_blocking=True)
-        y = soft(y, ctx.task.num_outputs)
+        y = soft(y, ctx.task)
         return Batch(lam * x + (1 - lam) * x[permutation], lam * y + (1 - lam) * y[permutation])

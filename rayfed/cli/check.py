@@ -11,8 +11,9 @@ from rayfed.experiments.config import Config
 _DESCRIPTION = """\
 Check that an algorithm keeps the contract with the engine: hooks that do not modify their inputs, equal bits from
 equal seeds and after a resume, several clients at once, part of the clients, every evaluation point, clients that
-join late. A few rounds with a few examples of the configured data run in this process, and with placement.hosts=2 on
-Ray as well. Nothing is kept. The exit code is 1 if the contract is broken.
+join late, and other tasks: pixels, next words, two inputs, a half frozen model. A few rounds with a few examples of the
+configured data run in this process, and with placement.hosts=2 on Ray as well. Nothing is kept. The exit code is 1 if
+the contract is broken.
 
     rayfed check algorithm.name=mine:Mine algorithm.tau=0.5 model.name=cnn
 """

@@ -52,7 +52,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: [batch, classes].
-        features: Representations at the split, [batch, *feature_shape]; empty if the model has no split.
+        features: Representations at the split, float32 [batch, *feature_shape]; empty if the model has no split.
         buffers: Buffers after the call.
     """
 
@@ -95,6 +95,7 @@ class Task:
         model: The network.
         modules: Additional networks of the algorithm, by name.
         feature_shape: Shape of one representation at the split; empty if the model has no split.
+        feature_dtype: The type in which the head takes representations. Methods see them as float32.
         trainable: Names of the parameters that are trained, those of the loss included.
         parameters, buffers: Names of the parameters and buffers that are weights, those of the loss included. The
             constants of the network are none; see `rayfed.core.modules.constant_names`.
@@ -150,6 +151,7 @@ class Task:
         model = self._here(model)
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
+        self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
         named = dict(model.named_parameters()) | dict(model.named_buffers())
         self._initial = {name: named[name].detach() for name in self.model.parameters + self.model.buffers}
         finite = {name: torch.isfinite(value) for name, value in self._initial.items()}
@@ -169,7 +171,7 @@ class Task:
             self._initial |= {name: own[name].detach() for name in network.parameters + network.buffers}
             self.parameters, self.buffers = self.parameters + network.parameters, self.buffers + network.buffers
         self.trainable = self.parameters
-        of_head, width = _head(model, self.feature_shape)
+        of_head, width = _head(model, self.feature_shape, self.feature_dtype)
         self.head_names = of_head.intersection(self._initial)
         self.num_outputs = max(self.num_classes, width if self.outputs.kind == "classes" else 0)
 
@@ -255,13 +257,14 @@ class Task:
             if not self.feature_shape:
                 return (logits := logits_of(model(x))), logits.new_empty(0)
             features = model.features(x)
-            return model.head(features), features
+            return model.head(features), features.float()
 
         (logits, features), buffers = self.model.run(weights, split, train=train)
         return Output(logits, features, buffers)
 
     def head(self, weights: Weights, features: Tensor, *, train: bool = True) -> Tensor:
         """Return the logits [batch, classes] for `features` [batch, *feature_shape]; discard changes to buffers."""
+        features = features.to(self.feature_dtype)
         logits: Tensor = self.model.run(weights, lambda model: model.head(features), train=train)[0]
         return logits
 
@@ -337,9 +340,9 @@ class Task:
 
     @torch.no_grad()
     def represent(self, weights: Weights, x: Tensor) -> Tensor:
-        """Return the features [batch, *feature_shape] in evaluation mode."""
+        """Return the features, float32 [batch, *feature_shape], in evaluation mode."""
         features: Tensor = self.model.run(weights, lambda model: model.features(x), train=False)[0]
-        return features
+        return features.float()
 
 
 def loss_on(device: str | torch.device, loss: Loss) -> Loss:
@@ -365,7 +368,7 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(each, pattern) for each in (name, name.removeprefix("features.")))
 
 
-def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[str], int]:
+def _head(model: nn.Module, feature_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[frozenset[str], int]:
     """Return the names of the parameters that `model.head` uses, found by autograd, and of the buffers beside them.
 
     The number of its outputs is returned, too; that of the whole model if there is no head.
@@ -374,7 +377,6 @@ def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[s
         return frozenset(), getattr(model, "output_width", 0)
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
-    dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
     features = torch.zeros((2, *feature_shape), device=device, dtype=dtype)
     model.eval()  # batch norm in the head must not update its statistics
     frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]

@@ -29,6 +29,7 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking
+from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_data import small_population
 from rayfed.experiments.trial import run_trial
@@ -316,6 +317,24 @@ def _optimisers(small: _SmallTrial) -> str:
             _check_finite(small.finished(optimizer=optimizer))
             ran.append(name)
     return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
+
+
+def _on_task(small: _SmallTrial, task: str) -> str:
+    try:
+        other = _SmallTrial(task_plan(small.plan.config, task))
+    except UsageError as refused:
+        raise _NotTried(f"refused: {refused}") from refused
+    try:
+        _hooks_are_pure(other)
+        return _scores(other)
+    except (_Broken, ImpureHook, Diverged):
+        raise
+    except Exception as error:  # as above
+        advice = "a method that takes only classes, or one array, says requires_classes or computes_with_inputs"
+        raise _Broken(f"{error_line(error)}; {advice}") from error
+
+
+CHECKS |= {task: partial(_on_task, task=task) for task in TASKS}
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:

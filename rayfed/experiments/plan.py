@@ -34,7 +34,7 @@ from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import NO_OTHER_DATA, Config
-from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks
+from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks, refuse_mixing
 from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
 from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.user_code import (
@@ -249,6 +249,7 @@ def make_plan(
         own_model=model is not None or _own(config.model),
     )
     blueprint.check(population)
+    refuse_mixing(blueprint, population)
     if model is not None or loss is not None or _own(config.model) or _own(config.loss):
         refuse_leaks(blueprint, population)
     blueprint = blueprint.settled(population)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfed.algorithms.common.soft_labels import soft
 from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.network import vectorised
 from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
@@ -220,6 +221,25 @@ def first_outputs(blueprint: Blueprint, population: Population, count: int) -> t
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         return task.predict(task.initial_weights(), x), y
+
+
+def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
+    """Raise UsageError if the algorithm takes means of labels and the loss does not take them, or ignores a label."""
+    if not blueprint.algorithm.mixes_labels:
+        return
+    where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels", blueprint.loss
+    if (ignored := blueprint.outputs.ignored) is not None:
+        raise UsageError(f"{where}, and {ignored} stands for no class; use a method without mixtures")
+    outputs, y = first_outputs(blueprint, population, 3)
+    mixed = soft(y, task := blueprint.context(population, "cpu").task)
+    try:
+        value, expected = (float(task.loss(outputs.float(), labels, task.initial_weights())) for labels in (mixed, y))
+    except Exception as error:  # the user's loss may raise anything
+        form = f"{mixed.dtype} {list(mixed.shape)}".removeprefix("torch.")
+        raise UsageError(f"{where}, and the loss fails on labels {form}: {error_line(error)}") from error
+    weighted = "weight" in getattr(loss, "keywords", {}) or getattr(loss, "weight", None) is not None
+    if not weighted and not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6):  # means are over weights, too
+        raise UsageError(f"{where}, and the loss of unmixed ones is {value:.4g} as probabilities, not {expected:.4g}")
 
 
 def _largest_part(population: Population) -> Examples:

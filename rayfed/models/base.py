@@ -13,7 +13,7 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.models.split_model import SplitModel
+from rayfed.models.split_model import SplitModel, ensure_split
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,13 @@ class ModelOptions(abc.ABC):
             UsageError: The network cannot take inputs of this shape.
         """
         model = self.network(tuple(shape), num_classes)
-        return model if self.projection is None else with_projection(model, self.projection, num_classes)
+        if self.projection is None:
+            return model
+        return with_projection(ensure_split(model, shape), self.projection, num_classes)
 
     @abc.abstractmethod
-    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        """Create the network without a projection."""
+    def network(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Create the network without a projection, and split it if its split is not before its last layer."""
 
     def image_shape(self, shape: tuple[int, ...], *, minimum: int = 1) -> tuple[int, int, int]:
         """Check that `shape` is that of an image of at least `minimum` x `minimum` pixels and return it.

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
 from rayfed.models.base import ModelOptions
-from rayfed.models.split_model import SplitModel, split_after, split_last_linear
+from rayfed.models.split_model import SplitModel, split_after
 
 _RESNET_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4", "pool")
 
@@ -42,13 +42,13 @@ class TorchvisionOptions(ModelOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Torchvision(TorchvisionOptions):
-    """Any classification network of torchvision whose last layer is linear, split before that layer."""
+    """Any classification network of torchvision, split before its last layer or `model.head` where that is needed."""
 
     name: ClassVar[str] = "torchvision"
     arch: str = option(help="name of the network in torchvision, such as mobilenet_v3_large or convnext_tiny")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        return split_last_linear(self.create(self.arch, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return self.create(self.arch, shape, num_classes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class VGG11(TorchvisionOptions):
 
     name = "vgg11"
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        return split_last_linear(self.create(self.name, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return self.create(self.name, shape, num_classes)
 
 
 def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
@@ -120,8 +120,14 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
             f"model.pretrained=true: could not download the weights of {arch} ({error}); "
             f"put them into {folder}/checkpoints, or set model.pretrained=false"
         ) from error
-    name, last = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
-    network.set_submodule(name, nn.Linear(last.in_features, num_classes))
+    name, last = [pair for pair in network.named_modules() if isinstance(pair[1], (nn.Linear, nn.Conv2d))][-1]
+    is_linear = isinstance(last, nn.Linear)
+    network.set_submodule(
+        name,
+        nn.Linear(last.in_features, num_classes)
+        if is_linear
+        else nn.Conv2d(last.in_channels, num_classes, last.kernel_size),
+    )
     return network
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -151,8 +152,8 @@ def split_last_linear(
 ) -> SplitModel:
     """Split `module` before a layer that ends it: this layer becomes the head, all others the features.
 
-    The layer is the submodule called `head`, by default the linear or convolutional layer that runs last. The module is
-    modified.
+    The layer is the submodule called `head`, by default the linear or convolutional layer that runs last. Its outputs
+    may yet be reshaped, or the axis of the classes moved. The module is modified.
 
     Raises:
         UsageError: The module has no such layer or does not end in it (a softmax follows, or it is used twice).
@@ -186,18 +187,36 @@ def split_last_linear(
     if ends[last]:
         features = module if kinds[-1] else _Logits(module)
         module.set_submodule(ends[last], nn.Identity())
-    model = SplitModel(features, last)
     end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
     fault = f"does not end in {end}; {advice}"
     try:
-        pairs = [(dry_run(features, x), z), (dry_run(model, x), logits)]
+        model = _composition(features, last, x, z, logits)
     except UsageError as error:
         raise UsageError(f"{where}: {fault}") from error
-    for actual, expected in pairs:
-        if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-5, equal_nan=True):
-            raise UsageError(f"{where}: {_obstacle(model, shape, dtype) or fault}")
+    if model is None:
+        raise UsageError(f"{where}: {_obstacle(features, shape, dtype) or fault}")
     model.feature_shape, model.feature_dtype = tuple(z.shape[1:]), z.dtype
     return model
+
+
+def _composition(features: nn.Module, last: nn.Module, x: Tensor, z: Tensor, logits: Tensor) -> SplitModel | None:
+    """Return the model of `features` and the layer `last`, whose input is `z`, or None if they do not give `logits`.
+
+    `features` ends in what follows the layer, which is undone there and done after the layer.
+    """
+    seen, own = dry_run(features, x), dry_run(last, z)
+    moves = ((0, 0), (1, -1), (-1, 1)) if min(z.ndim, logits.ndim) > 2 else ((0, 0),)
+    for source, target in moves:
+        pairs = (seen.movedim(target, source), z), (own.movedim(source, target), logits)
+        if all(a.numel() == b.numel() and _close(a.reshape(b.shape), b) for a, b in pairs):
+            if seen.shape == z.shape and own.shape == logits.shape and source == target:
+                return SplitModel(features, last)
+            return SplitModel(_Moved(features, target, source, z.shape), _Moved(last, source, target, logits.shape))
+    return None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, atol=1e-5, equal_nan=True)
 
 
 def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
@@ -207,7 +226,7 @@ def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> 
     first = dry_run(module, x)
     if not torch.equal(x, example_inputs(shape, dtype, layout)):
         return "modifies its input; write x = x + 1 in place of x += 1"
-    if not torch.allclose(first, dry_run(module, x), atol=1e-5, equal_nan=True):
+    if not _close(first, dry_run(module, x)):
         return (
             "gives different outputs for the same input in evaluation mode; draw random numbers, and change attributes "
             "that outputs depend on, only if self.training"
@@ -226,6 +245,18 @@ def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[i
     rest = OrderedDict((name, layers[name]) for name in names[end:])
     head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
     return SplitModel(features, head, shape)
+
+
+class _Moved(nn.Module):
+    """A module whose outputs get another order of axes, and a shape of which the first axis is free."""
+
+    def __init__(self, module: nn.Module, source: int, target: int, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.module, self.axes, self.shape = module, (source, target), tuple(shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = logits_of(self.module(x))
+        return outputs.movedim(*self.axes).reshape(len(x), *self.shape)
 
 
 class _Logits(nn.Module):

@@ -36,6 +36,7 @@ from rayfed.core.trees import named_tensors
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.engine.server import Evaluation, Server
+from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
 from rayfed.experiments.plan import make_plan
@@ -54,13 +55,20 @@ def test_rayfed_check_finds_nothing(case, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(case)
     plan = dataclasses.replace(small_plan(), blueprint=plan_of(case), population=people_of(algorithm))
+    if isinstance(case.options, dict):
+        chosen = choose("algorithm", case.options, None)
+        plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, chosen_algorithm=chosen))
     found = {finding.subject: finding for finding in findings(plan, launch=lambda small: "")}
     broken = {subject: finding.found for subject, finding in found.items() if not finding.kept}
     if "batch_norm" in case.changes:  # a policy may take the global model away
         broken.pop("scores", None)
     assert broken == {}
     refused = {subject for subject, finding in found.items() if finding.found.startswith("refused: ")}
+    classes = {"feddebias", "vhl", "fedreg", "faug", "moon", "fedrod", "fedproto", "fraug", "fedgen"}
     assert refused - {"at once"} == {
+        *(("pixels",) if algorithm.name in classes else ()),
+        *(("next words",) if algorithm.name in classes | {"harmofl", "mixup", "fedmix"} else ()),
+        *(("two inputs",) if algorithm.computes_with_inputs else ()),
         *(() if case.sampled else ("cohorts",)),
         *(("newcomers",) if algorithm.refuses_unseen_clients else ()),
     }

@@ -6,16 +6,42 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.algorithms.mixup import Mixup
+from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.network import gradients
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+
+
+class ToPixels(nn.Linear):
+    """Three pixels of two classes, [n, 2, 3]."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+
+    def forward(self, x):
+        return super().forward(x).view(-1, 2, 3)
+
+
+def bce_of_ints(outputs, y):
+    return F.binary_cross_entropy_with_logits(outputs, y.float().view_as(outputs))
+
+
+def mse_of_ints(outputs, y):
+    return F.mse_loss(outputs, y.float().view_as(outputs))
+
+
+def squared_of_first_label(outputs, y):
+    return (outputs[:, 0] - y.view(len(y), -1)[:, 0]).square().mean()
 
 
 def context(algorithm):
@@ -36,6 +62,59 @@ def test_a_batch_is_mixed_with_a_permutation_of_itself_by_one_share():
     logits = torch.randn(9, 3)
     both = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[other])
     torch.testing.assert_close(F.cross_entropy(logits, found.y), both)
+
+
+LABELS = {
+    "pixels": (F.cross_entropy, lambda x: (x[:, :3] > 0).long(), lambda: ToPixels(), F.one_hot),
+    "one logit": (bce_of_ints, lambda x: (x[:, 0] > 0).long(), lambda: nn.Linear(6, 1), lambda y, _: y),
+    "counts": (mse_of_ints, lambda x: (3 * x[:, 0]).long(), lambda: nn.Linear(6, 1), lambda y, _: y),
+    "several": (bce_of_ints, lambda x: (x[:, :3] > 0).long(), lambda: nn.Linear(6, 3), lambda y, _: y),
+}
+
+
+@pytest.mark.parametrize("name", ["mixup", "fedmix"])
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_every_kind_are_mixed(kind, name):
+    loss, label, model, bits = LABELS[kind]
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    y = label(x)
+    clients = [dict.fromkeys(("train", "test"), (x.numpy(), y.numpy()))] * 2
+    config = Config.read({"algorithm.name": name, "local.batch_size": 4}, has_clients=True)
+    plan = make_plan(config, clients=clients, model=model, loss=loss)
+    server, _ = simulate(plan.blueprint, plan.population)
+    whole = bits(y, 2).float()
+    whole = whole.movedim(2, 1) if kind == "pixels" else whole
+    if name == "fedmix":
+        assert server.state["means"]["y"].shape[1:] == whole.shape[1:]
+        torch.testing.assert_close(server.state["means"]["y"][:2].mean(0), whole.mean(0))  # two groups of 10
+    else:
+        torch.manual_seed(4)
+        mixed = plan.config.algorithm.prepare(server.ctx, Batch(x, y)).y
+        torch.manual_seed(4)
+        share, other = float(torch.distributions.Beta(0.2, 0.2).sample()), torch.randperm(20)
+        torch.testing.assert_close(mixed, share * whole + (1 - share) * whole[other])
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        (F.nll_loss, np.arange(20) % 3, r"the loss fails on labels float32 \[3, 3\]: "),
+        (squared_of_first_label, np.arange(20) % 3, "the loss of unmixed ones is .* as probabilities, not "),
+        (F.cross_entropy, np.where(np.arange(20) % 3, 1, -100), "-100 stands for no class"),
+    ],
+)
+def test_a_loss_that_takes_no_mixtures_is_refused(loss, y, message):
+    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    config = Config.read({"algorithm": {"name": "dbe", "base": "fedmix"}}, has_clients=True)
+    clients = [dict.fromkeys(("train", "test"), (x, y))]
+    with pytest.raises(UsageError, match=f"^algorithm.name=dbe: mixes labels, and {message}"):
+        make_plan(config, clients=clients, model=lambda: nn.Linear(6, 3), loss=loss)
+
+
+def test_weights_of_classes_do_not_matter():
+    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    config = Config.read({"algorithm.name": "mixup", "loss.weight": [1, 5, 9]}, has_clients=True)
+    make_plan(config, clients=[dict.fromkeys(("train", "test"), (x, np.arange(20) % 3))], model=lambda: nn.Linear(6, 3))
 
 
 def test_shares_are_of_the_beta_distribution():

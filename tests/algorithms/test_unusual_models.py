@@ -1,4 +1,4 @@
-"""All methods with models that are not made for the data: spare outputs, tied weights, and words as inputs."""
+"""All methods with models that are not made for the data: spare outputs, tied weights, other types, and words."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ REFUSED = {
     "spare outputs": LORA | {"harmofl"},
     "words": BATCH_NORM | LORA | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"},
 }
-REFUSED["tied"] = REFUSED["words"]
+REFUSED["tied"], REFUSED["bfloat16"] = REFUSED["words"], REFUSED["spare outputs"]
 OPTIONS = {"dp_adcol": {"server_batch_size": 10}, "fedgen": {"server_steps": 2}}
 
 
@@ -50,23 +50,36 @@ class Words(nn.Module):
         return self.out(self.middle(self.embedding(x).mean(1)).tanh())
 
 
+class Half(nn.Module):
+    """Computes its features in float32 and its outputs in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.out = nn.Linear(8, 3, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return self.out(self.body(x).bfloat16())
+
+
 MODELS = {
     "spare outputs": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 10)),
     "words": lambda: Words(tied=False),
     "tied": lambda: Words(tied=True),
+    "bfloat16": Half,
 }
-DATA = {kind: clients(words=kind != "spare outputs") for kind in MODELS}
+DATA = {kind: clients(words=kind in ("words", "tied")) for kind in MODELS}
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_trains_or_says_why_not(name, kind):
     population = DATA[kind]
-    dtype = torch.long if kind != "spare outputs" else torch.float32
+    dtype = torch.long if kind in ("words", "tied") else torch.float32
     torch.manual_seed(0)
     model = ensure_split(MODELS[kind](), population.shape, dtype)
-    if name in BATCH_NORM and kind == "spare outputs":
-        model.features[1] = nn.BatchNorm1d(8)
+    if name in BATCH_NORM and dtype == torch.float32:
+        (model.features if kind == "spare outputs" else model.features.body)[1] = nn.BatchNorm1d(8)
     algorithm = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}}, has_clients=True).algorithm
     plan = blueprint(algorithm, population, model=model, rounds=1, batch_size=10)
     if name in REFUSED[kind]:

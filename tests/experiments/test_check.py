@@ -9,11 +9,13 @@ import torch
 import rayfed
 from helpers.algorithm_cases import CASES
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.cli.main import main
 from rayfed.core.options import option
 from rayfed.core.trees import scale
 from rayfed.experiments.contract import CHECKS
+from rayfed.experiments.contract_tasks import TASKS
 
 SMALL = {"data.per_domain": 60, "model.name": "mlp", "model.hidden": [8], "model.batch_norm": True, "rounds": 2}
 
@@ -76,6 +78,14 @@ class Explodes(FedAvg):
         return super().aggregate(ctx, server, replies.median)
 
 
+class OneHot(FedAvg):
+    """Takes it for granted that labels are [n]."""
+
+    def loss(self, ctx, weights, work, down, batch):
+        value, output = super().loss(ctx, weights, work, down, batch)
+        return value + (output.logits.softmax(1) - one_hot(batch.y, output.logits.shape[1])).square().mean(), output
+
+
 @pytest.mark.parametrize("name", ["adcol", "dbe"])
 def test_our_algorithms_keep_it(name):
     found = rayfed.check(SMALL, algorithm=CASES[name].options)
@@ -106,6 +116,7 @@ def test_an_algorithm_of_a_user_that_keeps_it():
         ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
         ("Branches", {"at once"}, "data-dependent control flow"),
         ("Halves", {"scores"}, "predict returned 8 rows for 16 inputs"),
+        ("OneHot", {"pixels", "next words"}, "must match the size of tensor b"),
         ("Explodes", {"hooks", "seeds", "resume", "at once"}, "test_check.py, line "),
     ],
 )
@@ -113,8 +124,8 @@ def test_what_breaks_it_is_found(algorithm, subjects, words):
     found = broken(algorithm)
     assert subjects <= set(found)
     assert any(words in text for text in found.values()), found
-    if algorithm in ("Zeroes", "Branches"):
-        assert set(found) == subjects
+    if algorithm in ("Zeroes", "Branches", "OneHot"):
+        assert set(found) == subjects | ({*TASKS} if algorithm == "Zeroes" else set())
 
 
 def test_nothing_is_kept_and_random_numbers_go_on(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Sizes of the papers' networks, split points, and one-line refusals."""
 
+import numpy as np
 import pytest
 import torch
 
 from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 from rayfed.models.build import build_model
 
 
@@ -108,6 +111,36 @@ def test_refusals_when_building(name, options, shape, message):
         build_model(name, options, shape, 10)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def squeezenet(algorithm, **model):
+    part = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32), np.arange(6) % 3
+    clients = [{"train": part, "test": part}] * 2
+    values = {"algorithm.name": algorithm, "model": {"name": "torchvision", "arch": "squeezenet1_1"} | model}
+    return make_plan(Config.read(values, has_clients=True), clients=clients).blueprint.model
+
+
+def test_torchvision_networks_are_split_where_that_is_needed():
+    assert type(squeezenet("fedavg")).__name__ == "SqueezeNet"
+    assert squeezenet("fedrep", head="classifier").feature_shape == (512, 3, 3)
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: .* does not end in its last nn.Conv2d; name "):
+        squeezenet("fedrep")
+
+
+@pytest.mark.parametrize(("arch", "last"), [("squeezenet1_1", "classifier.1"), ("shufflenet_v2_x0_5", "fc")])
+def test_the_last_layer_of_a_pretrained_network_is_new(arch, last, monkeypatch):
+    from torchvision import models
+
+    whole, made = models.get_model(arch, weights=None, num_classes=1000), models.get_model
+    old = whole.get_submodule(last)
+    monkeypatch.setattr(
+        models, "get_model", lambda name, **given: whole if given.get("weights") else made(name, **given)
+    )
+    model = build_model("torchvision", {"arch": arch, "pretrained": True}, (3, 64, 64), 4, prepare=lambda m, *_: m)
+    new = model.get_submodule(last)
+    assert type(new) is type(old)
+    assert new.weight.shape == (4, *old.weight.shape[1:])
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 4)
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):

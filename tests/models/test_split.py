@@ -138,6 +138,56 @@ def test_a_last_convolution_is_the_head():
     assert torch.equal(model(x), before)
 
 
+class Moving(nn.Module):
+    """Encodes [n, 2, 5, 6] or [n, 7], and changes the axes of what its last layer gives."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.body = kind, nn.Conv2d(2, 3, 1)
+        self.embedding, self.cell = nn.Embedding(9, 4), nn.GRU(4, 4, batch_first=True)
+        self.last = {
+            "flattened": nn.Conv2d(3, 2, (5, 6)),
+            "one logit": nn.Linear(4, 1),
+            "words": nn.Linear(4, 9),
+            "pixels": nn.Linear(3, 2),
+            "words of layers": nn.Conv1d(4, 9, 1),
+        }[kind]
+
+    def forward(self, x):
+        z = self.body(x).relu() if x.ndim == 4 else self.cell(self.embedding(x))[0]
+        if self.kind == "flattened":
+            return self.last(z).flatten(1)
+        if self.kind == "one logit":
+            return self.last(z[:, -1]).squeeze(1)
+        if self.kind == "words":
+            return self.last(z).transpose(1, 2)
+        if self.kind == "pixels":
+            return self.last(z.movedim(1, -1)).movedim(-1, 1)
+        return self.last(z.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [
+        *(("flattened", (3, 5, 6)), ("one logit", (4,)), ("words", (7, 4)), ("pixels", (5, 6, 3))),
+        ("words of layers", (4, 7)),
+    ],
+)
+def test_axes_may_change_after_the_last_layer(kind, features):
+    images = kind in ("flattened", "pixels")
+    x = torch.randn(3, 2, 5, 6) if images else torch.randint(9, (3, 7))
+    whole = Moving(kind)
+    before = whole(x)
+    model = ensure_split(whole, tuple(x.shape[1:]), x.dtype)
+    assert model.feature_shape == features
+    assert model.features(x).shape == (3, *features)
+    assert torch.equal(model(x), before)
+    task = Task(model, F.cross_entropy, num_clients=1, num_classes=3)
+    assert task.head_names == {f"head.module.{name}" for name in ("weight", "bias")}
+    weights = task.initial_weights()
+    torch.testing.assert_close(task.head(weights, task.represent(weights, x)), before)
+
+
 @pytest.mark.parametrize("kind", ["mapping", "object", "tuple"])
 def test_a_head_is_named_whatever_the_model_returns(kind):
     whole, x = Kinds(kind), torch.randn(5, 6)

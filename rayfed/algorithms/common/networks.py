@@ -104,8 +104,7 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
         UsageError: The model's outputs are not [batch, outputs].
     """
     module = task.model.module
-    dtype = getattr(module, "feature_dtype", torch.get_default_dtype())
-    features = torch.zeros((2, *task.feature_shape), dtype=dtype, device=task.device)
+    features = torch.zeros((2, *task.feature_shape), device=task.device)
     logits = task.head(task.initial_weights(), features, train=False)
     if logits.ndim != 2:
         sides = "".join(f", {side}" for side in logits.shape[1:])
@@ -115,7 +114,7 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
         )
     first = next(itertools.chain(module.parameters(), module.buffers())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
+        torch.default_generator.manual_seed(zlib.crc32(first.view(-1).view(torch.uint8).numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
         widths = (width, 256) if widths is None else widths
         model = ModelWithProjection(module, [width, *widths], logits.shape[1], task.head_names)

@@ -6,11 +6,18 @@ from torch import Tensor
 
 from rayfed.algorithm import ProblemSpec
 from rayfed.core.errors import UsageError
+from rayfed.core.task import Task
 
 
-def soft(y: Tensor, classes: int) -> Tensor:
-    """Return class probabilities [batch, classes] of class indices; probabilities are returned unchanged."""
-    return y if y.is_floating_point() else F.one_hot(y, classes).float()
+def soft(y: Tensor, task: Task) -> Tensor:
+    """Return labels of which means can be taken: class probabilities on the axis of the classes, in place of indices.
+
+    Floats, such as probabilities, are returned unchanged, and bits and other integers that are no indices as floats.
+    """
+    kind, axis, _ = task.outputs
+    if y.is_floating_point() or axis is None or kind == "binary":
+        return y if y.is_floating_point() else y.float()
+    return F.one_hot(y, task.num_outputs).float().movedim(-1, axis)
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:

@@ -31,6 +31,7 @@ class Wrapper(Delegate, Algorithm):
     needs_split = derived(lambda self: self.base.needs_split)
     requires_hard_labels = derived(lambda self: self.base.requires_hard_labels)
     computes_with_inputs = derived(lambda self: self.base.computes_with_inputs)
+    mixes_labels = derived(lambda self: self.base.mixes_labels)
     requires_classes = derived(lambda self: self.base.requires_classes)
     sample_without_replacement = derived(lambda self: self.base.sample_without_replacement)
     assumes_uniform_sampling = derived(lambda self: self.base.assumes_uniform_sampling)
