@@ -105,6 +105,11 @@ def unstack(tree: Any, count: int) -> list[Any]:
     return [tree_map(lambda x, index=index: x[index].clone(), tree) for index in range(count)]
 
 
+def owned(tree: Any) -> Any:
+    """Return `tree` with copies of the tensors that are slices of larger ones, so that they do not keep these."""
+    return tree_map(lambda x: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x, tree)
+
+
 def only(weights: Weights, names: Container[str]) -> Weights:
     """Return the entries of `weights` whose names are in `names`, in the order of `weights`."""
     return {name: value for name, value in weights.items() if name in names}

@@ -4,7 +4,8 @@ Hosts add up what their clients send, and floating-point addition is not associa
 round differently and end with different models. Here every term is first rounded to a multiple of 2⁻⁴⁰ in float64. Sums
 of such numbers are exact below 2¹², so their order does not matter. The rounding costs less than 10⁻¹² per term, a
 ten-thousandth of the rounding of a float32 weight of size 0.1. Larger sums are correct to float64 but may depend on the
-order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client.
+order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client. A block of clients is added
+in few operations, whatever its width.
 """
 
 import functools
@@ -50,41 +51,52 @@ class ExactSum:
     def value(self) -> Any:
         """The sum in float64, before it is rounded to the dtypes of the trees; None where nothing was added."""
         if self._only is not None:
-            only, self._only = self._only, None
-            self._add(*only)
+            (tree, weight), self._only = self._only, None
+            self._add([tree], [weight])
         return self._value
 
     def add(self, tree: Any, weight: float) -> None:
         """Add `weight` times `tree`, which must not be modified afterwards."""
-        if self.value is None:
-            self._only = tree, weight
-        else:
-            self._add(tree, weight)
+        self.add_all([tree], [weight])
 
-    def _add(self, tree: Any, weight: float) -> None:
+    def add_all(self, trees: Sequence[Any], weights: Sequence[float]) -> None:
+        """Add Σ weights[i]·trees[i], in few operations if the tensors of the trees are slices of stacked tensors."""
+        if self.value is None and len(trees) == 1:
+            self._only = trees[0], weights[0]
+        elif trees:
+            self._add(trees, weights)
+
+    def _add(self, trees: Sequence[Any], weights: Sequence[float]) -> None:
         if self._value is None:
-            self._value, self.dtypes = tree_map(_zero, tree), tree_map(lambda leaf: leaf.dtype, tree)
-            self.equal = dict(_leaves(tree, self._untrained)) if self._untrained else {}
-        elif any(leaf is not None for leaf in self.equal.values()):
-            self._compare(dict(_leaves(tree, self._untrained)))
+            self._value, self.dtypes = tree_map(_zero, trees[0]), tree_map(lambda leaf: leaf.dtype, trees[0])
+            self.equal = dict(_leaves(trees[0], self._untrained)) if self._untrained else {}
+        for tree in trees:
+            if any(leaf is not None for leaf in self.equal.values()):
+                self._compare(dict(_leaves(tree, self._untrained)))
+        alone = len(trees) == 1
         pairs: list[tuple[Tensor, Tensor]] = []
-        tree_map(lambda total, leaf: pairs.append((total, leaf)), self._value, tree)
+        tree_map(lambda t, *of: pairs.append((t, of[0] if alone else _stacked(of))), self._value, *trees)
         for total, leaf in pairs:
             if is_counter(total):
-                torch.maximum(total, leaf, out=total)
+                torch.maximum(total, leaf if alone else leaf.amax(0), out=total)
+        factors = torch.tensor(weights, dtype=torch.float64)
         for group in _groups([(as_real(total), as_real(leaf)) for total, leaf in pairs if not is_counter(total)]):
-            terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
-            torch._foreach_mul_(terms, weight)
+            terms = [leaf.to(torch.float64, copy=True) for _, leaf, _ in group]
+            if alone:
+                torch._foreach_mul_(terms, weights[0])
+            else:
+                here = factors.to(terms[0].device, non_blocking=True)
+                torch._foreach_mul_(terms, [here[rows].view(-1, *[1] * total.dim()) for total, _, rows in group])
             torch._foreach_add_(terms, _SHIFT)
             torch._foreach_sub_(terms, _SHIFT)
-            torch._foreach_add_([total for total, _ in group], terms)
+            torch._foreach_add_([total for total, *_ in group], terms if alone else [term.sum(0) for term in terms])
 
     def merge(self, other: "ExactSum") -> None:
         """Add another sum, which must not be used afterwards."""
         if self.value is None:
             self.__dict__.update(vars(other))
         elif other._only is not None:
-            self._add(*other._only)
+            self.add(*other._only)
         elif other.value is not None:
             self._value = tree_map(_join, self._value, other.value)
             self._compare(other.equal)
@@ -102,9 +114,9 @@ class ExactSum:
 
 
 def _leaves(tree: Any, names: Container[str], path: Path = ()) -> Iterator[tuple[Path, Tensor | None]]:
-    """Yield the tensors of nested dicts whose own keys are in `names`."""
+    """Yield the tensors of nested dicts whose own keys are in `names`, without counters."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
-        if isinstance(value, Tensor) and key in names:
+        if isinstance(value, Tensor) and key in names and not is_counter(value):
             yield (*path, key), value
         yield from _leaves(value, names, (*path, key))
 
@@ -122,15 +134,35 @@ def _zero(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf, dtype=torch.complex128 if leaf.is_complex() else torch.float64)
 
 
-def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Cut `pairs` into groups of about `_AT_ONCE` numbers."""
+def _stacked(leaves: Sequence[Tensor]) -> Tensor:
+    """Return `leaves` stacked along a new leading dimension, as a view where they are slices of a stacked tensor."""
+    first = leaves[0]
+    step = int(leaves[1].storage_offset()) - int(first.storage_offset())
+    if step < 0 or any(_place(leaf, i * step) != _place(first, 0) for i, leaf in enumerate(leaves)):
+        return torch.stack(list(leaves))
+    return first.as_strided((len(leaves), *first.shape), (step, *first.stride()))
+
+
+def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
+    """Return all that says where a tensor would lie in memory if it began `shift` numbers earlier."""
+    return leaf.untyped_storage().data_ptr(), leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
+
+
+def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor, slice]]]:
+    """Cut pairs of a total [...] and terms [...] or [n, ...] into groups of about `_AT_ONCE` numbers.
+
+    A total is at most once in a group; with it come the terms, and their rows of n.
+    """
     group, size = [], 0
-    for pair in pairs:
-        group.append(pair)
-        size += pair[0].numel()
-        if size >= _AT_ONCE:
-            yield group
-            group, size = [], 0
+    for total, terms in pairs:
+        most = max(1, _AT_ONCE // max(1, total.numel()))
+        parts = terms.split(most) if terms.dim() > total.dim() else [terms]
+        for k, part in enumerate(parts):
+            group.append((total, part, slice(k * most, (k + 1) * most)))
+            size += part.numel()
+            if size >= _AT_ONCE or k < len(parts) - 1:
+                yield group
+                group, size = [], 0
     if group:
         yield group
 

@@ -9,6 +9,7 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
+from rayfed.core.trees import owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates, ClientStore
@@ -102,7 +103,7 @@ class LocalFleet:
         for part in self._parts(request):
             done = self.host.exchange(part, down, unicast, self._states_of(part.clients))
             for client, state in done.states.items():
-                self.states[client] = state
+                self.states[client] = owned(state)
             self._unweighted |= done.unweighted
             result.add(done)
         return result

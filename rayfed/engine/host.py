@@ -84,9 +84,17 @@ class Host:
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
         result.total = ExactSum(untrained=self.ctx.task.untrained)
+        averaged: dict[ClientIndex, State] = {}  # of the clients of a block
         for job, trained in self._trained(exchange, request, down, unicast, states):
-            self._finish(exchange, request, job, trained, result)
+            averaged[job.client] = self._finish(exchange, request, job, trained, result)
             del trained  # its weights would stay in memory while the next client trains
+            if len(averaged) == request.vmap_clients or job.client == request.clients[-1]:
+                if exchange.server_side_weighting:
+                    result.unweighted |= averaged
+                else:
+                    weights = [request.weights[client] for client in averaged]
+                    result.total.add_all(list(averaged.values()), weights)
+                averaged = {}
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
@@ -94,8 +102,8 @@ class Host:
 
     def _finish(
         self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, result: ExchangeResult
-    ) -> None:
-        """Add what a trained client keeps and sends to `result`."""
+    ) -> State:
+        """Add what a trained client keeps and sends to `result`, but for the averaged fields, which are returned."""
         ctx, client = job.ctx, job.client
         seed_torch(self.seed, "finish", request.moment, client=client)
         with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
@@ -103,13 +111,9 @@ class Host:
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
         add_to(result.bytes_up, bytes_by_field(up))
-        averaged = {name: up[name] for name in exchange.averaged if name in up}
-        if exchange.server_side_weighting:
-            result.unweighted[client] = averaged
-        else:
-            result.total.add(averaged, request.weights[client])
-        others = {name: up[name] for name in up if name not in averaged}
+        others = {name: up[name] for name in up if name not in exchange.averaged}
         result.replies.append(Reply(client, ctx.examples, others))
+        return {name: up[name] for name in exchange.averaged if name in up}
 
     def _measure(
         self, request: ExchangeRequest, job: Job, trained: Trained, next_state: State, result: ExchangeResult

@@ -4,7 +4,7 @@ A step of a block takes the same number of operations for any number of clients,
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
-from rayfed.core.trees import clone, stack, tree_map, unstack
+from rayfed.core.trees import clone, stack, tree_map
 from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import Part, batch_count, batch_rows
 
@@ -73,7 +73,8 @@ def train(
     augment: Augment | None = None,
 ) -> list[Trained]:
     """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
-    work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
+    # steps may change the copies of clients in place; a block stacks them, which copies
+    work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
     totals = [_Sums() for _ in jobs]
     parts, down = [job.part for job in jobs], jobs[0].down  # the fields that a step reads are common to all clients
     takes_rows = augment is None and not exchange.prepares_batches
@@ -143,7 +144,16 @@ class _Sums(dict[str, Tensor | float]):
 
     def means(self) -> dict[str, float]:
         """Return the mean of each metric."""
-        return {name: float(total) / self._counts[name] for name, total in self.items()}
+        return {name: total / self._counts[name] for name, total in zip(self, _floats(self.values()), strict=True)}
+
+
+def _floats(values: Collection[Tensor | float]) -> list[float]:
+    """Return scalars as numbers, after one wait for the device."""
+    scalars = [value.double().flatten() for value in values if isinstance(value, Tensor)]
+    if len(scalars) < 2:
+        return [float(value) for value in values]
+    known = iter(torch.cat(scalars).tolist())
+    return [next(known) if isinstance(value, Tensor) else value for value in values]
 
 
 def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> _Take:
@@ -175,8 +185,8 @@ def _on_device(batches: Rows, part: Part) -> list[Tensor]:
     if not batches:
         return []
     if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
-        return list(torch.from_numpy(np.stack(batches)).to(part.rows_device).unbind())
-    return [torch.from_numpy(rows).to(part.rows_device) for rows in batches]
+        return list(torch.from_numpy(np.stack(batches)).to(part.rows_device, non_blocking=True).unbind())
+    return [torch.from_numpy(rows).to(part.rows_device, non_blocking=True) for rows in batches]
 
 
 def _loop(
@@ -251,7 +261,7 @@ class Pool:
         for place, (i, count) in enumerate(zip(order, counts, strict=True)):
             if count:
                 table[:count, place] = np.stack(rows[i]) + self._first[i]
-        on_device = torch.from_numpy(table).to(self._y.device)
+        on_device = torch.from_numpy(table).to(self._y.device, non_blocking=True)
         for step, live in enumerate(_live_clients(counts)):
             now = on_device[step, :live]
             flat = now.flatten()
@@ -284,9 +294,12 @@ class BlockSums:
 
     def of_clients(self) -> Iterator[dict[str, tuple[float, int]]]:
         """Yield each client's sums and counts by name."""
-        sums = {name: values.tolist() for name, values in self._sums.items()}
+        names, counts = list(self._sums), [steps.tolist() for steps in self._counts.values()]
+        sums = torch.stack([values.double() for values in self._sums.values()]).tolist() if names else []
         for i in range(self._clients):
-            yield {name: (sums[name][i], int(self._counts[name][i])) for name in sums if self._counts[name][i]}
+            yield {
+                name: (total[i], steps[i]) for name, total, steps in zip(names, sums, counts, strict=True) if steps[i]
+            }
 
 
 def train_block(
@@ -312,11 +325,24 @@ def train_block(
     block = stack(list(work[:live]))
     for step, (batch, still) in enumerate(zip(batches, _live_clients(counts), strict=True)):
         if still < live:  # slices are views: the clients that go on keep their tensors, which a step may change
-            ended = unstack(_slice(block, still, live), live - still) + ended
+            ended = _clients_of(_slice(block, still, live), live - still) + ended
             block, live = _slice(block, 0, still), still
         block, metrics = _step(exchange, ctx.at(step=step), block, down, batch)
         sums.take(metrics)
-    return unstack(block, live) + ended, sums
+    return _clients_of(block, live) + ended, sums
+
+
+def _clients_of(block: State, count: int) -> list[State]:
+    """Return the state of each client of a block, as views that share no memory with each other."""
+    split: list[tuple[Tensor, ...]] = []
+    tree_map(lambda value: split.append((value if value.stride(0) else value.clone()).detach().unbind()), block)
+
+    def of_client(i: int) -> State:
+        left = iter(split)
+        state: State = tree_map(lambda _: next(left)[i], block)
+        return state
+
+    return [of_client(i) for i in range(count)]
 
 
 def _step(exchange: Exchange, ctx: Context, work: State, down: State, batch: Batch) -> _Result:

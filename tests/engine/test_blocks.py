@@ -1,5 +1,6 @@
 """Blocks of clients that train at once: what a step costs, and how many clients a measurement chooses."""
 
+import dataclasses
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 
@@ -13,13 +14,16 @@ from helpers.algorithm_cases import CASES, MAIN_CASES, finished, people_of, plan
 from helpers.commands import command
 from helpers.federations import Busy, blobs, blueprint
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.ids import Moment
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
+from rayfed.core.trees import named_tensors
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Pool, fastest_width, train_block
 from rayfed.experiments.config import Config
@@ -35,14 +39,14 @@ LAYOUT = {"view", "_unsafe_view", "clone"}
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that are dispatched to a device, but for those of `LAYOUT`."""
+    """Counts the operations that are dispatched to a device, but for some."""
 
-    def __init__(self):
+    def __init__(self, left_out=LAYOUT):
         super().__init__()
-        self.counts = Counter[str]()
+        self.counts, self.left_out = Counter[str](), left_out
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (name := func.overloadpacket.__name__) not in LAYOUT:
+        if (name := func.overloadpacket.__name__) not in self.left_out:
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -79,6 +83,71 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
     assert not WAITING & {*alone}
     for clients in (16, 64, 256):
         assert operations_of_a_step(plan, people, clients) == alone
+
+
+def operations_of_an_exchange(clients, width, steps):
+    """Return the operations of an exchange in which `clients` take `steps` steps, `width` at a time."""
+    x, y = np.zeros((BATCH * steps, *SHAPE), np.uint8), np.zeros(BATCH * steps, np.int64)
+    client = Client(0, "all", Examples(x, y), Examples(x[:0], y[:0]), Examples(x[:0], y[:0]))
+    people = Population(
+        "zeros", tuple(dataclasses.replace(client, id=i) for i in range(clients)), 10, SHAPE, (0.5,), (0.5,)
+    )
+    plan = blueprint(FedAvg(), people, model=build_model("mlp", {"hidden": [8]}, SHAPE, 10), batch_size=BATCH)
+    worker, everyone = host.Host(plan, people, "cpu"), tuple(range(clients))
+    weights = dict.fromkeys(everyone, 1 / clients)
+    request = ExchangeRequest(
+        moment=Moment("round", 1), cohort=everyone, clients=everyone, weights=weights, vmap_clients=width
+    )
+    down = plan.algorithm.broadcast(worker.ctx, plan.algorithm.init(worker.ctx))
+    worker.exchange(request, down, {}, {})  # reads the data
+    with Operations(left_out=()) as operations:
+        worker.exchange(request, down, {}, {})
+    return operations.counts.total()
+
+
+@pytest.mark.parametrize(("width", "most", "most_of_a_step"), [(1, 18, 45), (16, 50, 100), (64, 50, 100)])
+def test_a_block_takes_few_operations_beside_its_steps_for_any_number_of_clients(width, most, most_of_a_step):
+    """The first block is left out, with which the sum begins."""
+    blocks = [operations_of_an_exchange(k * width, width, 1) for k in (2, 3)]
+    more_steps = operations_of_an_exchange(2 * width, width, 2) - blocks[0]
+    assert more_steps / 2 <= most_of_a_step
+    assert blocks[1] - blocks[0] - more_steps / 2 <= most
+
+
+class Shared(FedAvg):
+    """FedAvg whose step returns the same tensor for all clients, which change, send and keep theirs at the end."""
+
+    averaged = ("weights", "same")
+
+    def start(self, ctx, client, down):
+        return super().start(ctx, client, down) | {"same": torch.zeros(3)}
+
+    def step(self, ctx, work, down, batch):
+        work, metrics = super().step(ctx, work, down, batch)
+        return work | {"same": torch.ones(3)}, metrics
+
+    def finish(self, ctx, work, client, down, data):
+        work["same"] += ctx.client
+        state, up = super().finish(ctx, work, client, down, data)
+        return state | {"same": work["same"], "head": work["weights"]["fc.weight"]}, up | {"same": work["same"]}
+
+
+def test_clients_of_a_block_share_no_memory_and_keep_none_of_it():
+    plan = blueprint(Shared(), people := blobs(4), vmap_clients=4, rounds=1)
+    fleet = LocalFleet(plan, people)
+    server = Server(plan, people, fleet, Evaluation(points=()))
+    list(server.run())
+    for client, state in fleet.states.items():
+        assert state["same"].tolist() == [1.0 + client] * 3
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for _, tensor in named_tensors(state))
+
+
+def test_the_server_waits_once_to_see_that_its_state_is_finite():
+    plan = blueprint(FedAvg(), people := blobs(2))
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    with Operations() as operations:
+        server._check_finite(server.ctx)
+    assert sum(operations.counts[name] for name in WAITING) == 1
 
 
 @MAIN_CASES

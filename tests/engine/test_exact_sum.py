@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayfed.core.trees import clone, tree_map
 from rayfed.engine import exact_sum
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.serialization import state_hash
@@ -55,6 +56,39 @@ def test_rounding_in_parts_gives_the_same_bits(at_once, monkeypatch):
     whole = state_hash(total(terms).value)
     monkeypatch.setattr(exact_sum, "_AT_ONCE", at_once)
     assert state_hash(total(terms).value) == whole
+
+
+@pytest.mark.parametrize("at_once", [1, 25, 2**20])
+@pytest.mark.parametrize("parts", ["slices", "some slices", "copies"])
+def test_terms_that_are_added_together_give_the_same_bits(parts, at_once, monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    stacked = {
+        "w": torch.randn(6, 4, 3, generator=draws).permute(0, 2, 1),
+        "deep": [
+            torch.randn(6, generator=draws, dtype=torch.bfloat16),
+            torch.randn(6, 2, generator=draws).to(torch.cfloat),
+        ],
+        "n": torch.arange(6)[:, None].flip(0),
+    }
+    weights = torch.rand(6, generator=draws, dtype=torch.float64).tolist()
+    trees = [tree_map(lambda x, i=i: x[i], stacked) for i in range(6)]
+    if parts != "slices":
+        trees = [clone(tree) if parts == "copies" or i % 2 else tree for i, tree in enumerate(trees)]
+    expected = total(zip(trees, weights, strict=True))
+    monkeypatch.setattr(exact_sum, "_AT_ONCE", at_once)
+    found = ExactSum()
+    found.add_all(trees[:2], weights[:2])
+    found.add_all(trees[2:], weights[2:])
+    assert state_hash(found.value) == state_hash(expected.value)
+    assert state_hash(found.result()) == state_hash(expected.result())
+
+
+def test_slices_of_a_tensor_are_added_without_a_copy_of_them(monkeypatch):
+    stacked = torch.randn(5, 3, 2)
+    monkeypatch.setattr(torch, "stack", None)
+    found = ExactSum()
+    found.add_all([{"w": part} for part in stacked], [0.2] * 5)
+    assert found.value["w"].numpy() == pytest.approx(stacked.double().mean(0).numpy())
 
 
 def test_the_sum_is_the_sum():
