@@ -120,6 +120,7 @@ class Context:
         step: The position of the step in its phase, from 0.
         client: The client's index, or -1.
         cohort: The clients of this exchange, in ascending order.
+        staleness: For each client of the cohort, the updates of the server since it started; in rounds that wait, 0.
         schedule: The schedule of learning rates over the rounds.
         lr_factor: The schedule's factor in this round; 1 in the setup, in the final stage and in the adaptation before
             a model is scored.
@@ -141,6 +142,7 @@ class Context:
     examples: int = 0
     data: ClientData = NO_DATA
     cohort: tuple[ClientIndex, ...] = ()
+    staleness: tuple[int, ...] = ()
     schedule: LrSchedule = CONSTANT
     lr_factor: float = 1.0
     configured_lr: float | None = None

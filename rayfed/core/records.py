@@ -102,6 +102,10 @@ class Record:
         cohort: The number of clients that took part.
         sampled: The number of clients that were sampled for a round, of which some may have dropped out or been late.
         simulated_seconds: The duration of a round on the simulated clock; None without one.
+        clock_seconds: The time on the simulated clock at the end of the round.
+        staleness_mean, staleness_max: The updates of the server between the starts of the clients of the round and the
+            round; None in synchronous rounds.
+        waiting: The number of clients that still train when an asynchronous round ends.
         seconds: Wall-clock seconds by part of the round, see `SECONDS`.
         bytes_down, bytes_up: Bytes on the wire by field of the payload, over all clients of the round.
         bytes_to_hosts, bytes_from_hosts: Bytes of tensors that the processes of server and hosts exchanged, also to
@@ -135,6 +139,10 @@ class Record:
     predicted: list[float] | None = field(default_factory=list)
     sampled: int | None = None
     simulated_seconds: float | None = None
+    clock_seconds: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    waiting: int | None = None
     gpu_bytes: int | None = None
     vmap_clients: int | None = None
 

@@ -115,6 +115,7 @@ class RayFleet:
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # of the last payload for all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
+        self._ahead: dict[ClientIndex, Any] = {}
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         self.vmap_clients = blueprint.vmap_clients
         arguments = ray.put(blueprint), ray.put(sendable(population))
@@ -135,7 +136,7 @@ class RayFleet:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         number, sent = self._sent_to_all(down)
-        weighing = exchange.server_side_weighting
+        weighing = exchange.server_side_weighting or bool(request.origins)
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
@@ -152,7 +153,7 @@ class RayFleet:
         blocks = _blocks(request.clients, request.vmap_clients)
         costs = {client: self._cost(request, kind, exchange, client) for client in request.clients}
         units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
-        result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
+        result, new_states = ExchangeResult(), dict[ClientIndex, Any]()
         schedule = self._schedule(units, kind)
         chunks = list[Chunk]()
         for chunk, (part, small), others in self._dispatch(schedule, kind, call):
@@ -167,14 +168,16 @@ class RayFleet:
                 self._small.add(kind)
         if exchange.averaged and not weighing:
             result.total = self._sums(chunks).get("", ExactSum())
-        self.states.commit(new_states, number)
+        self._ahead |= new_states
+        if not request.origins:
+            self.commit(new_states)
         for position in range(len(self._actors)):
             result.busy.setdefault(position, 0.0)
         result.predicted = schedule.predicted
         return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        unweighted, self._unweighted = self._unweighted, {}
+        unweighted = {client: self._unweighted.pop(client) for client in weights}
         self._number += 1
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
@@ -183,6 +186,9 @@ class RayFleet:
 
         schedule = self._schedule([Unit((client,)) for client in weights], "weigh")
         return self._sums([chunk for chunk, *_ in self._dispatch(schedule, "weigh", call)]).get("", ExactSum())
+
+    def commit(self, clients: Iterable[ClientIndex]) -> None:
+        self.states.commit({client: self._ahead.pop(client) for client in clients}, self._number)
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)

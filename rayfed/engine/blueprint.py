@@ -17,11 +17,13 @@ from rayfed.core.modules import Parcel
 from rayfed.core.optim import Optimizer
 from rayfed.core.outputs import CLASSES, Outputs
 from rayfed.core.rng import torch_state_kept
+from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
 from rayfed.data.clients import SizesById
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
+from rayfed.engine.clock import NO_CLOCK, Clock
 from rayfed.engine.device import prefers_channels_last
 from rayfed.engine.device_data import client_data, held_out_count
 from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example, trains_on_single_examples
@@ -38,6 +40,8 @@ class Blueprint:
         training_loss: The loss that models are trained by, where it is not `loss`, which scores them.
         schedule: The schedule of learning rates over the rounds.
         availability: Which of the sampled clients reply, and how much of the local work they do.
+        clock: How long clients take.
+        buffered: The schedule of asynchronous rounds; None for rounds in which the server waits for its cohort.
         sampler: Which clients are sampled for a round.
         local: The local training of a round.
         keep_optimizer: Whether clients keep the optimiser's state between rounds; None: as the algorithm does.
@@ -76,6 +80,8 @@ class Blueprint:
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     schedule: LrSchedule = CONSTANT
     availability: Availability = ALWAYS
+    clock: Clock = NO_CLOCK
+    buffered: Buffered | None = None
     sampler: Sampler = UNIFORM
     outputs: Outputs = CLASSES
     rows_interact: bool = False
@@ -157,6 +163,7 @@ class Blueprint:
         self.algorithm.check(problem)
         self._refuse_other_labels(population)
         self._refuse_lost_clients(problem)
+        self._check_clock(problem)
         self._check_sampling(ctx)
         self._refuse_single_examples(ctx, population, self._phases)
 
@@ -218,6 +225,43 @@ class Blueprint:
             self.algorithm.check(replace(problem, full_participation=False))
         except UsageError:
             raise UsageError(f"{where} needs every client in every round; leave the key out") from None
+
+    def _check_clock(self, problem: ProblemSpec) -> None:
+        """Raise UsageError if the algorithm cannot work on the clock, or with asynchronous rounds."""
+        named = f"algorithm.name={self.algorithm.name}"
+        several = sum(len(self.algorithm.exchanges(stage)) for stage in ("setup", "round", "final")) > 1
+        if self.clock.sends and several:
+            raise UsageError(f"clock: bandwidths need a method with one exchange, and {named} has several")
+        if (how := self.buffered) is None:
+            return
+        where = "schedule.name=buffered:"
+        if how.concurrency > problem.task.num_clients:
+            known = f"there are {problem.task.num_clients} clients; give at most that"
+            raise UsageError(f"schedule.concurrency={how.concurrency}: {known}")
+        if not self.clock.runs:
+            raise UsageError(f"{where} needs a clock; give clock.step_seconds, such as 1, or clock.profile")
+        if several:
+            raise UsageError(f"{where} {named} has several exchanges; use schedule.name=synchronous")
+        if self.algorithm.sample_without_replacement:
+            raise UsageError(f"{where} {named} divides its privacy budget over rounds; use schedule.name=synchronous")
+        try:
+            self.algorithm.check(replace(problem, full_participation=False))
+        except UsageError:
+            raise UsageError(
+                f"{where} {named} needs every client in every round; use schedule.name=synchronous"
+            ) from None
+        if self.availability.loses_clients:
+            key = "dropout" if self.availability.dropout else "deadline"
+            raise UsageError(
+                f"availability.{key}: has no effect with schedule.name=buffered; see schedule.max_staleness"
+            )
+        if type(self.sampler) is not Uniform:
+            raise UsageError(f"{where} draws idle clients uniformly; use sampling.name=uniform")
+        if (self.vmap_clients or 1) > 1:
+            raise UsageError(
+                f"placement.vmap_clients={self.vmap_clients}: with schedule.name=buffered, clients start from "
+                "different models and train one at a time; use placement.vmap_clients=1"
+            )
 
     def _check_sampling(self, ctx: Context) -> None:
         """Raise UsageError if the algorithm cannot work with the sampler."""

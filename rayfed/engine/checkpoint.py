@@ -1,4 +1,4 @@
-"""Checkpoints: the round, the server's state, and the state of every client that has one.
+"""Checkpoints: the round, the server's state, the state of every client that has one, and versions that are in use.
 
 Random states are not saved, because random streams are keyed by round. A checkpoint writes only the states of clients
 that changed since the checkpoint before, and few clients' states at a time are in memory. The recorder writes the
@@ -20,6 +20,7 @@ from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import tree_map
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.rounds import Version
 from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server
 from rayfed.records.checkpoints import BLOCK_BYTES, Saved, SavedPart, checksum
@@ -73,6 +74,7 @@ class Checkpointer:
         self._keep_best = keep_best
         self._base: int | None = None
         self._versions: dict[ClientIndex, int] = {}
+        self._ring: dict[str, SavedPart] = {}
         self.round: int | None = None
 
     def save(self) -> None:
@@ -84,8 +86,10 @@ class Checkpointer:
         states = self._server.fleet.states
         versions = {client: states.version(client) for client in states}
         changed = [client for client, version in versions.items() if self._versions.get(client) != version]
+        ring = {f"version_{start}": version for start, version in self._server.rounds.ring.items()}
         contents = itertools.chain(
             [("server", bytes(serialised(self._server.state)))],
+            ((name, bytes(serialised(ring[name]._asdict()))) for name in ring.keys() - self._ring.keys()),
             ((str(client), bytes(serialised(states[client]))) for client in changed),
         )
         number = self._files.begin_checkpoint(self._trial)
@@ -93,16 +97,18 @@ class Checkpointer:
         for batch in _batched(contents, len):
             parts |= {name: SavedPart(number, len(content), checksum(content)) for name, content in batch.items()}
             self._files.write_states(self._trial, number, batch)
+        kept = {name: parts.pop(name) if name in parts else self._ring[name] for name in ring}
         header = {
             "trial": self._trial,
             "configuration": self._configuration,
             "rayfed": self._version,
             "round": self._server.round,
             "progress": self._server.progress(),
+            "ring": {name: list(part) for name, part in kept.items()},
             "is_best": self._keep_best and self._server.best.round == self._server.round,
         }
         self._files.commit_checkpoint(self._trial, number, self._base, header, parts)
-        self._base, self._versions, self.round = number, versions, self._server.round
+        self._base, self._versions, self._ring, self.round = number, versions, kept, self._server.round
 
     def restore(self, saved: Saved) -> list[str]:
         """Restore the newest checkpoint that is whole, so that its next round can be run.
@@ -123,11 +129,14 @@ class Checkpointer:
             contents = _contents(self._files, self._trial, content["clients"])
             server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
             server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
+            versions = _states(_contents(self._files, self._trial, content.get("ring", {})), device)
+            server.rounds.ring = {int(name.partition("_")[2]): Version(**version) for name, version in versions}
 
         position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
         server.restore_progress(saved[position]["content"].get("progress", {}))
         states = server.fleet.states
         self._base, self.round = saved[position]["number"], server.round
+        self._ring = {name: SavedPart(*part) for name, part in saved[position]["content"].get("ring", {}).items()}
         self._versions = {client: states.version(client) for client in states}
         return notes
 
@@ -144,7 +153,9 @@ def verified(
     """
 
     def read(content: Mapping[str, Any]) -> None:
-        for _ in _contents(files, trial, {"server": content["server"], **content["clients"]}):
+        for _ in _contents(
+            files, trial, {"server": content["server"], **content["clients"], **content.get("ring", {})}
+        ):
             pass
 
     position, notes = _newest_usable(saved, trial, configuration, blueprint, read)

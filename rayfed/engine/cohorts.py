@@ -189,26 +189,22 @@ def sampled_cohort(blueprint: Blueprint, participants: Sequence[ClientIndex], ro
     return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
 
 
-def completed_mean(total: ExactSum, down: Any, weight: float, buffers: frozenset[str]) -> Any:
-    """Return a sum with weights that sum to `weight`, with the rest of 1 given to what the server has sent.
+def completed(total: ExactSum, trees: Sequence[Any], rule: Callable[[Tensor, Sequence[Any], str], Tensor]) -> ExactSum:
+    """Return a sum of averaged fields with every tensor completed from what the server has sent.
 
     Args:
         total: Σ a_i x_i over the averaged fields; each is a mapping of tensors, which may be nested.
-        down: What all clients have received.
-        weight: Σ a_i.
-        buffers: The names of running statistics, which are divided by Σ a_i instead.
+        trees: Payloads.
+        rule: rule(value, sent, name) returns the completed value of a leaf, given the leaf of each of `trees`, None
+            where there is none of this shape. Counters keep their maximum.
     """
 
-    def completed(value: Any, sent: Any, name: str) -> Any:
+    def walk(value: Any, sent: Sequence[Any], name: str) -> Any:
         if isinstance(value, Mapping):
-            sent = sent if isinstance(sent, Mapping) else {}
-            return {key: completed(one, sent.get(key), key) for key, one in value.items()}
-        if is_counter(value):
-            return value
-        if name in buffers:
-            return value / weight
-        if not isinstance(sent, Tensor) or sent.shape != value.shape:
-            raise BadHook(f"sampling: {name!r} is averaged and was not sent to the clients; use sampling.name=uniform")
-        return value + (1 - weight) * sent.to(value)
+            below = [tree if isinstance(tree, Mapping) else {} for tree in sent]
+            return {key: walk(one, [tree.get(key) for tree in below], key) for key, one in value.items()}
+        alike = [tree if isinstance(tree, Tensor) and tree.shape == value.shape else None for tree in sent]
+        return value if is_counter(value) else rule(value, alike, name)
 
-    return ExactSum(completed(total.value, down, ""), total.dtypes, equal=total.equal)
+    value = walk(total.value, trees, "")
+    return ExactSum(value, total.dtypes, equal=total.equal)

@@ -101,6 +101,11 @@ class ExactSum:
             self._value = tree_map(_join, self._value, other.value)
             self._compare(other.equal)
 
+    def equal_to(self, tree: Any) -> dict[Path, Tensor | None]:
+        """Return `equal` without the leaves that differ from those of `tree`, where it has them."""
+        known = dict(_leaves(tree, {path[-1] for path in self.equal}))
+        return {path: leaf if _same_bits(leaf, known.get(path, leaf)) else None for path, leaf in self.equal.items()}
+
     def _compare(self, leaves: dict[Path, Tensor | None]) -> None:
         self.equal = {path: leaf if _same_bits(leaf, leaves[path]) else None for path, leaf in self.equal.items()}
 

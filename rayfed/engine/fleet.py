@@ -29,7 +29,8 @@ class Fleet(Protocol):
     """What the server asks of its hosts; see `Host` for the methods.
 
     A fleet owns the states of clients. An exchange reads them, and writes the next ones when all of its clients have
-    finished. Where the server weighs the replies, it then calls `weigh` once before anything else.
+    finished. Where the server weighs the replies, it then calls `weigh`, once for each client. `commit` writes the next
+    states of clients that train ahead of the clock.
 
     Attributes:
         vmap_clients: The number of clients that a host trains at once; None until `choose_vmap_clients`.
@@ -49,6 +50,10 @@ class Fleet(Protocol):
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult: ...
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
+
+    def commit(self, clients: Iterable[ClientIndex]) -> None:
+        """Write the next states of clients that trained ahead of the clock."""
+        ...
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored: ...
 
@@ -93,24 +98,29 @@ class LocalFleet:
         self.host = Host(blueprint, population, device, share=share)
         self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
         self._unweighted: dict[ClientIndex, State] = {}
+        self._ahead: dict[ClientIndex, State] = {}
         self.vmap_clients = blueprint.vmap_clients
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
-        result, self._unweighted = ExchangeResult(), {}
+        result = ExchangeResult()
         for part in self._parts(request):
             done = self.host.exchange(part, down, unicast, self._states_of(part.clients))
-            for client, state in done.states.items():
-                self.states[client] = owned(state)
+            self._ahead |= {client: owned(state) for client, state in done.states.items()}
+            if not request.origins:
+                self.commit(done.states)
             self._unweighted |= done.unweighted
             result.add(done)
         return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        unweighted, self._unweighted = self._unweighted, {}
-        return self.host.weigh((averaged, weights[client]) for client, averaged in unweighted.items())
+        return self.host.weigh((self._unweighted.pop(client), weight) for client, weight in weights.items())
+
+    def commit(self, clients: Iterable[ClientIndex]) -> None:
+        for client in clients:
+            self.states[client] = self._ahead.pop(client)
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         scored = Scored()

@@ -22,7 +22,7 @@ from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States, add_to
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
 from rayfed.engine.scoring import DueMetrics, Gradients, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.training import InBf16, Job, Rows, Trained, draw_rows, fastest_width, train
@@ -89,7 +89,7 @@ class Host:
             averaged[job.client] = self._finish(exchange, request, job, trained, result)
             del trained  # its weights would stay in memory while the next client trains
             if len(averaged) == request.vmap_clients or job.client == request.clients[-1]:
-                if exchange.server_side_weighting:
+                if exchange.server_side_weighting or request.origins:
                     result.unweighted |= averaged
                 else:
                     weights = [request.weights[client] for client in averaged]
@@ -105,12 +105,12 @@ class Host:
     ) -> State:
         """Add what a trained client keeps and sends to `result`, but for the averaged fields, which are returned."""
         ctx, client = job.ctx, job.client
-        seed_torch(self.seed, "finish", request.moment, client=client)
+        seed_torch(self.seed, "finish", ctx.moment, client=client)
         with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
             next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
-        add_to(result.bytes_up, bytes_by_field(up))
+        result.sent[client] = bytes_by_field(up)
         others = {name: up[name] for name in up if name not in exchange.averaged}
         result.replies.append(Reply(client, ctx.examples, others))
         return {name: up[name] for name in exchange.averaged if name in up}
@@ -247,7 +247,8 @@ class Host:
     ) -> Iterator[tuple[Job, Trained]]:
         """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
-        common = to_memory_format(down)
+        common = to_memory_format(down)  # by the round of their start where clients train ahead of the clock
+        ahead = isinstance(request, ExchangeRequest) and bool(request.origins)
         rows: dict[ClientIndex, list[Rows]] = {}
         for first in range(0, len(request.clients), request.vmap_clients):
             jobs = []
@@ -256,7 +257,8 @@ class Host:
                 rows = self._rows_ahead(exchange, request, first, changes)
             for client in block:
                 ctx = self._context(client, request, **self._local_work(request, client, changes))
-                fields = common | to_memory_format(unicast.get(client, {}))
+                received = common[str(ctx.round)] if ahead else common
+                fields = received | to_memory_format(unicast.get(client, {}))
                 state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
@@ -276,7 +278,7 @@ class Host:
         """Return `changes`, with what a client trains in this round unless `changes` has it."""
         if self.availability.least_work == 1:
             return changes
-        work = self.availability.local_work(self.ctx.local, self.seed, request.moment, client)
+        work = self.availability.local_work(self.ctx.local, self.seed, request.origin(client).moment, client)
         return {"local": work} | dict(changes)
 
     def _rows_ahead(
@@ -292,7 +294,8 @@ class Host:
             for client in request.clients[start : start + request.vmap_clients]:
                 examples = self.data.training_examples(client)
                 work = self._local_work(request, client, changes)
-                ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples, **work)
+                moment, cohort = request.origin(client)
+                ctx = self.ctx.at(moment, cohort=cohort, client=client, examples=examples, **work)
                 if phases is None or self.availability.least_work < 1:
                     phases = exchange.phases(ctx)
                 rows[client] = [
@@ -308,8 +311,8 @@ class Host:
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:
-        parts = self.data.parts(client)
-        ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=len(parts["train"]), **changes)
+        parts, (moment, cohort) = self.data.parts(client), request.origin(ClientIndex(client))
+        ctx = self.ctx.at(moment, cohort=cohort, client=client, examples=len(parts["train"]), **changes)
         augmented = None
         if self.augment is not None:
             seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=client)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from rayfed.algorithm import Reply, State
 from rayfed.core.ids import ClientIndex, Moment
@@ -39,6 +39,17 @@ class Request:
         """Return the same request for `clients`."""
         return replace(self, clients=tuple(clients))
 
+    def origin(self, client: ClientIndex) -> "Origin":
+        """Return when a client has started, and who started with it."""
+        return Origin(self.moment, tuple(self.cohort))
+
+
+class Origin(NamedTuple):
+    """The exchange whose `down` a client has received, and all clients that received it."""
+
+    moment: Moment
+    cohort: tuple[ClientIndex, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeRequest(Request):
@@ -49,17 +60,25 @@ class ExchangeRequest(Request):
         score_splits: The splits on which to score the locally trained models; empty to score none.
         models_before: The clients' models before the first exchange of the round, where a metric compares them with
             the models after the last one.
+        origins: Where clients train ahead of the clock: when each of them has started. The payload for all clients then
+            has what they received by the round of their start. The fleet keeps their averaged fields for `weigh`, and
+            their next states until `commit`.
     """
 
     weights: Mapping[ClientIndex, float]
     score_splits: tuple[str, ...] = ()
     models_before: Mapping[ClientIndex, Any] = field(default_factory=dict)
+    origins: Mapping[ClientIndex, Origin] = field(default_factory=dict)
 
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""
         part = super().part(clients)
         before = {i: self.models_before[i] for i in part.clients if i in self.models_before}
-        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before)
+        origins = {i: self.origins[i] for i in part.clients if i in self.origins}
+        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before, origins=origins)
+
+    def origin(self, client: ClientIndex) -> Origin:
+        return self.origins.get(client) or super().origin(client)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +123,7 @@ class ExchangeResult:
         models_before: The models before training that a later exchange of the round needs, see `ExchangeRequest`.
         training: Scores of the training itself: its metrics, and the means of `step`'s metrics over its steps.
         scored: The scores of the locally trained models.
-        bytes_up: Bytes sent by all clients together, by field.
+        sent: The bytes that each client sent, by field.
         busy: The seconds that each host worked, by its position.
         scoring: The seconds of `busy` spent on scores and metrics.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
@@ -119,7 +138,7 @@ class ExchangeResult:
     models_before: dict[ClientIndex, Any] = field(default_factory=dict)
     training: list[Score] = field(default_factory=list)
     scored: Scored = field(default_factory=Scored)
-    bytes_up: dict[str, int] = field(default_factory=dict)
+    sent: dict[ClientIndex, dict[str, int]] = field(default_factory=dict)
     busy: dict[int, float] = field(default_factory=dict)
     scoring: dict[int, float] = field(default_factory=dict)
     predicted: Mapping[int, float] | None = None
@@ -134,7 +153,7 @@ class ExchangeResult:
         self.models_before |= other.models_before
         self.training += other.training
         self.scored.add(other.scored)
-        add_to(self.bytes_up, other.bytes_up)
+        self.sent |= other.sent
         add_to(self.busy, other.busy)
         add_to(self.scoring, other.scoring)
         self.gpu_bytes = max(self.gpu_bytes, other.gpu_bytes)

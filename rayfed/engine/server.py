@@ -1,7 +1,6 @@
 """The server: holds the server state and runs the rounds."""
 
 import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +15,14 @@ from rayfed.core.records import BestRound, Record, Score
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
-from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.cohorts import Cohorts, completed_mean, normalised_weights
+from rayfed.engine.cohorts import normalised_weights
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, States, add_to
+from rayfed.engine.rounds import Turn, rounds_of
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.training import steps_of
@@ -58,7 +56,7 @@ class Server:
         self._is_set_up = False
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
         self.best = BestRound(evaluation.selection)
-        self.cohorts = Cohorts(blueprint, population, self.examples, self._losses_of)
+        self.rounds = rounds_of(blueprint, population, fleet, evaluation, self._losses_of)
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -70,9 +68,10 @@ class Server:
             yield record
 
     def _records(self) -> Iterator[Record]:
-        rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
+        rounds, final, everyone = self.blueprint.rounds, bool(self.algorithm.final_exchanges), _turn(self.participants)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
-            record = self._stage("setup", 0, self.participants)
+            record = self._stage("setup", 0, everyone)
+            record.clock_seconds = 0.0 if self.blueprint.clock.runs else None
             if self.evaluation.initial:  # clients that adapt before they are scored train
                 first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
                 self._choose_vmap_clients(self.algorithm.round_exchanges[0], first, record)
@@ -80,11 +79,10 @@ class Server:
         for number in range(self.round + 1, rounds + 1):
             if self.early_stopping.reason is not None:
                 break
-            sampled = self.sample(number)
-            cohort, simulated = self.responding(number, sampled)
-            record = self._stage("round", number, cohort)
-            record.sampled, record.simulated_seconds = len(sampled), simulated
-            self.cohorts.update(record, cohort)
+            turn = self.rounds.turn(number)
+            cohort, record = turn.clients, self._stage("round", number, turn)
+            turn.add_to(record)
+            self.rounds.update(record, cohort)
             if self.evaluation.scores_training:
                 record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
@@ -95,7 +93,7 @@ class Server:
             self.round = number
             yield record
         if final and self.round <= rounds and self._rounds_are_over:
-            record = self._stage("final", rounds + 1, self.participants)
+            record = self._stage("final", rounds + 1, everyone)
             self._evaluated(record, self.participants, with_unseen_clients=True)
             self.round = rounds + 1
             yield record
@@ -123,18 +121,17 @@ class Server:
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside states and the round, as JSON."""
-        sampling = {} if (state := self.cohorts.state()) is None else {"sampling": state}
         return {
             "early_stopping": self.early_stopping.state(),
             "best": self.best.state(),
             "finished": self.finished,
             "rounds": self.blueprint.rounds,
             "vmap_clients": self.fleet.vmap_clients,
-            **sampling,
+            **self.rounds.state(),
         }
 
     def restore_progress(self, progress: Mapping[str, Any]) -> None:
-        """Go on from what `progress` returned."""
+        """Go on after `round` from what `progress` returned."""
         self._is_set_up = True
         if "early_stopping" in progress:
             self.early_stopping.restore(progress["early_stopping"])
@@ -142,23 +139,11 @@ class Server:
             self.best.restore(progress["best"])
         if "vmap_clients" in progress:
             self.fleet.vmap_clients = progress["vmap_clients"]
-        if "sampling" in progress:
-            self.cohorts.restore(progress["sampling"])
+        self.rounds.restore(progress, self.round)
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
-        """Return the cohort of a round; see `Cohorts.draw`."""
-        return self.cohorts.draw(round)
-
-    def responding(self, round: int, sampled: tuple[ClientIndex, ...]) -> Responding:
-        """Return the `sampled` clients of a round that reply in time; see `Availability`."""
-        return self.blueprint.availability.responding(
-            self.algorithm,
-            self.ctx.at(Moment("round", round)),
-            sampled,
-            self.examples,
-            seed=self.seed,
-            drop_last=self.blueprint.drop_last,
-        )
+        """Return the cohort of a round, in ascending order."""
+        return self.rounds.sample(round)
 
     def _losses_of(
         self, round: int, clients: Sequence[ClientIndex]
@@ -172,17 +157,17 @@ class Server:
         """
         return outcome_hash(self.state, self.fleet.hashes())
 
-    def _stage(self, stage: Stage, round: int, clients: Sequence[ClientIndex]) -> Record:
+    def _stage(self, stage: Stage, round: int, turn: Turn) -> Record:
         """Run all exchanges of a stage or round."""
         began = time.perf_counter()
-        record = Record(stage=stage, round=round, cohort=len(clients))
+        record = Record(stage=stage, round=round, cohort=len(turn.clients))
         exchanges = self.algorithm.exchanges(stage)
-        cohort = tuple(clients) if exchanges else ()
+        cohort = turn.clients if exchanges else ()
         for number, exchange in enumerate(exchanges):
             last = number == len(exchanges) - 1
-            ctx = self.ctx.at(Moment(stage, round, number), cohort=cohort)
+            ctx = self.ctx.at(Moment(stage, round, number), cohort=cohort, staleness=turn.staleness)
             self._choose_vmap_clients(exchange, ctx, record)
-            self._exchange(exchange, ctx, record, last)
+            self._exchange(exchange, ctx, record, turn, last)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
         if exchanges and (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
@@ -210,12 +195,12 @@ class Server:
             self.fleet.choose_vmap_clients(request, *downloads(exchange, ctx, self.state, request.clients))
             record.vmap_clients = self.fleet.vmap_clients
 
-    def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
+    def _exchange(self, exchange: Exchange, ctx: Context, record: Record, turn: Turn, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
         with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
-            seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
-            down, unicast = downloads(exchange, ctx, self.state)
+            seed_torch(self.seed, "broadcast", ctx.moment, cohort=turn.starting)
+            down, unicast = downloads(exchange, ctx.at(cohort=turn.starting or ctx.cohort), self.state, turn.starting)
         times.append(time.perf_counter())
 
         due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
@@ -228,22 +213,24 @@ class Server:
             metrics=self._due_metrics(ctx, last, due),
             models_before=self._models_before,
         )
-        result = self.fleet.exchange(request, down, unicast)
+        result = self.rounds.exchange(request, down, unicast)
         self._models_before = result.models_before
         times.append(time.perf_counter())
 
-        replies, total = sorted(result.replies, key=lambda reply: reply.client), result.total
+        replies = sorted(result.replies, key=lambda reply: reply.client)
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
-            total = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
+            weights = {reply.client: float(weight) for reply, weight in zip(replies, values, strict=True)}
+        total = self.rounds.total(exchange, ctx, result, down, weights)
+        mean = {} if total.value is None else ctx.task.to_memory_format(total.result())
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
-            state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, total, down, weights), replies))
+            state = self._aggregated(exchange, ctx, Replies(mean, replies))
             self.state = ctx.task.model.consistent(state)
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
-        self._note(record, times, result, down, unicast)
+        self._note(record, times, result, down, unicast, len(turn.starting))
         began = time.perf_counter()
         scores, maps = self.evaluator.completed(result.scored, request.metrics, ctx.round)
         # in a round with several exchanges, the training of the last one counts
@@ -256,7 +243,7 @@ class Server:
         def own(client: ClientIndex) -> float:
             return exchange.weight(ctx.at(client=client), int(self.examples[client]))
 
-        return self.cohorts.weights(own, ctx.cohort) if ctx.stage == "round" else normalised_weights(own, ctx.cohort)
+        return self.rounds.weights(own, ctx.cohort) if ctx.stage == "round" else normalised_weights(own, ctx.cohort)
 
     def _aggregated(self, exchange: Exchange, ctx: Context, replies: Replies) -> State:
         name = type(exchange).__name__
@@ -278,13 +265,6 @@ class Server:
         due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # a final stage trains for no scores
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
-    def _mean(self, ctx: Context, total: ExactSum, down: State, weights: Mapping[ClientIndex, float]) -> Any:
-        if ctx.stage == "round" and self.cohorts.has_factors and total.value is not None:
-            networks = [ctx.task.model, *ctx.task.modules.values()]
-            buffers = frozenset(name for network in networks for name in network.buffers)
-            total = completed_mean(total, down, math.fsum(weights.values()), buffers)
-        return {} if total.value is None else ctx.task.to_memory_format(total.result())
-
     def _check_finite(self, ctx: Context) -> None:
         named = list(named_tensors(self.state))
         finite = [torch.isfinite(tensor).all().to(ctx.task.device) for _, tensor in named]
@@ -295,9 +275,15 @@ class Server:
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
     def _note(
-        self, record: Record, times: Sequence[float], result: ExchangeResult, down: State, unicast: States
+        self,
+        record: Record,
+        times: Sequence[float],
+        result: ExchangeResult,
+        down: State,
+        unicast: States,
+        starting: int,
     ) -> None:
-        """Add the seconds and bytes of an exchange to `record`."""
+        """Add the seconds of an exchange to `record`, and the bytes of the clients that start and that reply."""
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
         on_hosts = max(result.busy.values(), default=0.0)
@@ -308,10 +294,11 @@ class Server:
         record.seconds["upload"] += exchange - on_hosts
         record.seconds["aggregate"] += aggregate
         record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
-        add_to(record.bytes_down, {name: size * len(result.replies) for name, size in bytes_by_field(down).items()})
+        add_to(record.bytes_down, {name: size * starting for name, size in bytes_by_field(down).items()})
         for fields in unicast.values():
             add_to(record.bytes_down, bytes_by_field(fields))
-        add_to(record.bytes_up, result.bytes_up)
+        for sent in result.sent.values():
+            add_to(record.bytes_up, sent)
 
     def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
         """Add the scores of the present state to `record`."""
@@ -339,6 +326,12 @@ class Server:
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
+
+
+def _turn(clients: Sequence[ClientIndex]) -> Turn:
+    """Return the exchanges of all clients with the server."""
+    cohort = tuple(clients)
+    return Turn(clients=cohort, starting=cohort, sampled=len(cohort), staleness=(0,) * len(cohort))
 
 
 def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:

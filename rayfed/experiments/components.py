@@ -16,6 +16,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import SCHEDULES
 from rayfed.core.options import checked_options, is_required, type_hints
 from rayfed.core.registry import resolve
+from rayfed.core.round_schedule import ROUND_SCHEDULES
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.losses import LOSSES
@@ -32,6 +33,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "augment": AUGMENTS,
     "sampling": SAMPLERS,
     "lr_schedule": SCHEDULES,
+    "schedule": ROUND_SCHEDULES,
     "metrics": METRICS,
 }
 """The keys under which something is chosen by name, each with its registry."""

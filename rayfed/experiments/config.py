@@ -71,7 +71,7 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityOptions:
-    """availability.*: clients that do less work, drop out or are late, on a simulated clock."""
+    """availability.*: clients that do less work, drop out or are late."""
 
     least_work: float = option(
         1.0,
@@ -80,14 +80,34 @@ class AvailabilityOptions:
         help="each client of a round trains a random part of local.epochs or local.steps, at least this share",
     )
     dropout: float = option(0.0, low=0, below=1, help="probability that a sampled client drops out of a round")
-    step_seconds: float = option(
-        0.0, low=0, help="simulated seconds of a local step of the median client; 0: there is no simulated clock"
-    )
-    speed_spread: float = option(
-        0.0, low=0, help="how much clients differ: the standard deviation of the logarithm of their seconds per step"
-    )
     deadline: float | None = option(
         None, above=0, help="simulated seconds after which the server ignores the replies of a round; null: it waits"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOptions:
+    """clock.*: a simulated clock, on which clients train and send; nothing sleeps."""
+
+    step_seconds: float = option(
+        0.0, low=0, help="simulated seconds of a local step of the median client; 0: training takes no time"
+    )
+    speed_spread: float = option(
+        0.0,
+        low=0,
+        help="how much clients differ: the standard deviation of the logarithms of their speed and of their bandwidths",
+    )
+    up_mbps: float | None = option(
+        None, above=0, help="megabits per second that the median client sends; null: no limit"
+    )
+    down_mbps: float | None = option(
+        None, above=0, help="megabits per second that the median client receives; null: no limit"
+    )
+    server_seconds: float = option(0.0, low=0, help="simulated seconds of an update of the server")
+    profile: str | None = option(
+        None,
+        help="CSV or Parquet file of the clients' devices in place of drawn ones, with steps_per_second and optionally "
+        "client, up_mbps, down_mbps and available",
     )
 
 
@@ -256,8 +276,10 @@ class Config:
     augment: Component
     sampling: Component
     lr_schedule: Component
+    schedule: Component
     local: Local
     availability: AvailabilityOptions
+    clock: ClockOptions
     evaluate: Evaluate
     select: SelectOptions
     early_stopping: EarlyStoppingOptions
@@ -349,6 +371,8 @@ class Config:
         components: dict[str, Any]
         components = {key: choose(key, tree.get(key, {}), name) for key, name in COMPONENTS.items() if name is not None}
         components["partition"] = choose_partition(tree.get("partition", {}), components["data"])
+        if components["schedule"].name == "buffered" and ({"cohort", "cohort_share"} & given.keys()):
+            raise UsageError("cohort: schedule.concurrency and schedule.buffer take its place; leave it out")
         metrics = chosen_metrics(_with_selected(tree.get("metrics", {}), groups["select"].metric))
         chosen = {name: choose("metrics", options, name, where=f"metrics.{name}") for name, options in metrics.items()}
         return cls(chosen_algorithm=algorithm, chosen_metrics=chosen, **components, **groups, **values)
@@ -366,6 +390,7 @@ class Config:
 GROUPS: dict[str, type] = {
     "local": Local,
     "availability": AvailabilityOptions,
+    "clock": ClockOptions,
     "evaluate": Evaluate,
     "select": SelectOptions,
     "early_stopping": EarlyStoppingOptions,
@@ -383,6 +408,7 @@ COMPONENTS: dict[str, str | None] = {
     "augment": "none",
     "sampling": "uniform",
     "lr_schedule": "constant",
+    "schedule": "synchronous",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
 
@@ -410,7 +436,7 @@ def _check_together(settings: Any) -> None:
         raise UsageError("local.epochs and local.steps are both given; give one of them")
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
-    _check_availability(settings.availability, settings.local)
+    _check_availability(settings.availability, settings.clock, settings.local)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
     _check_counts(settings)
@@ -446,8 +472,8 @@ def _with_selected(metrics: Any, selected: str | None) -> Any:
     return {selected: True, **metrics}
 
 
-def _check_availability(availability: AvailabilityOptions, local: Local) -> None:
-    """Raise UsageError for options of availability that have no effect."""
+def _check_availability(availability: AvailabilityOptions, clock: ClockOptions, local: Local) -> None:
+    """Raise UsageError for options of availability and of the clock that have no effect."""
     work, whole = availability.least_work, local.steps or local.epochs or 1
     if work < 1 and math.ceil(work * whole - 1e-9) == whole:
         unit, remedy = ("steps", "more steps") if local.steps else ("epochs", "more epochs, or local.steps")
@@ -455,10 +481,14 @@ def _check_availability(availability: AvailabilityOptions, local: Local) -> None
             f"availability.least_work={work:g}: has no effect with local.{unit}={whole}, of which every client trains "
             f"all; give {remedy}"
         )
-    for key in ("speed_spread", "deadline"):
-        value = getattr(availability, key)
-        if value and not availability.step_seconds:
-            raise UsageError(f"availability.{key}={value:g}: needs a clock; give availability.step_seconds, such as 1")
+    drawn = {name: getattr(clock, name) for name in ("step_seconds", "speed_spread", "up_mbps", "down_mbps")}
+    if clock.profile is not None and any(drawn.values()):
+        key = next(name for name, value in drawn.items() if value)
+        raise UsageError(f"clock.{key}={drawn[key]:g}: clock.profile says this of every client; give one of them")
+    needing = {"clock.speed_spread": clock.speed_spread, "clock.server_seconds": clock.server_seconds}
+    for key, value in (needing | {"availability.deadline": availability.deadline}).items():
+        if value and clock.profile is None and not any(drawn[name] for name in drawn.keys() - {"speed_spread"}):
+            raise UsageError(f"{key}={value:g}: needs a clock; give clock.step_seconds, such as 1")
 
 
 def _with_home(tree: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
@@ -106,6 +107,7 @@ class _SmallTrial:
         local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
         small: dict[str, Any] = {"batch_size": self.batch_size, "local": local, "rounds": 2, "cohort": self.clients}
         plain = {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
+        plain |= {"clock": NO_CLOCK, "buffered": None}
         return replace(self.plan.blueprint, **(small | plain | changes))
 
     def accepted(self, population: Population | None = None, **changes: Any) -> Blueprint:

@@ -21,6 +21,7 @@ from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
 from rayfed.core.registry import resolve
 from rayfed.core.rng import floor_share, global_generators_seeded, torch_state_kept
+from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only
 from rayfed.data.clients import Client, MadeClients
@@ -30,6 +31,7 @@ from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
+from rayfed.engine.clock import Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
@@ -380,6 +382,8 @@ def _check_no_other_data(config: Config) -> None:
 
 def _blueprint(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> Blueprint:
     augment: Augment = config.augment.build()
+    schedule: Buffered | None = config.schedule.build() if config.schedule.name == "buffered" else None
+    cohort = schedule.buffer if schedule else _cohort_size(config, len(population.participants))
     return Blueprint(
         algorithm=config.algorithm,
         model=model_of(config, population, model, loss),
@@ -390,7 +394,7 @@ def _blueprint(config: Config, population: Population, model: ModelFactory | nn.
         batch_size=config.local.batch_size,
         drop_last=config.local.drop_last,
         rounds=config.rounds,
-        cohort=_cohort_size(config, len(population.participants)),
+        cohort=cohort,
         seed=config.seed,
         keep_optimizer=config.local.keep_optimizer,
         vmap_clients=None if isinstance(width := config.placement.vmap_clients, str) else width,
@@ -403,8 +407,17 @@ def _blueprint(config: Config, population: Population, model: ModelFactory | nn.
         training_loss=_training_loss(config, loss),
         schedule=config.lr_schedule.build(),
         availability=Availability(**dataclasses.asdict(config.availability)),
+        clock=_clock(config, population),
+        buffered=schedule,
         sampler=config.sampling.build(),
     )
+
+
+def _clock(config: Config, population: Population) -> Clock:
+    options = dataclasses.asdict(config.clock)
+    path = options.pop("profile")
+    ids = [population.clients.id(i) for i in range(len(population.participants))] if path else ()
+    return Clock(**options, profile=read_profile(path, ids) if path else ())
 
 
 def _optimizer(config: Config) -> SGD | Adam:

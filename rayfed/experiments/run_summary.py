@@ -7,7 +7,7 @@ import torch
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.config import AvailabilityOptions, Config, Placement
+from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan
 
 _POLICIES = {
@@ -61,7 +61,7 @@ def run_summary(plan: Plan) -> str:
         "placement": f"{config.placement.description}, vmap_clients {width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    unreliable = _availability(config.availability)
+    unreliable = _availability(config)
     rows = [*lines.items(), *(("note", note) for note in (*unreliable, *unused_gpu([config.placement]), *notes(plan)))]
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
@@ -119,16 +119,24 @@ def _optimizer(config: Config) -> str:
     return f"{local.optimizer} with lr {local.lr:g}{schedule}{extra}{nesterov}"
 
 
-def _availability(options: AvailabilityOptions) -> Sequence[str]:
-    """Return a note on clients that drop out, are late or do less work, if there are any."""
-    parts = []
+def _availability(config: Config) -> Sequence[str]:
+    """Return a note on clients that drop out, are late or do less work, and on the clock, if there are any."""
+    options, clock, parts = config.availability, config.clock, []
     if options.least_work < 1:
         parts.append(f"clients train {options.least_work:.0%} to 100% of the local work")
     if options.dropout:
         parts.append(f"drop out with probability {options.dropout:g}")
-    if options.step_seconds:
-        late = f", deadline {options.deadline:g} s" if options.deadline is not None else ""
-        parts.append(f"simulated clock: {options.step_seconds:g} s per step, spread {options.speed_spread:g}{late}")
+    late = f", deadline {options.deadline:g} s" if options.deadline is not None else ""
+    if clock.profile is not None:
+        parts.append(f"simulated clock: devices of {clock.profile}{late}")
+    elif clock.step_seconds or clock.up_mbps or clock.down_mbps:
+        sent = "".join(
+            f", {name} {mbps:g} Mbit/s" for name, mbps in (("up", clock.up_mbps), ("down", clock.down_mbps)) if mbps
+        )
+        parts.append(f"simulated clock: {clock.step_seconds:g} s per step, spread {clock.speed_spread:g}{sent}{late}")
+    if config.schedule.name == "buffered":
+        how = ", ".join(f"{key} {value}" for key, value in config.schedule.options.items())
+        parts.append(f"asynchronous rounds: {how}")
     return ("; ".join(parts),) if parts else ()
 
 

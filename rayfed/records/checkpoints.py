@@ -1,10 +1,10 @@
 """The files of a trial's checkpoints, `<experiment>/checkpoints/<trial>/`, as bytes; the engine knows what they mean.
 
-Every state has a file of its own, `server-<number>.pt` or `<client>-<number>.pt`, with the number of the checkpoint
-that wrote it. A checkpoint writes the states that have changed since the checkpoint before, and then its manifest,
-`manifest-<number>.json`, which names the file of every state. A checkpoint without a manifest does not exist. The last
-two checkpoints are kept, and the best round's that each of them knows. Files that none of their manifests names are
-deleted.
+Every state has a file of its own, `server-<number>.pt`, `<client>-<number>.pt` or `version_<start>-<number>.pt`, with
+the number of the checkpoint that wrote it. A checkpoint writes the states that have changed since the checkpoint
+before, and then its manifest, `manifest-<number>.json`, which names the file of every state. A checkpoint without a
+manifest does not exist. The last two checkpoints are kept, and the best round's that each of them knows. Files that
+none of their manifests names are deleted.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ BLOCK_BYTES = 32 * 2**20
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
 _THREADS = 16  # disks, and even more so object stores, take several files at a time
-_FILE = re.compile(r"(manifest|server|\d+)-(\d{6,})\.(?:json|pt)")
+_FILE = re.compile(r"(manifest|server|version_\d+|\d+)-(\d{6,})\.(?:json|pt)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -71,8 +71,8 @@ class CheckpointStore:
 
         Args:
             base: The checkpoint whose states stay valid unless they are written anew; None if all were written.
-            header: The values of `trial`, `configuration`, `rayfed` and `round`, optionally a mapping `progress`, and
-                whether the state `is_best`, by default not.
+            header: The values of `trial`, `configuration`, `rayfed` and `round`, optionally a mapping `progress`, the
+                parts of the `ring` of versions, and whether the state `is_best`, by default not.
             parts: The states that were written for this checkpoint, the server's among them.
 
         Raises:
@@ -88,6 +88,7 @@ class CheckpointStore:
                 "number": number,
                 "server": list(parts["server"]),
                 "clients": clients,
+                "ring": header.get("ring", {}),
                 "best": number if header.get("is_best") else before["best"],
             }
             self.folder.sync()
@@ -169,7 +170,7 @@ class CheckpointStore:
         return _decoded(self.folder.read(_manifest_file(number)), f"{self.folder.location}/{_manifest_file(number)}")
 
     def _files(self) -> list[tuple[str, int, int]]:
-        """Return the kind ("manifest", "server" or a client), the number and the size of each file."""
+        """Return the kind ("manifest", "server", a version or a client), the number and the size of each file."""
         matches = ((_FILE.fullmatch(name), size) for name, size in self.folder.files().items())
         return [(match[1], int(match[2]), size) for match, size in matches if match]
 
@@ -198,7 +199,7 @@ def _state_file(name: str, number: int) -> str:
 
 def _parts(content: Mapping[str, Any]) -> dict[str, SavedPart]:
     """Return the parts that the content of a manifest names."""
-    parts = {"server": content["server"], **content["clients"]}
+    parts = {"server": content["server"], **content["clients"], **content.get("ring", {})}
     return {name: SavedPart(*part) for name, part in parts.items()}
 
 

@@ -256,6 +256,8 @@ def _costs(record: Record) -> dict[str, float]:
         "balance": record.balance,
         "gpu_bytes": record.gpu_bytes,
         "simulated_seconds": record.simulated_seconds,
+        "clock_seconds": record.clock_seconds,
+        "staleness_mean": record.staleness_mean,
         **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
     }
     return {f"round/{name}": value for name, value in costs.items() if value is not None}

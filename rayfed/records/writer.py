@@ -50,6 +50,8 @@ ROUNDS_SCHEMA = pa.schema(
         *(("bytes_down_by_field", _BYTES_BY_FIELD), ("bytes_up_by_field", _BYTES_BY_FIELD)),
         *(("bytes_to_hosts", pa.int64()), ("bytes_from_hosts", pa.int64()), ("bytes_formula", pa.float64())),
         *(("cohort", pa.int32()), ("sampled", pa.int32()), ("simulated_seconds", pa.float64())),
+        *(("clock_seconds", pa.float64()), ("staleness_mean", pa.float64())),
+        *(("staleness_max", pa.int32()), ("waiting", pa.int32())),
         *(("epsilon", pa.float64()), ("privacy_unit", pa.string())),
         *(("busy_seconds", pa.list_(pa.float64())), ("predicted_seconds", pa.list_(pa.float64()))),
         *(("balance", pa.float64()), ("gpu_bytes", pa.int64())),

@@ -16,6 +16,7 @@ from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.clock import NO_CLOCK, Clock
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
@@ -23,7 +24,7 @@ from rayfed.engine.server import Server
 CURVES = quadratics((1, 1), (1, 2), (1, 4), (1, 8))
 
 
-def plan(algorithm=None, *, rounds=1, steps=1, **availability) -> Blueprint:
+def plan(algorithm=None, *, rounds=1, steps=1, clock=NO_CLOCK, **availability) -> Blueprint:
     """One exact step takes w to the client's own point, so that the server's w is the mean over those that reply."""
     return blueprint(
         algorithm or FedAvg(),
@@ -35,6 +36,7 @@ def plan(algorithm=None, *, rounds=1, steps=1, **availability) -> Blueprint:
         rounds=rounds,
         local=Phase("train", steps=steps),
         availability=Availability(**availability),
+        clock=clock,
     )
 
 
@@ -59,17 +61,16 @@ def test_a_dropped_client_is_missing_from_the_mean_and_the_costs():
 def test_the_probability_of_dropping_out():
     how = plan(dropout=0.3, rounds=600)
     server = Server(how, CURVES, LocalFleet(how, CURVES), Evaluation())
-    rounds = (server.responding(r, server.sample(r)) for r in range(1, 601))
-    replied = sum(len(round.clients) for round in rounds)
+    replied = sum(len(server.rounds.turn(number).clients) for number in range(1, 601))
     assert replied / 2400 == pytest.approx(0.7, abs=0.04)  # standard deviation 0.01
 
 
 def test_the_clock_waits_for_the_slowest_or_until_the_deadline():
     """Three steps of 2 s times the client's speed, whose logarithm has a standard deviation of 0.5."""
-    clock = {"steps": 3, "step_seconds": 2.0, "speed_spread": 0.5}
+    clock = {"steps": 3, "clock": Clock(step_seconds=2.0, speed_spread=0.5)}
     server, (record,) = simulate(plan(**clock), CURVES)
-    speeds = [server.blueprint.availability.seconds_per_step(0, i) / 2.0 for i in range(4)]
-    assert record.simulated_seconds == pytest.approx(6 * max(speeds))
+    speeds = [server.blueprint.clock.device(0, i).step_seconds / 2.0 for i in range(4)]
+    assert record.simulated_seconds == record.clock_seconds == pytest.approx(6 * max(speeds))
     assert record.cohort == 4
     ranked = sorted(range(4), key=lambda i: speeds[i])
     deadline = 6 * (speeds[ranked[1]] + speeds[ranked[2]]) / 2  # two are in time
@@ -82,11 +83,18 @@ def test_the_clock_waits_for_the_slowest_or_until_the_deadline():
 
 
 def test_speeds_are_log_normal_and_kept():
-    availability = Availability(step_seconds=3.0, speed_spread=0.5)
-    logs = [math.log(availability.seconds_per_step(0, i) / 3.0) for i in range(400)]
+    clock = Clock(step_seconds=3.0, speed_spread=0.5)
+    logs = [math.log(clock.device(0, i).step_seconds / 3.0) for i in range(400)]
     assert sum(logs) / 400 == pytest.approx(0.0, abs=0.1)
     assert sum(value**2 for value in logs) / 400 == pytest.approx(0.25, abs=0.07)
-    assert availability.seconds_per_step(0, 7) == availability.seconds_per_step(0, 7)
+    assert clock.device(0, 7) == clock.device(0, 7)
+
+
+def test_the_clock_goes_on_and_counts_the_seconds_of_the_server():
+    server, records = simulate(plan(rounds=3, clock=Clock(step_seconds=2.0, server_seconds=0.5)), CURVES)
+    assert [record.clock_seconds for record in records] == [2.5, 5.0, 7.5]
+    assert server.progress()["clock"] == 7.5
+    assert {record.staleness_max for record in records} == {None}
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -123,7 +131,7 @@ def test_scaffold_counts_the_steps_that_a_client_took():
 
 def test_methods_that_need_every_client_are_refused():
     people = blobs(4)
-    late = Availability(step_seconds=1.0, deadline=3.0)
+    late = Availability(deadline=3.0)
     for algorithm, key, message in (
         (APPLE(), {"dropout": 0.1}, "availability.dropout=0.1: algorithm.name=apple needs every client in every round"),
         (DPFedBN(), {"dropout": 0.1}, "availability.dropout=0.1: algorithm.name=dp_fedbn divides its privacy budget"),

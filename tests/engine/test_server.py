@@ -287,7 +287,7 @@ class TestEvaluation:
                 plan, people, LocalFleet(plan, people), Evaluation(points=("trained",), splits=splits, every=2)
             )
             records = list(server.run())
-            states.append((server.state_hash(), server.cohorts.state()))
+            states.append((server.state_hash(), server.rounds.state()))
             told = [{s.client: s for s in r.scores if (s.split, s.metric) == ("train", "loss")} for r in records]
             for record, values in zip(records, told, strict=True):
                 assert len({(s.client, s.split, s.point, s.metric) for s in record.scores}) == len(record.scores)

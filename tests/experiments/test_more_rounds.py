@@ -48,7 +48,7 @@ def the_same(*, left=()):
     trial, expected = (table("trials", results) for results in FOLDERS)
     for column in ("trial", "status", "weights_hash", "rounds_done", "stop_reason"):
         assert trial[column].tolist() == expected[column].tolist()
-    columns = ["trial", "round", "stage", "bytes_down", "bytes_up", "cohort", "sampled", "simulated_seconds"]
+    columns = ["trial", "round", "stage", "bytes_down", "bytes_up", "cohort", "sampled", "clock_seconds"]
     pd.testing.assert_frame_equal(
         *(table("rounds", folder)[columns].sort_values("round", ignore_index=True) for folder in FOLDERS)
     )
@@ -63,7 +63,7 @@ ARMS = {
     "a stage after the last round": ("algorithm.name=fedbabu",),
     "a setup before the first": ("algorithm={name: dbe, base: fedprox}", "evaluate.initial=true"),
     "a sampler that remembers": ("sampling.name=power_of_choice", "cohort=2"),
-    "clients that are late": ("availability={dropout: 0.3, step_seconds: 1, speed_spread: 1}",),
+    "clients that are late": ("availability={dropout: 0.3}", "clock={step_seconds: 1, speed_spread: 1}"),
     "a schedule that looks back only": ("lr_schedule={name: step, decay: 0.5, every: 3}",),
     "unseen clients without a setup": ("unseen_clients=1",),
     "early stopping": ("early_stopping.patience=6", "algorithm.name=fedprox"),

@@ -1,0 +1,152 @@
+"""The simulated clock: how fast clients train and send, and when they are there."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from rayfed.core.errors import UsageError, error_line
+from rayfed.core.rng import generator
+
+_COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
+
+
+class Device(NamedTuple):
+    """The device of a client.
+
+    Attributes:
+        step_seconds: The seconds of a local step.
+        up_mbps, down_mbps: Its bandwidths in 10⁶ bits per second; infinite where sending takes no time.
+        available: The seconds from which and until which it is there, in ascending order; None: always.
+    """
+
+    step_seconds: float
+    up_mbps: float = math.inf
+    down_mbps: float = math.inf
+    available: tuple[tuple[float, float], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The clock of a simulation.
+
+    Attributes:
+        step_seconds: The seconds of a local step of the median client; 0 without a clock.
+        speed_spread: The standard deviation over clients of the logarithm of what they draw: seconds per step, and both
+            bandwidths.
+        up_mbps, down_mbps: The bandwidths of the median client; None: sending takes no time.
+        server_seconds: The seconds that the server takes for an update.
+        profile: The devices of all clients, in place of drawn ones.
+    """
+
+    step_seconds: float = 0.0
+    speed_spread: float = 0.0
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    server_seconds: float = 0.0
+    profile: tuple[Device, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether clients take any time."""
+        return bool(self.step_seconds or self.profile or self.sends)
+
+    @property
+    def sends(self) -> bool:
+        """Whether sending takes time."""
+        drawn = self.up_mbps is not None or self.down_mbps is not None
+        return drawn or any(math.isfinite(min(device.up_mbps, device.down_mbps)) for device in self.profile)
+
+    def device(self, seed: int, client: int) -> Device:
+        """Return the device of a client, which it keeps."""
+        if self.profile:
+            return self.profile[client]
+
+        def factor(purpose: str) -> float:
+            return math.exp(self.speed_spread * generator(seed, purpose, client=client).normal())
+
+        up, down = (
+            math.inf if mbps is None else mbps * factor(purpose)
+            for purpose, mbps in (("up_mbps", self.up_mbps), ("down_mbps", self.down_mbps))
+        )
+        return Device(self.step_seconds * factor("speed"), up, down)
+
+    def end(self, device: Device, start: float, steps: int, down: int, up: int) -> float:
+        """Return when a client that starts at `start` has received `down` bytes, trained and sent `up` bytes.
+
+        It pauses while it is away. The availability of all clients repeats after the last time of the profile.
+        """
+        seconds = steps * device.step_seconds + 8e-6 * (down / device.down_mbps + up / device.up_mbps)
+        if device.available is None:
+            return start + seconds
+        period = max(other.available[-1][1] for other in self.profile if other.available)
+        cycle = math.floor(start / period)
+        while True:
+            for begins, ends in device.available:
+                begins, ends = max(begins + cycle * period, start), ends + cycle * period
+                if begins + seconds <= ends:
+                    return begins + seconds
+                seconds -= max(ends - begins, 0.0)
+            cycle += 1
+
+
+def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
+    """Return the devices of the clients with these `ids`, in their order, from a CSV or Parquet file.
+
+    A row is that of the client in the column `client`, or else rows are in the order of the clients. Bandwidths may be
+    missing. `available` is text, such as "0-3600 7200-9000", in seconds.
+
+    Raises:
+        UsageError: The file cannot be read, lacks a client, or has an impossible value.
+    """
+    where = f"clock.profile={path}"
+    try:
+        table = pd.read_csv(path) if Path(path).suffix == ".csv" else pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({error_line(error)})") from error
+    if unknown := [str(name) for name in table.columns if name not in _COLUMNS]:
+        raise UsageError(f"{where}: unknown column {unknown[0]}; known: {', '.join(_COLUMNS)}")
+    if "steps_per_second" not in table:
+        raise UsageError(f"{where}: has no column steps_per_second")
+    if "client" not in table and len(table) > len(ids):
+        raise UsageError(f"{where}: has {len(table)} rows for {len(ids)} clients; name them in a column client")
+    table = table.set_index("client" if "client" in table else pd.Index(list(ids)[: len(table)]))
+    if len(twice := table.index[table.index.duplicated()]):
+        raise UsageError(f"{where}: has several rows for client {twice[0]}")
+    if missing := [client for client in ids if client not in table.index]:
+        raise UsageError(f"{where}: has no row for client {missing[0]}, as for {len(missing)} of {len(ids)} clients")
+    table = table.loc[list(ids)]
+    values = {}
+    for name in ("steps_per_second", "up_mbps", "down_mbps"):
+        column = pd.to_numeric(table.get(name, pd.Series(np.nan, table.index)), errors="coerce")
+        wrong = ~(column > 0) & (column.notna() | (name == "steps_per_second"))
+        if wrong.any():
+            client = wrong.idxmax()
+            raise UsageError(f"{where}: {name} of client {client} is {table[name][client]}; must be more than 0")
+        values[name] = column.fillna(math.inf).tolist()
+    times = table.get("available", pd.Series(None, table.index, dtype=object))
+    intervals = [_intervals(text, f"{where}: available of client {client}") for client, text in times.items()]
+    speeds = [1 / speed for speed in values["steps_per_second"]]
+    return tuple(map(Device, speeds, values["up_mbps"], values["down_mbps"], intervals))
+
+
+def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | None:
+    """Return the intervals of a text such as "0-3600 7200-9000"; None without a text."""
+    if pd.isna(text):
+        return None
+    try:
+        pairs = [(float(begin), float(end)) for begin, end in (part.split("-") for part in str(text).split())]
+    except ValueError:
+        pairs = []
+    times = [time for pair in pairs for time in pair]
+    if not times or times[0] < 0 or any(first >= second for first, second in itertools.pairwise(times)):
+        raise UsageError(f"{where} is {text!r}; give ascending seconds, such as 0-3600 7200-9000")
+    return tuple(pairs)
+
+
+NO_CLOCK = Clock()
