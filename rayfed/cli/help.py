@@ -35,6 +35,7 @@ _MEANINGS = {
     "augment": "augmentation of the training data",
     "sampling": "rule by which clients are sampled for a round",
     "lr_schedule": "how local.lr and the method's own rates change over the rounds",
+    "schedule": "when the server updates its model",
 }
 
 

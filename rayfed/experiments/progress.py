@@ -21,6 +21,8 @@ def one_trial(progress: Progress) -> list[Bar]:
         if progress.left is not None and not progress.doing:
             parts.append(f"{span(progress.left)} left")
         parts.append(f"{progress.clients / progress.seconds:.3g} clients/s")
+    if progress.clock is not None:
+        parts.append(f"clock {span(progress.clock)}")
     if progress.doing:
         parts.append(progress.doing)
     if progress.val is not None and progress.best_val is not None:

@@ -37,6 +37,7 @@ class Progress:
         round: The last round that was recorded, which may be the final stage; `rounds_done` counts training rounds.
         left: The seconds that the remaining rounds will take; None while that is unknown.
         val, test: The last values of the metric of `selection`, as means over clients.
+        clock: The seconds on the simulated clock; None without one.
         lost: How often a process of the trial was lost, so that the trial went back to its last checkpoint.
         stop_reason: The reason of an early stop.
         doing: What the trial does after a round, if that may take long.
@@ -56,6 +57,7 @@ class Progress:
     best_val: float | None = None
     error: str | None = None
     has_traceback: bool = False
+    clock: float | None = None
     lost: int = 0
     stop_reason: str | None = None
     selection: Selection = field(default_factory=Selection)
@@ -155,6 +157,7 @@ class _Trial:
         progress, now = self.progress, time.monotonic()
         progress.round, progress.doing, progress.seconds = record.round, None, now - self.began
         progress.clients += record.cohort
+        progress.clock = record.clock_seconds
         self.work.append((record.round, record.cohort, record.seconds["total"]))
         if record.stage == "round":
             progress.rounds_done = record.round

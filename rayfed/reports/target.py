@@ -1,4 +1,4 @@
-"""Rounds and gigabytes that trials need to reach a target."""
+"""Rounds, gigabytes and simulated seconds that trials need to reach a target."""
 
 import math
 import textwrap
@@ -33,7 +33,8 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
         title = (
             f"{experiment}: first evaluated round whose {split} {metric}, "
             f"{average_words(counts, trials, split, metric)}, is {side} {target:g}, and GB "
-            "(10⁹ bytes, down and up, including the setup) sent until its end; mean ± sd over the runs that reached it"
+            "(10⁹ bytes, down and up, including the setup) sent until its end, at the simulated seconds 'clock', if any; "
+            "mean ± sd over the runs that reached it"
         )
         parts += [textwrap.fill(title, width), _target_table(rounds_to_target(rows, tables, target), done, width)]
     parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.counts, means)]
@@ -41,10 +42,10 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
 
 
 def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.DataFrame:
-    """Return one row per trial: experiment, trial, round, gigabytes.
+    """Return one row per trial: experiment, trial, round, gigabytes, clock_seconds.
 
     `round` is the first evaluated round whose value is at least `target` (at most, where lower is better). `gigabytes`
-    (10⁹ bytes) counts everything sent down and up until its end, including the setup. Both are NaN if the target was
+    (10⁹ bytes) counts everything sent down and up until its end, including the setup. All are NaN if the target was
     never reached. `means` has a row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
     """
     gap = comparable(means["value"]) - target
@@ -53,7 +54,7 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
     rounds = tables.rounds.sort_values("round")
-    sent = rounds[[*TRIAL, "round"]].assign(gigabytes=gigabytes_sent(rounds))
+    sent = rounds[[*TRIAL, "round", "clock_seconds"]].assign(gigabytes=gigabytes_sent(rounds))
     return trials.merge(sent, on=[*TRIAL, "round"], how="left")
 
 
@@ -65,15 +66,19 @@ def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
 def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> str:
     """Return a table of mean ± sd over the trials of each group, and of how many trials `reached` the target."""
     rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL)
-    columns: dict[str, list[str]] = {"algorithm": [], "hyperparameters": [], "rounds": [], "GB": [], "reached": []}
+    names = ("algorithm", "hyperparameters", "rounds", "GB", "clock", "reached")
+    columns: dict[str, list[str]] = {name: [] for name in names}
     for (_, algorithm, hyperparameters), group in rows.groupby(["order", "algorithm", "hyperparameters"]):
         gigabytes = group["gigabytes"].mean()
         # three decimals, or as many as show three digits of what a small model sends
         decimals = max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
         counted = f"{group['round'].count()} of {len(group)}"
-        texts = _mean_text(group["round"], 1), _mean_text(group["gigabytes"], decimals), counted
+        clock = _mean_text(group["clock_seconds"].astype(float), 1)
+        texts = _mean_text(group["round"], 1), _mean_text(group["gigabytes"], decimals), clock, counted
         for column, cell in zip(columns.values(), (algorithm, hyperparameters, *texts), strict=True):
             column.append(cell)
+    if rows["clock_seconds"].isna().all():
+        del columns["clock"]
     if not any(columns["hyperparameters"]):
         del columns["hyperparameters"]
     return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)

@@ -24,6 +24,7 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "curves": Kind("scores:over_rounds", "the score over rounds"),
     "bytes": Kind("scores:over_bytes", "the score against the bytes sent"),
+    "clock": Kind("scores:over_clock", "the score over the time on the simulated clock"),
     "epsilon": Kind("scores:over_epsilon", "the score against the privacy budget spent"),
     "sensitivity": Kind("scores:of_each_key", "the score against each hyperparameter that varies"),
     "clients": Kind("scores:each_client", "a heat map of methods and clients"),
@@ -31,6 +32,10 @@ KINDS: Mapping[str, Kind] = {
     "tsne": Kind("recorded:last_of_each_method", "maps of representations, where metrics.tsne was measured"),
     "time": Kind("recorded:seconds", "where the time of a round went"),
 }
+
+
+AXES: Mapping[str, str] = {"rounds": "curves"} | {kind: kind for kind in ("bytes", "clock", "epsilon")}
+"""The horizontal axes of curves by name, each with its kind of chart."""
 
 
 def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":

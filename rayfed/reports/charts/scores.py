@@ -55,6 +55,14 @@ def over_bytes(data: ChartData) -> Chart:
     return _curves(rows[rows["x"].gt(0) | (not is_log)], data, axis)
 
 
+def over_clock(data: ChartData) -> Chart:
+    """Return the curves over the seconds on the simulated clock at the end of a round, a mean over seeds."""
+    rows = _at_rounds(data, data.tables.rounds.rename(columns={"clock_seconds": "x"}).dropna(subset=["x"]))
+    if rows.empty:
+        raise UsageError("plot: no trial ran on a simulated clock; clock.step_seconds gives one")
+    return _curves(rows, data, alt.X("x:Q", title="seconds on the simulated clock", scale=alt.Scale(zero=False)))
+
+
 def over_epsilon(data: ChartData) -> Chart:
     """Return the curves over the differential privacy spent until the end of a round."""
     rounds = data.tables.rounds

@@ -26,6 +26,7 @@ from rayfed.reports.tables import Stars
 _OF_A_VIEW = {
     "curves": "Curves",
     "bytes": "Against the bytes sent",
+    "clock": "Over simulated time",
     "epsilon": "Against the privacy budget spent",
     "sensitivity": "Sensitivity",
     "clients": "Clients",
