@@ -33,8 +33,8 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
         title = (
             f"{experiment}: first evaluated round whose {split} {metric}, "
             f"{average_words(counts, trials, split, metric)}, is {side} {target:g}, and GB "
-            "(10⁹ bytes, down and up, including the setup) sent until its end, at the simulated seconds 'clock', if any; "
-            "mean ± sd over the runs that reached it"
+            "(10⁹ bytes, down and up, including the setup) sent until its end, at the simulated seconds 'clock', "
+            "if any; mean ± sd over the runs that reached it"
         )
         parts += [textwrap.fill(title, width), _target_table(rounds_to_target(rows, tables, target), done, width)]
     parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.counts, means)]

@@ -291,7 +291,8 @@ def test_no_more_than_a_block_is_in_memory(recorder, monkeypatch, clients, float
     monkeypatch.setattr(checkpoint, "BLOCK_BYTES", block)
     states, sent, received = Many(clients, floats), [], []
     fleet = SimpleNamespace(states=states, events=[])
-    server = SimpleNamespace(state={"w": torch.zeros(3)}, round=1, fleet=fleet, progress=dict, rounds=SimpleNamespace(ring={}))
+    rounds = SimpleNamespace(ring={})
+    server = SimpleNamespace(state={"w": torch.zeros(3)}, round=1, fleet=fleet, progress=dict, rounds=rounds)
     write, read = recorder.write_states, recorder.saved_states
 
     def written(trial, number, contents):

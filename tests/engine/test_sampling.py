@@ -222,7 +222,8 @@ class TestLosses:
         reported = {s.client: s.value for s in first.scores if (s.metric, s.point) == ("loss", "trained")}
         later = {s.client: s.value for s in second.scores if (s.metric, s.point) == ("loss", "trained")}
         assert len(reported | later) == 4  # the others came first
-        assert tested.rounds.state()["sampling"]["last_losses"] == {str(i): v for i, v in sorted((reported | later).items())}
+        kept = tested.rounds.state()["sampling"]["last_losses"]
+        assert kept == {str(i): v for i, v in sorted((reported | later).items())}
         assert "sampling loss" not in first.bytes_up
 
 
