@@ -245,7 +245,7 @@ def _clients_at_once(small: _SmallTrial) -> str:
             raise _Broken(f"trained alone, clients have {path} {tuple(a.shape)}, and together {other} {tuple(b.shape)}")
         largest = max(largest, float((a.double() - b.double()).abs().max()) if a.numel() else 0.0)
     if largest > 1e-3:
-        return f"it runs; results differ by up to {largest:.1g}, as they may where `step` draws random numbers"
+        return f"it runs; results differ by up to {largest:.1g}, by rounding or by random numbers in `step`"
     return f"{width} clients trained at once (placement.vmap_clients) end as when trained alone"
 
 
