@@ -61,15 +61,10 @@ def refuse_unprotected_weights(problem: ProblemSpec, algorithm: FedBN) -> None:
     """Raise UsageError for weights that would be sent without clipping and noise, or whose update has no norm."""
     task = problem.task
     for name, value in without(task.initial_weights(), algorithm.personal(task)).items():
-        if value.is_complex():
+        if value.is_complex() or not value.isfinite().all():
             raise UsageError(
-                f"model.name: the weight {name!r} is complex, and algorithm.name={algorithm.name} clips and adds noise "
-                "to real weights only; keep its real and its imaginary part as two weights"
-            )
-        if not value.isfinite().all():
-            raise UsageError(
-                f"model.name: the weight {name!r} is not finite, so algorithm.name={algorithm.name} cannot clip the "
-                "norm of an update; register the buffer with persistent=False, or fill it with large finite numbers"
+                f"model.name: algorithm.name={algorithm.name} clips and adds noise to real, finite weights only, and "
+                f"{name!r} is complex or not finite; keep real weights, or register the buffer with persistent=False"
             )
 
 

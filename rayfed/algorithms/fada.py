@@ -69,9 +69,7 @@ class FADA(FedAvg):
         refuse_sampling(problem, self.name, "weighs the models of all sources")
         clients = problem.task.num_clients
         if not 0 <= self.target < clients or clients < 2:
-            raise UsageError(
-                f"algorithm.target={self.target}: must be the index of one of at least 2 clients; there are {clients}"
-            )
+            raise UsageError(f"algorithm.target={self.target}: is not the index of one of two or more clients")
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         return (f"algorithm.target={self.target}: the model is for this client; ignore the scores of the others",)

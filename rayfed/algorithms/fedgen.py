@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
+from rayfed.algorithms.personal_heads import refuse_without
 from rayfed.core.network import gradients
 from rayfed.core.optim import Adam
 from rayfed.core.options import option
@@ -70,8 +70,7 @@ class FedGen(FedAvg):
     )
 
     def check(self, problem: ProblemSpec) -> None:
-        if not self.head(problem.task):
-            raise UsageError(f"algorithm.name={self.name}: the model's head has no weights to send")
+        refuse_without(problem, self.name, ["head"])
 
     def head(self, task: Task) -> frozenset[str]:
         """Return the names of the head's weights that clients send."""

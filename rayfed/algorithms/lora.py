@@ -77,15 +77,15 @@ class OfRanks(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         where, pairs = f"algorithm.name={self.name}", factor_names(problem.task)
-        names = {name for pair in pairs.values() for name in pair}
-        initial = problem.task.initial_weights()
-        linear = {name for name in names if initial[name].ndim == 2}
-        if other := [name for name in problem.task.trainable if "lora_" in name and name not in linear]:
-            raise UsageError(f"{where}: needs both factors A and B of linear layers trained, and finds {other[0]}")
-        if kept := names & problem.task.personal_names:
-            raise UsageError(f"algorithm.personal: {where} sends the factors, and {min(kept)} is one; leave it out")
-        if not pairs:
-            raise UsageError(f"{where}: the model has no LoRA; use model.name=huggingface with model.lora, or fedavg")
+        initial, task = problem.task.initial_weights(), problem.task
+        names = {name for pair in pairs.values() for name in pair if initial[name].ndim == 2} - task.personal_names
+        others = [name for name in task.trainable if "lora_" in name and name not in names]
+        if not pairs or others:
+            found = others[0] if others else "no LoRA"
+            raise UsageError(
+                f"{where}: needs both factors A and B of linear layers trained and sent, as model.name=huggingface has "
+                f"them with model.lora and without algorithm.personal; finds {found}"
+            )
         least = min(len(initial[a]) for a, _ in pairs.values())
         if self.ranks and max(self.ranks) > least:
             raise UsageError(f"algorithm.ranks={self.ranks}: the model's LoRA has rank {least}, the most of a client")

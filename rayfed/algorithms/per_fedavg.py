@@ -11,7 +11,6 @@ A batch is two (HF: three) times as large as configured, so an epoch has ⌊n / 
 short last batch is not a multiple of the number of parts, neighbouring parts share examples.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,7 +23,6 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import add, only, sub
-from rayfed.models.single_example_batchnorm import batch_size_advice, trains_on_single_examples
 
 ADAPT = "adapt"
 """The name of the phase of adaptation."""
@@ -57,36 +55,13 @@ class PerFedAvg(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         size = self.parts * problem.batch_size
-        for client, n in problem.examples.items():
-            if problem.vmap_clients > 1 and (n < size or (not problem.drop_last and n % size)):
-                remedy = f"local.batch_size={n // self.parts}" if n < size else "local.drop_last=true"
-                raise UsageError(
-                    f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} "
-                    f"batches per step, and the last ones of client {client} are shorter; use {remedy} or "
-                    "placement.vmap_clients=1"
-                )
-        self._refuse_single_examples(problem)
-
-    def _refuse_single_examples(self, problem: ProblemSpec) -> None:
-        """Raise UsageError if a part of a batch has a single example, on which the network cannot train."""
-        size = problem.batch_size
-        refused = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
-        if refused and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
-            n = problem.examples[refused[0]]
+        ragged = [client for client, n in problem.examples.items() if n < size or (not problem.drop_last and n % size)]
+        if problem.vmap_clients > 1 and ragged:
             raise UsageError(
-                f"local.batch_size={size}: algorithm.name={self.name} splits batches into {self.parts} parts, and one "
-                f"part of the {n} training examples of client {refused[0]} has a single example, on which batch norm "
-                "cannot train; "
-                f"{batch_size_advice(size, enough=n > self.parts)}"
+                f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} batches "
+                f"per step, and the last ones of client {ragged[0]} are shorter; use placement.vmap_clients=1, or a "
+                "smaller local.batch_size with local.drop_last=true"
             )
-
-    def _leaves_one(self, n: int, problem: ProblemSpec) -> bool:
-        """Return whether a batch of training or adaptation on `n` examples has a part with a single example."""
-        adapts_on_all = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / problem.batch_size)
-        size, drops = self.parts * problem.batch_size, problem.drop_last
-        in_training = 0 < n % size <= self.parts and (not drops or n < size)
-        in_adaptation = adapts_on_all and n % problem.batch_size == 1 and (not drops or n == 1)
-        return in_training or in_adaptation
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (ctx.local._replace(batch_size=self.parts * ctx.batch_size),)

@@ -36,6 +36,7 @@ REMOVED = {
     "algorithm.means_per_step": "every example of a batch is mixed with a mean of its own; leave it out",
     "availability.speed_spread": "use clock.speed_spread",
     "availability.step_seconds": "use clock.step_seconds",
+    "data.drop_clients": "leave the rows of these clients out of the data",
     "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
     "faults.stop_early": "a sweep runs all its trials; leave it out",

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute
+from rayfed.data.readers.files import note, noted
 
 Arrays = dict[str, np.ndarray]
 Shape = tuple[int, ...]
@@ -63,7 +64,7 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
 
     The arrays are `np.memmap`, unless the cache cannot hold them: then they are in memory and created anew each time.
     The files appear completely or not at all, and are created again if they are truncated. If several processes need
-    them at once, one process creates them and the others wait.
+    them at once, one process creates them and the others wait. What `write` notes is kept and noted every time.
 
     Args:
         name: Prefix of the name of the arrays' folder.
@@ -75,13 +76,23 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
-    if arrays := _opened(folder):
-        return arrays
+
+    def write_with_notes(create: Create) -> None:
+        with noted() as lines:
+            write(create)
+        if lines:
+            create("notes", (len(lines),), f"<U{max(map(len, lines))}")[...] = sorted(lines)
+
+    arrays = _opened(folder)
     try:
-        with locked(folder.with_name(f"{name}.lock")):
-            return _opened(folder) or _written(folder, write)
+        if arrays is None:
+            with locked(folder.with_name(f"{name}.lock")):
+                arrays = _opened(folder) or _written(folder, write_with_notes)
     except CacheUnusable as unusable:
-        return _in_memory(name, write, unusable)
+        arrays = _in_memory(name, write_with_notes, unusable)
+    for line in arrays.pop("notes", np.empty(0, str)).tolist():
+        note(line)
+    return arrays
 
 
 def _opened(folder: Path) -> Arrays | None:

@@ -14,7 +14,6 @@ from rayfed.data.population import (
     TestSet,
     as_array,
     check_channels_first,
-    check_class_count,
     count_classes,
     model_inputs,
     not_finite,
@@ -109,14 +108,8 @@ class Dataset:
             if size and (name != "labels" or self.has_classes) and not 0 <= codes.min() <= codes.max() < count:
                 allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
                 raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
-        if self.layout is not None and self.client_view is not None:
-            raise UsageError(f"{where}: client_view takes one array of images, and the inputs have {self.layout}")
-        check_class_count(where, self.num_classes)
         if self.labels.dtype.kind == "f" and (count := not_finite(self.labels)):
             raise UsageError(f"{where}: {count} of {size} labels hold NaN or infinity; remove or replace them")
-        unknown = sorted(set(self.ood) - set(self.domains))
-        if unknown:
-            raise UsageError(f"{where}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
 
     @classmethod
     def of(

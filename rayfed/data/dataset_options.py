@@ -1,10 +1,9 @@
-"""Options that several datasets share: normalisation, clients to drop, and the selection and sampling of domains."""
+"""Options that several datasets share: normalisation, and the selection and sampling of domains."""
 
 import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -157,21 +156,3 @@ class SampledRows:
 
     rows: np.ndarray
     is_test: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True)
-class DropClients:
-    """Option to drop clients."""
-
-    drop_clients: list[int] = option([], help="clients to drop, by their numbers in the files")
-
-    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
-        """Return the rows of the clients that remain; UsageError names `path` if a client to drop does not exist."""
-        present = np.unique(client)
-        unknown = sorted(set(self.drop_clients) - set(present.tolist()))
-        if unknown:
-            raise UsageError(
-                f"data.drop_clients={self.drop_clients}: {path} has no client {unknown[0]}; "
-                f"it has {len(present)} clients, {present[0]}..{present[-1]}"
-            )
-        return np.flatnonzero(~np.isin(client, self.drop_clients))

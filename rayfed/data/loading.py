@@ -133,9 +133,12 @@ def load_partitioned(
 
 
 def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | None) -> tuple[Dataset, list[ClientRows]]:
-    dataset = load_without_domain(data, leave_out)
-    clients = _clients(partition.split(dataset), type(partition).__name__)
-    _check_clients(dataset, clients)
+    if leave_out is not None and isinstance(data, DomainSelection):  # keeps all examples, or refuses for its split
+        data, leave_out = data.without(_checked_domains(leave_out, data.selected_domains(), data.name)), None
+    dataset: Dataset = data.load()
+    if leave_out is not None:
+        dataset = dataset_without_domain(dataset, leave_out)
+    clients = _checked_clients(dataset, partition)
     _tell_equal_images(dataset)
     untested = [client.id for client in clients if not len(client.test)]
     if 0 < len(untested) < len(clients):
@@ -152,29 +155,24 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
     return cls
 
 
-def _clients(split: Any, name: str) -> list[ClientRows]:
-    """Return what a partition's `split` returned, with rows as integers; UsageError if they are no positions."""
-    clients = []
-    for client in split:
-        parts = [np.asarray(rows) for rows in client[2:]]
+def _checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
+    """Return the clients of a partition, which has ids in order, training samples for all, and no row twice."""
+    clients, name = [], type(partition).__name__
+    for number, (id, domain, *given) in enumerate(partition.split(dataset)):
+        parts = [np.asarray(rows) for rows in given]
+        if id != number:
+            raise UsageError(f"partition: client {number} of {name} has the id {id}; expected 0..N-1 in order")
         for rows in parts:
             if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
                 raise UsageError(
-                    f"partition: client {client[0]} of {name} has rows that are {rows.dtype} {list(rows.shape)}; "
-                    "expected positions in the dataset, integers [n], such as np.flatnonzero(mask)"
+                    f"partition: client {id} of {name} has rows that are {rows.dtype} {list(rows.shape)}; expected "
+                    "positions in the dataset, integers [n], such as np.flatnonzero(mask)"
                 )
-        clients.append(ClientRows(client[0], str(client[1]), *(rows.astype(np.int64) for rows in parts)))
-    return clients
-
-
-def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
-    """Check what every partition must ensure: ids in order, training samples for all clients, no row used twice."""
-    if [client.id for client in clients] != list(range(len(clients))) or not clients:
-        first = [client.id for client in clients][:5]
-        raise UsageError(f"partition: client ids {first}…; expected 0..N-1 in order, at least one")
-    for number, domain, train, *_ in clients:
-        if not len(train):
-            raise UsageError(f"partition: client {number} ({domain}) of {dataset.name} has no training samples")
+        if not len(parts[0]):
+            raise UsageError(f"partition: client {id} ({domain}) of {dataset.name} has no training samples")
+        clients.append(ClientRows(id, str(domain), *(rows.astype(np.int64) for rows in parts)))
+    if not clients:
+        raise UsageError(f"partition: {name} made no clients of {dataset.name}")
     rows = np.concatenate([rows for client in clients for rows in client[2:]])
     check_rows(dataset, rows)
     values, counts = np.unique(rows, return_counts=True)
@@ -182,6 +180,7 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
         row = values[counts.argmax()]
         raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
     leakage_groups.check_no_leakage(dataset, clients)
+    return clients
 
 
 def _check_inputs(dataset: Dataset, name: str) -> None:
@@ -227,18 +226,6 @@ def _lazy_test_set(test: TestSet, layout: Layout | None) -> TestSet:
     return dataclasses.replace(test, examples=Examples(x, as_array(where, test.examples.y), layout))
 
 
-def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:
-    """Load a dataset so that no client may hold the domains in `leave_out`; None: load it as it is.
-
-    A dataset that is sampled keeps all examples of these domains, and refuses them if its published split forbids this.
-    """
-    if leave_out is not None and isinstance(data, DomainSelection):
-        data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
-        leave_out = None
-    dataset: Dataset = data.load()
-    return dataset if leave_out is None else dataset_without_domain(dataset, leave_out)
-
-
 def dataset_without_domain(dataset: Dataset, leave_out: str | Sequence[str]) -> Dataset:
     """Return `dataset` with the domains in `leave_out`, and no other domains, held by no client."""
     return dataclasses.replace(dataset, ood=_checked_domains(leave_out, dataset.domains, dataset.name))
@@ -248,19 +235,15 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     """Return `population` with the clients of the domains in `leave_out` as "ood" test sets; None: unchanged."""
     if leave_out is None:
         return population
-    clients = population.clients
+    clients, tests = population.clients, list(population.tests)
     domains = _checked_domains(leave_out, clients.domain_names(), population.name)
-    tests = [_ood_clients(population, domain) for domain in domains]
+    for domain in domains:
+        parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts if len(part)]
+        if not parts:
+            raise UsageError(f"leave_out={domain}: its clients have no examples to score")
+        tests.append(TestSet(domain, "ood", Examples.joined(parts)))
     remaining = clients.select(~np.logical_or.reduce([clients.are_of(domain) for domain in domains])).renumbered()
-    return dataclasses.replace(population, clients=remaining, tests=(*population.tests, *tests))
-
-
-def _ood_clients(population: Population, domain: str) -> TestSet:
-    clients = population.clients
-    parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts if len(part)]
-    if not parts:
-        raise UsageError(f"leave_out={domain}: its clients have no examples to score")
-    return TestSet(domain, "ood", Examples.joined(parts))
+    return dataclasses.replace(population, clients=remaining, tests=tuple(tests))
 
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:

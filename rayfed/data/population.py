@@ -87,7 +87,7 @@ class Population:
 def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
     """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
 
-    UsageError if a label is too high for `given`, or if no label is 0, so that there would be a class too many.
+    UsageError if a label is too high for `given` or as a class, or if no label is 0, which would be a class too many.
     """
     bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
@@ -98,6 +98,11 @@ def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int
         raise UsageError(
             f"{where}: the labels are {lowest} to {highest}; classes count from 0, so subtract {lowest}, or give "
             f"{key}={highest + 1} if class 0 has no example"
+        )
+    if given is None and highest >= MOST_CLASSES:
+        raise UsageError(
+            f"{where}: labels up to {highest} would be {highest + 1} classes, at most {MOST_CLASSES} are possible; "
+            "number the classes from 0"
         )
     return given or highest + 1
 
@@ -126,15 +131,6 @@ def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None =
     if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
         return class_labels(where, labels, place)
     return labels.astype(np.float32 if is_float else np.int64)
-
-
-def check_class_count(where: str, num_classes: int) -> None:
-    """Raise UsageError if labels from 0 to `num_classes` - 1 cannot be classes, as those of a column of ids."""
-    if num_classes > MOST_CLASSES:
-        raise UsageError(
-            f"{where}: labels up to {num_classes - 1} would be {num_classes} classes, at most {MOST_CLASSES} are "
-            "possible; number the classes from 0"
-        )
 
 
 def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:

@@ -21,7 +21,7 @@ import yaml
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import CacheUnusable, cache_folder, locked
-from rayfed.data.readers.files import ROOT_HELP, datasets_folder
+from rayfed.data.readers.files import ROOT_HELP, datasets_folder, note
 
 TIMEOUT = 60.0  # seconds without a byte after which a server counts as gone
 
@@ -42,6 +42,7 @@ class Source:
     archives: Mapping[str, str] = field(default_factory=dict)
     inner: str = ""
     verify: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, str] = field(default_factory=dict)
     hub: Mapping[str, str | int] = field(default_factory=dict)
     by_hand: str = ""
     options: str = ""
@@ -76,6 +77,15 @@ class Source:
         plain = {file: file.removesuffix(".gz") for file in self.files}  # the readers take unpacked files, too
         return [file for file in self.files if not ((folder / file).is_file() or (folder / plain[file]).is_file())]
 
+    def compare(self, folder: Path, files: Iterable[str]) -> None:
+        """Note which of `files` in `folder` are not as published, as far as their checksums are known."""
+        checks = {**self.files, **self.verify, **self.known}
+        for file in files:
+            try:
+                _check(folder / file, checks.get(file, ""))
+            except _Failed as failed:
+                note(f"{folder}: {failed}")
+
 
 @functools.cache
 def sources() -> dict[str, Source]:
@@ -94,19 +104,25 @@ class Published:
     root: str | None = option(None, help=ROOT_HELP)
     download: bool = option(False, help="download missing files; `rayfed data` lists sources, sizes and licences")
 
-    def find(self, name: str) -> Path:
-        """Return the folder of the source `name`, after downloading it if `download` is set and it does not exist."""
+    def find(self, name: str, files: Sequence[str] = ()) -> Path:
+        """Return the folder of the source `name`, which has `files`, plain or as .gz.
+
+        If `download` is set, what is missing is downloaded first.
+        """
         source = sources()[name]
-        if folder := source.present(self.root):
-            return folder
-        folder = source.home(self.root)
-        if self.download:
+        folder = source.present(self.root) or source.home(self.root)
+        is_here = folder.is_dir()
+        if self.download and (source.missing(folder) or not is_here):
             obtain(source, folder)
+            is_here = True
+        absent = [file for file in files if not ((folder / file).is_file() or (folder / f"{file}.gz").is_file())]
+        if is_here and not absent:
             return folder
-        others = f" (or {', '.join(source.folders[1:])})" if len(source.folders) > 1 else ""
+        others = f" (or {', '.join(source.folders[1:])})" if len(source.folders) > 1 and not is_here else ""
+        problem = f"no {', '.join(absent)}" if is_here else "no such folder"
         remedy = source.by_hand or f"data.download=true downloads it ({source.size})"
         raise UsageError(
-            f"{folder}{others}: no such folder; expected {source.expected}; from {source.page}; {remedy}; "
+            f"{folder}{others}: {problem}; expected {source.expected}; from {source.page}; {remedy}; "
             "data.root is the folder that contains it"
         )
 

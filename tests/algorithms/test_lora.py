@@ -165,7 +165,7 @@ def test_fedsa_lora_averages_a_and_keeps_b():
 @pytest.mark.parametrize(
     ("algorithm", "model", "changes", "message"),
     [
-        (FLoRA(), net(), {}, "algorithm.name=flora: the model has no LoRA; use model.name=huggingface"),
+        (FLoRA(), net(), {}, "algorithm.name=flora: needs both factors .*; finds no LoRA"),
         (HetLoRA(ranks=[2, 5]), adapted(net()), {}, r"algorithm.ranks=\[2, 5\]: the model's LoRA has rank 4"),
         (
             HetLoRA(),
@@ -180,7 +180,7 @@ def test_refusals(algorithm, model, changes, message):
         run(algorithm, population((20, 20, 20)), model, batch_size=10, **changes)
     half = adapted(net())
     half.body[0].lora_A["default"].weight.requires_grad_(False)
-    with pytest.raises(UsageError, match=r"needs both factors A and B of linear layers trained, and finds .*lora_B"):
+    with pytest.raises(UsageError, match=r"needs both factors A and B of linear layers trained .*; finds .*lora_B"):
         run(FLoRA(), population(), half)
     bare = adapted(net())
     bare.body[0] = Bare(bare.body[0])

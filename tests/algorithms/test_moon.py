@@ -111,7 +111,7 @@ def test_the_head_has_the_outputs_of_the_model_or_is_refused():
     assert made.predict(made.initial_weights(), torch.zeros(3, 6)).shape == (3, 4)
     task = Task(ensure_split(Deep(), (2, 6)), F.cross_entropy, num_clients=1, num_classes=4)
     with pytest.raises(
-        UsageError, match=r"^algorithm.widths: .* are \[n, 2, 4\]; algorithm.widths=\[\] trains without"
+        UsageError, match=r"^algorithm.widths: .* are \[2, 4\] for an example; algorithm.widths=\[\] trains"
     ):
         with_projection(task, [5])
 

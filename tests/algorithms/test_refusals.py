@@ -37,9 +37,13 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (AFL(), TWO, "cohort=2: algorithm.name=afl weighs .* leave out cohort"),
         (AFL(lambda_min=0.4), {}, "algorithm.lambda_min=0.4: .* at most 1/4 = 0.25$"),
         (VM(), {}, "batch_norm=aggregate: algorithm.name=vm may give .* negative"),
-        (FADA(target=4), {}, "algorithm.target=4: must be the index of one of at least 2 clients; there are 4"),
+        (FADA(target=4), {}, "algorithm.target=4: is not the index of one of two or more clients"),
         (ERM(), TWO, "cohort=2: algorithm.name=erm"),
-        (ERM(), {"batch_norm": "local"}, "batch_norm=local: algorithm.name=erm trains one central model"),
+        (
+            ERM(),
+            {"batch_norm": "local"},
+            "batch_norm=local: algorithm.name=erm trains one central model",
+        ),
         (MMREx(lambda_min=0.5), PLAIN, "algorithm.lambda_min=0.5: the weights of 4 domains sum to 1"),
         (FedBN(), PLAIN, "algorithm.name=fedbn: the model has no batch-norm layer .* use a model"),
         (FedBN(), FROZEN, "batch_norm=frozen: algorithm.name=fedbn trains .* use batch_norm=local"),
@@ -74,7 +78,7 @@ def test_what_is_allowed(algorithm, changes):
     ("algorithm", "message"),
     [
         *[(kind(), f"algorithm.name={kind.name}: the model's head has nothing") for kind in (FedBABU, FedPer, FedRep)],
-        (FedGen(), "algorithm.name=fedgen: the model's head has no weights to send"),
+        (FedGen(), "algorithm.name=fedgen: the model's head has nothing to train"),
         (PartialFed(), "algorithm.variant=fix: the model has neither batch norm nor a head to"),
     ],
 )

@@ -421,8 +421,8 @@ class TestErrors:
         [
             ({}, {"round": 3}, "round: no such key; did you mean rounds"),
             ({}, {"clients": []}, "clients: expected at least one"),
-            ({}, {"clients": [{"train": ZEROS}]}, r"clients\[0\]: 'test' is missing"),
-            ({}, {"clients": [{"tran": 0}]}, r"clients\[0\]: 'tran' is not one of"),
+            ({}, {"clients": [{"train": ZEROS}]}, r"clients\[0\]: got the keys train; expected"),
+            ({}, {"clients": [{"tran": 0}]}, r"clients\[0\]: got the keys tran; expected"),
             (
                 {},
                 {"clients": [{"train": (ZEROS[0], ZEROS[1][:2]), "test": None}]},

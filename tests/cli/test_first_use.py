@@ -227,7 +227,7 @@ class TestOwnClients:
 
     @pytest.mark.parametrize("clients", [[(_part(), _part())], {"a": {"train": _part(), "test": _part()}}, 3])
     def test_clients_that_are_no_list_of_mappings(self, clients):
-        with pytest.raises(rayfed.UsageError, match=r"clients.*: expected .*each client as \{\"train\""):
+        with pytest.raises(rayfed.UsageError, match=r"clients.*expected .*each client as \{\"train\""):
             user_population(clients)
 
     def test_images_with_channels_last(self):

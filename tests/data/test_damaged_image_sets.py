@@ -37,7 +37,6 @@ def test_a_missing_folder_says_what_was_expected_and_where_it_comes_from(name, t
 
 
 IMAGES = {
-    "domainnet": "DomainNet/sketch/class of 344/sketch_train_2.jpg",
     "tiny_imagenet": "tiny-imagenet-200/val/images/val_1.JPEG",
     "camelyon17": "camelyon17_v1.0/patches/patient_040_node_1/patch_patient_040_node_1_x_32_y_64.png",
     "rxrx1": "rxrx1_v1.0/images/HUVEC-02/Plate1/B03_s2.png",
@@ -112,23 +111,15 @@ def emptied(path):
 OH = "OfficeHomeDataset_10072016"
 FOLDERS = [
     ("pacs", "PACS/kfold/photo/dog", lambda p: renamed(p, "god"), ["photo: no class folder dog", "expected 7: dog"]),
-    ("pacs", "PACS/kfold/photo/cow", os.mkdir, ["photo/cow: not one of the 7 classes"]),
-    ("pacs", "PACS/kfold/sketch", shutil.rmtree, ["sketch: no such folder", "dog, elephant"]),
+    ("pacs", "PACS/kfold/photo/cow", os.mkdir, ["photo: cow is no class; expected 7"]),
+    ("pacs", "PACS/kfold/sketch", shutil.rmtree, ["sketch: no class folder dog", "dog, elephant"]),
     ("pacs", "PACS/kfold/sketch/1.png", picture, ["sketch/1.png: an image without a label"]),
     ("pacs", "PACS/kfold/sketch/dog", emptied, ["sketch/dog: contains no image", ".png"]),
     ("office_home", f"{OH}/Art/Thing_03", shutil.rmtree, ["Art: 64 class folders", "expected 65"]),
-    ("office_home", f"{OH}/Clipart/Thing_03", lambda p: renamed(p, "X"), ["Clipart: no class folder Thing_03"]),
-    ("office_caltech10", "office_caltech_10/dslr/mug", lambda p: renamed(p, "cup"), ["dslr: no class folder mug"]),
-    ("domainnet10", "DomainNet/real/zebra", lambda p: renamed(p, "horse"), ["real: no class folder zebra"]),
-    ("imagefolder", "own/day/eel", shutil.rmtree, ["day: no class folder eel", "expected 3: cat, dog, eel"]),
     ("imagefolder", "own", emptied, ["no images in folders"]),
-    ("imagefolder", "own/day/loose.png", picture, ["day/loose.png: an image without a label"]),
-    ("domainnet", "DomainNet/real_test.txt", os.unlink, ["real_test.txt: missing"]),
     ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", os.unlink, ["wnids.txt: missing", "200 class folders"]),
-    ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: ", "contains no image"]),
     ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: missing", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
-    ("digits5", "MNIST/raw/t10k-labels-idx1-ubyte", os.unlink, ["no t10k-labels-idx1-ubyte"]),
     ("cifar10", "cifar-10-batches-py/data_batch_3", os.unlink, ["data_batch_3: cannot be opened (No such file"]),
 ]
 
@@ -142,7 +133,6 @@ def test_wrong_folders_are_named(name, file, damage, facts, written, tmp_path):
         assert fact in message
 
 
-DN, TINY, CAMELYON = "DomainNet", "tiny-imagenet-200", "camelyon17_v1.0/metadata.csv"
 BATCH = image_sets.cifar_batch(4, "labels", 10)
 
 
@@ -160,29 +150,16 @@ USPS = image_sets.usps_line(3, np.zeros(256))
 ARRAYS = [
     *(("cifar10", "cifar-10-batches-py/test_batch", *case) for case in [
         (lambda p: image_sets.pickled(p, [1, 2]), ["not a pickled dict with the keys data and labels"]),
-        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["not a pickled dict with the keys"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"][:, :768]}), ["uint8 [4, 768]", "[n, 3072]"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected integers 0..9"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2]}), ["3 labels for 4 images"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected integers"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [[0], [1, 2], [3], [4]]}), ["not arrays of images"]),
         (lambda p: image_sets.pickled(p, Evil()), ["it asks for ", ".mkdir"]),
     ]),
-    *(("digits5", "SVHN/train_32x32.mat", *case) for case in [
-        (lambda p: matlab(p, Y=LABELS), ["not a .mat file of X [32, 32, 3, n] and y"]),
-        (lambda p: matlab(p, X=IMAGE[:28], y=LABELS), ["uint8 [4, 28, 32, 3]; expected uint8 [n, 32, 32, 3]"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected integers 0..9"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected integers 0..9"]),
-    ]),
-    *(("digits5", "USPS/usps.t.bz2", *case) for case in [
-        (lambda p: p.write_bytes(bz2.compress((USPS + USPS[:900]).encode())), ["a label 1..10 and 256 values"]),
-        (lambda p: p.write_bytes(bz2.compress(USPS.replace("4 1:", "11 1:").encode())), ["10..10; expected"]),
-    ]),
-    *(("digits5", "MNIST_M/mnist_m_test.pt", *case) for case in [
-        (lambda p: torch.save(torch.zeros(3), p), ["not a pair of tensors"]),
-        (lambda p: torch.save((torch.zeros(3, 28, 28), torch.zeros(3)), p), ["float32 [3, 28, 28]; expected uint8"]),
-        (lambda p: torch.save(Evil(), p), ["not a pair of tensors"]),
-    ]),
+    ("digits5", "SVHN/train_32x32.mat", lambda p: matlab(p, Y=LABELS), ["not a .mat file of X [32, 32, 3, n] and y"]),
+    ("digits5", "SVHN/train_32x32.mat", lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["float64; expected integers"]),
+    ("digits5", "USPS/usps.t.bz2", lambda p: p.write_bytes(bz2.compress((USPS + USPS[:900]).encode())),
+     ["a label 1..10 and 256 values"]),
+    ("digits5", "MNIST_M/mnist_m_test.pt", lambda p: torch.save(Evil(), p), ["not a pair of tensors"]),
 ]  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Digits-5: the pixels of each form that a domain comes in, and the recipes of the papers."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -59,29 +57,12 @@ def test_mnist_is_grey_in_three_channels_and_enlarged(tmp_path):
     np.testing.assert_array_equal(large[0], enlarged(first, 32).transpose(2, 0, 1))
 
 
-def as_tensors(folder, sides):
-    for side, (images, labels) in sides.items():
-        torch.save((torch.from_numpy(images), torch.from_numpy(labels)), folder / f"mnist_m_{side}.pt")
-
-
-def as_fedbn(folder, sides):
-    for side, pair in sides.items():
-        (folder / f"{side}.pkl").write_bytes(pickle.dumps(pair, protocol=4))
-
-
-def as_fedbn_parts(folder, sides):
-    (folder / "partitions").mkdir()
-    images, labels = sides["train"]
-    for number, (part, own) in enumerate(zip(np.array_split(images, 10), np.array_split(labels, 10), strict=True)):
-        (folder / f"partitions/train_part{number}.pkl").write_bytes(pickle.dumps((part, own), protocol=5))
-    (folder / "test.pkl").write_bytes(pickle.dumps(sides["test"], protocol=5))
-
-
-@pytest.mark.parametrize("write", [as_tensors, as_fedbn, as_fedbn_parts])
-def test_every_form_gives_the_same_pixels_and_labels(tmp_path, write):
+def test_mnist_m_from_tensors(tmp_path):
     sides = {"train": image_sets.digits(20, 28, 28, 3), "test": image_sets.digits(10, 28, 28, 3)}
     (tmp_path / "MNIST_M").mkdir()
-    write(tmp_path / "MNIST_M", sides)
+    for side, (images, labels) in sides.items():
+        pair = torch.from_numpy(images), torch.from_numpy(labels)
+        torch.save(pair, tmp_path / f"MNIST_M/mnist_m_{side}.pt")
     found, dataset = whole(tmp_path, "mnist_m", 28)
     images, labels = (np.concatenate([sides[side][place] for side in sides]) for place in (0, 1))
     np.testing.assert_array_equal(found, images.transpose(0, 3, 1, 2))

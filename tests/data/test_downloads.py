@@ -262,21 +262,6 @@ class TestArchives:
         assert len(population.clients) == 4
         assert [path.name for path in (tmp_path / "data").iterdir()] == ["UCI HAR Dataset"]
 
-    def test_several_archives_and_lists_fill_one_folder(self, monkeypatch, server, published, tmp_path):
-        image_sets.domainnet(published)
-        folder = published / "DomainNet"
-        archives, files = {}, {}
-        for domain in image_sets.DOMAINS:
-            images = [name for name in listing(folder) if name.startswith(f"{domain}/") and name.endswith(".jpg")]
-            server.files[f"/{domain}.zip"] = zipped({name: (folder / name).read_bytes() for name in images})
-            archives[f"{domain}.zip"] = md5(server.files[f"/{domain}.zip"])
-            for part, count in (("train", 3), ("test", 2)):
-                server.files[f"/{domain}_{part}.txt"] = (folder / f"{domain}_{part}.txt").read_bytes()
-                files[f"{domain}_{part}.txt"] = f"lines:{count}"
-        redirect(monkeypatch, server, "domainnet", archives=archives, files=files)
-        population = load("domainnet", {"root": str(tmp_path / "data"), "download": True, "size": 16})
-        assert sum(len(part) for client in population.clients for part in client.parts) == 30
-
     @pytest.mark.parametrize("name", ["../evil", "/tmp/rayfed-evil", "a/../../evil", "link"])
     @pytest.mark.parametrize("kind", ["tar", "zip"])
     def test_members_outside_of_the_folder_are_refused(self, monkeypatch, server, tmp_path, name, kind):
@@ -361,17 +346,6 @@ class TestHub:
         parts = [[len(part) for part in client.parts] for client in population.clients]
         assert [sum(sizes) for sizes in parts] == [30, 30, 30]
         assert [sizes[-1] for sizes in parts] == [3, 3, 3]
-
-    def test_celeba_has_celebrities_with_enough_images_for_clients(self, published, tmp_path):
-        image_sets.celeba(published)
-        self.serve("celeba", published / "CelebA", rows=44)
-        options = {"root": str(tmp_path / "data"), "download": True}
-        population = load("celeba", {**options, "size": 16})
-        assert (population.name, population.num_classes, population.shape) == ("celeba", 2, (3, 16, 16))
-        assert [sum(map(len, client.parts)) for client in population.clients] == [20, 20]
-        labels = np.concatenate([part.y for client in population.clients for part in client.parts])
-        assert labels.sum() == 10
-        assert len(load("celeba", {**options, "size": 16, "min_images": 4}).clients) == 3
 
     def test_rows_are_counted_and_a_missing_repository_is_one_line(self, published, tmp_path):
         image_sets.hub_table(published / "data/train-0.parquet", {"text": ["a"], "label": [0]}, {})

@@ -93,9 +93,9 @@ def test_own_dataset_and_partition(own):
     ("what", "words"),
     [
         ("shared", "row 0 of lines is in 2 parts"),
-        ("numbered", r"client ids \[1\].*expected 0..N-1"),
+        ("numbered", r"client 0 of Chosen has the id 1; expected 0..N-1"),
         ("empty", r"client 0 \(a\) of lines has no training samples"),
-        ("nobody", r"client ids \[\]"),
+        ("nobody", r"Chosen made no clients of lines"),
     ],
 )
 def test_own_partitions_are_held_to_the_rules(own, what, words):

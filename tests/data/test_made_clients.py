@@ -97,8 +97,8 @@ def test_the_hash_follows_what_is_declared_and_a_few_contents():
         ({"sizes": {**SIZES, "test": [4, 8]}}, r"sizes\['test'\]: got int64 \[2\]; expected 4"),
         ({"sizes": {**SIZES, "train": [1.5, 2, 3, 4]}}, r"sizes\['train'\]: .*integers"),
         ({"sizes": {**SIZES, "train": [11, 20, 8, 16]}}, r"make\(0\) returned 12 train examples, .* is 11"),
-        ({"domains": ["a"]}, "clients.domains: 1 clients, but 4"),
-        ({"make": lambda number: {"train": make(number)["train"]}}, r"clients\[0\]: 'test' is missing"),
+        ({"domains": ["a"]}, r"sizes\['train'\]: got int64 \[4\]; expected 1"),
+        ({"make": lambda number: {"train": make(number)["train"]}}, r"clients\[0\]: got the keys train; expected"),
         ({"make": lambda number: 1 / number}, r"make\(0\) failed: ZeroDivisionError"),
     ],
 )

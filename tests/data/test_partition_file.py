@@ -58,13 +58,12 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [
-        ({"index": [4, *range(2, -1, -1), *range(7, -1, -1)]}, ["index 4 of source 't10k'", "4 of them, 0..3"]),
-        ({"index": [-1, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0]}, ["index -1 of source 't10k'"]),
-        ({"source": ["tenk"] * 12}, ["source 'tenk'", "toy has train, t10k"]),
+        ({"index": [4, *range(2, -1, -1), *range(7, -1, -1)]}, ["index 4 of source 't10k'", "of train, t10k that"]),
+        ({"source": ["tenk"] * 12}, ["source 'tenk'", "of train, t10k that clients of toy may hold"]),
         ({"split": ["dev"] * 12}, ["split 'dev'", "train, val, test"]),
         ({"split": ["train"] * 6 + ["test"] * 6}, ["client 9 has no row with split=train"]),
         ({"index": [0.5] * 12}, ["column 'index' is float64", "integers"]),
-        ({"client": [-1] + [4] * 5 + [9] * 6}, ["client -1", "numbers from 0"]),
+        ({"client": [-1] + [4] * 5 + [9] * 6}, ["column 'client' is int64 from -1", "integers from 0"]),
         ({"client": [None] + [1.0] * 11}, ["column 'client' is float64", "no empty cells"]),
     ],
 )
@@ -92,5 +91,5 @@ def test_wrong_files(write, tmp_path):
 
 def test_a_row_of_a_domain_that_nobody_may_hold(write):
     two = dataset(domain=(np.arange(SIZE) >= 8).astype(np.int16), domains=("a", "b"), ood=("b",))
-    with pytest.raises(UsageError, match=r"index 3 of source 't10k' is not among those .* may hold"):
+    with pytest.raises(UsageError, match=r"index 3 of source 't10k' is not among the 8 .* may hold"):
         File(file=write(table())).split(two)

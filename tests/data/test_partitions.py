@@ -242,7 +242,6 @@ def test_a_class_without_examples_is_dealt_to_nobody_without_a_division_by_zero(
     [
         ({"domains": ("left",)}, "dataset toy: domain 0..1, but domains names 1"),
         ({"source": np.full(1200, -3)}, "dataset toy: source -3..-3, but sources names 1"),
-        ({"ood": ("up",)}, "dataset toy: ood 'up'; its domains are left, right"),
     ],
 )
 def test_a_dataset_whose_codes_do_not_fit_its_names_is_refused(changes, words):

@@ -29,7 +29,7 @@ def write_npz() -> None:
 def write_all() -> dict[str, dict[str, Any]]:
     """Write the files into the working directory and return the options of each dataset, all paths relative."""
     root, random = Path(ROOT), np.random.default_rng(0)
-    hub_and_idx = (image_sets.emnist, image_sets.femnist, image_sets.celeba)
+    hub_and_idx = (image_sets.emnist, image_sets.femnist)
     for write in dict.fromkeys([*image_sets.WRITERS.values(), *hub_and_idx]):
         write(root)
     write_idx("MNIST")

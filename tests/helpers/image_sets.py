@@ -54,17 +54,6 @@ def domainnet10(root: Path) -> None:
     tree(root / "DomainNet", DOMAINS, (*DomainNet10.classes, "axe"))
 
 
-def domainnet(root: Path) -> None:
-    for domain in DOMAINS:
-        for part, labels in (("train", (0, 0, 344)), ("test", (0, 7))):
-            lines = []
-            for number, label in enumerate(labels):
-                file = f"{domain}/class of {label}/{domain}_{part}_{number}.jpg"
-                picture(root / "DomainNet" / file)
-                lines.append(f"{file} {label}\n")
-            (root / "DomainNet" / f"{domain}_{part}.txt").write_text("".join(lines))
-
-
 def tiny_imagenet(root: Path) -> None:
     folder = root / "tiny-imagenet-200"
     wnids = [f"n{number:08}" for number in range(200, 0, -1)]
@@ -215,19 +204,6 @@ def femnist(root: Path) -> None:
     hub_table(root / "FEMNIST/default/train/0000.parquet", columns, {"character": names})
 
 
-def celeba(root: Path) -> None:
-    """Celebrities 1 and 2 have 20 images each, 3 has 4."""
-    people = {"train": [1] * 20, "valid": [2] * 20, "test": [3] * 4}
-    for split, ids in people.items():
-        columns = {
-            "image": [png(218, 178, 3) for _ in ids],
-            "celeb_id": ids,
-            "Male": [True for _ in ids],
-            "Smiling": [row % 4 == 0 for row in range(len(ids))],
-        }
-        hub_table(root / f"CelebA/img_align+identity+attr/{split}-00000-of-00001.parquet", columns, {})
-
-
 def imagefolder(root: Path) -> None:
     tree(root / "own", ("day", "night"), ("cat", "dog", "eel"))
 
@@ -238,7 +214,6 @@ WRITERS = {
     "office_home": office_home,
     "office_caltech10": office_caltech10,
     "domainnet10": domainnet10,
-    "domainnet": domainnet,
     "tiny_imagenet": tiny_imagenet,
     "camelyon17": camelyon17,
     "rxrx1": rxrx1,

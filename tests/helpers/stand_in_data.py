@@ -19,7 +19,7 @@ from rayfed.data.sets import rotated
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles
 from rayfed.data.sets.digits5 import Digits5
-from rayfed.data.sets.image_folders import DomainFolders, FedBnLists, TinyImageNet
+from rayfed.data.sets.image_folders import DomainFolders, TinyImageNet
 from rayfed.data.sets.mnist import IdxFiles
 from rayfed.data.sets.rotated import RotatedCifar, RotationMix, angle_name
 from rayfed.data.sets.uci_har import UciHar
@@ -135,7 +135,6 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         CifarFiles: made.cifar,
         Digits5: made.domains,
         DomainFolders: made.domains,
-        FedBnLists: made.domains,
         RotatedCifar: made.turned,
         RxRx1: made.cells,
         TinyImageNet: made.tiny,

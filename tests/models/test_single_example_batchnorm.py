@@ -103,21 +103,3 @@ def test_the_training_before_a_score_counts_where_there_is_one():
         make_plan(Config.read({"local": local}, more), clients=people.clients, model=net)
     with pytest.raises(UsageError, match=message):
         make_plan(Config.read({"local": local, "evaluate.points": ["adapted"]}), clients=people.clients, model=net)
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({}, 5),  # 26 = 2 x 10 + 6, parts of three; but the adaptation takes batches of 5
-        ({}, 12),  # 26 = 24 + 2
-        ({"variant": "hf"}, 8),
-        ({}, 1),
-    ],
-)
-def test_parts_of_one_are_refused(options, size):
-    people = blobs(2, sizes=SIZES)
-    client = 0 if size == 1 else 1
-    message = f"^local.batch_size={size}: algorithm.name=per_fedavg splits batches into .* examples of client {client} "
-    with pytest.raises(UsageError, match=message):
-        check(PerFedAvg(**options), people, batch_size=size)
-    check(PerFedAvg(**options), people, batch_size=size, model=net(batch_norm=False))

@@ -99,18 +99,15 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
     """Return `task` with a projection head of `widths` on its model, by default that of its features and MOON's 256.
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
-
-    Raises:
-        UsageError: The model's outputs are not [batch, outputs].
+    UsageError if the model's outputs are not [batch, outputs].
     """
     module = task.model.module
     features = torch.zeros((2, *task.feature_shape), device=task.device)
     logits = task.head(task.initial_weights(), features, train=False)
     if logits.ndim != 2:
-        sides = "".join(f", {side}" for side in logits.shape[1:])
+        found = f"of this model are {list(logits.shape[1:])} for an example; algorithm.widths=[] trains without it"
         raise UsageError(
-            "algorithm.widths: a projection head ends in a vector for each example, and the outputs of this model are "
-            f"[n{sides}]; algorithm.widths=[] trains without it"
+            f"algorithm.widths: a projection head makes a vector for each example, and the outputs {found}"
         )
     first = next(itertools.chain(module.parameters(), module.buffers())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):

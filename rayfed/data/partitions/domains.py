@@ -226,11 +226,10 @@ class Natural(Partition):
             clients.append(self.client_rows(number, domain, train, test))
             empty += [] if len(train) else [number]
         if empty:
-            drop = [int(file_numbers[number]) for number in empty]
             raise UsageError(
-                f"partition=natural: client {drop[0]} of {dataset.name} has no training samples "
-                f"({len(clients[empty[0]].test)} test samples only); drop it, if the dataset has the option, with "
-                f"data.drop_clients={drop}, or draw test examples from all rows, as with partition.test=0.25"
+                f"partition=natural: client {file_numbers[empty[0]]} of {dataset.name} has no training samples "
+                f"({len(clients[empty[0]].test)} test samples only), as {len(empty)} of {len(clients)} clients; leave "
+                "their rows out, or draw test examples from all rows, as with partition.test=0.25"
             )
         return clients
 

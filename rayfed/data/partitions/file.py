@@ -65,18 +65,13 @@ class File(Partition):
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one
             # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
-        for name in COLUMNS:
-            if name not in table:
-                present = ", ".join(map(str, table.columns))
-                raise UsageError(f"{where}: no column {name!r} (found: {present}); needs {needed}")
+        if absent := set(COLUMNS) - set(table):
+            present = ", ".join(map(str, table.columns))
+            raise UsageError(f"{where}: no column {min(absent)!r} (found: {present}); needs {needed}")
         for name in ("client", "index"):
-            if (kind := table[name].dtype).kind not in "iu":
-                raise UsageError(f"{where}: column {name!r} is {kind}; expected integers, and no empty cells")
-        if (table["client"] < 0).any():
-            raise UsageError(
-                f"{where}: client {table['client'].min()}; clients have numbers from 0; leave out the rows of examples "
-                "that no client holds"
-            )
+            if table[name].dtype.kind not in "iu" or (name == "client" and (table[name] < 0).any()):
+                found = f"{table[name].dtype} from {table[name].min()}"
+                raise UsageError(f"{where}: column {name!r} is {found}; expected integers from 0 and no empty cells")
         unknown = sorted(set(table["split"].unique()) - set(SPLITS), key=str)
         if unknown:
             raise UsageError(f"{where}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
@@ -84,26 +79,19 @@ class File(Partition):
 
     def _rows(self, table: "pandas.DataFrame", dataset: Dataset) -> np.ndarray:
         """Return the row of the dataset that each row of the table identifies."""
-        where = f"partition.file={self.file}"
-        unknown = sorted(set(table["source"].unique()) - set(dataset.sources), key=str)
-        if unknown:
-            raise UsageError(f"{where}: source {unknown[0]!r}; {dataset.name} has {', '.join(dataset.sources)}")
-        source = table["source"].map({name: code for code, name in enumerate(dataset.sources)}).to_numpy(dtype=int)
-        index = table["index"].to_numpy(dtype=int)
-        size = int(dataset.index.max()) + 1
-        row_of = np.full((len(dataset.sources), size), -1)
+        import pandas  # imported late: takes a second
+
         allowed = dataset.rows()
-        row_of[dataset.source[allowed], dataset.index[allowed]] = allowed
-        rows = np.where((index >= 0) & (index < size), row_of[source, index.clip(0, size - 1)], -1)
-        if (rows < 0).any():
-            first = int(np.argmax(rows < 0))
-            valid = dataset.index[allowed][dataset.source[allowed] == source[first]]
-            span = f"{len(valid)} of them, {valid.min()}..{valid.max()}" if len(valid) else "none"
+        names = np.array(dataset.sources)[dataset.source[allowed]]
+        known = pandas.MultiIndex.from_arrays([names, dataset.index[allowed]])
+        places = known.get_indexer(pandas.MultiIndex.from_frame(table[["source", "index"]]))
+        if len(missing := np.flatnonzero(places < 0)):
+            source, index = table[["source", "index"]].iloc[missing[0]]
             raise UsageError(
-                f"{where}: index {index[first]} of source {dataset.sources[source[first]]!r} is not among those that "
-                f"clients of {dataset.name} may hold ({span})"
+                f"partition.file={self.file}: index {index} of source {source!r} is not among the {len(allowed)} "
+                f"examples of {', '.join(dataset.sources)} that clients of {dataset.name} may hold"
             )
-        return rows
+        return allowed[places]
 
 
 SPLITS = ("train", "val", "test")

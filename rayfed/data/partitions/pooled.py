@@ -101,6 +101,12 @@ def _drawn(mix: np.ndarray, remaining: np.ndarray, size: int, random: np.random.
     return taken
 
 
+def check_classes(asked: int, present: int, dataset: Dataset) -> None:
+    """Raise UsageError if a client asks for more classes than there are."""
+    if asked > present:
+        raise UsageError(f"partition.classes_per_client={asked}: {dataset.name} has {present} classes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelK(PooledPartition):
     """NIID-Bench's #C = k (Li et al. 2022, section 4.1): every client has `classes_per_client` classes.
@@ -115,9 +121,7 @@ class LabelK(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         present = [label for label, stack in enumerate(stacks) if len(stack)]
-        if self.classes_per_client > len(present):
-            few = f"{dataset.name} has {len(present)} classes"
-            raise UsageError(f"partition.classes_per_client={self.classes_per_client}: {few}")
+        check_classes(self.classes_per_client, len(present), dataset)
         owners: dict[int, list[int]] = {label: [] for label in present}
         for client in range(self.clients):
             first = present[client % len(present)]
@@ -126,16 +130,10 @@ class LabelK(PooledPartition):
                 owners[label].append(client)
         assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         for label, clients in owners.items():
-            if not clients:
-                continue
-            if len(clients) > len(stacks[label]):
-                raise UsageError(
-                    f"partition.clients={self.clients}: {len(clients)} clients share class {label} of {dataset.name}, "
-                    f"which has {len(stacks[label])} samples; use fewer clients or fewer classes_per_client"
-                )
-            shuffled = random.permutation(stacks[label])
-            for client, pile in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
-                assigned[client].append(pile)
+            if clients:
+                shuffled = random.permutation(stacks[label])
+                for client, pile in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
+                    assigned[client].append(pile)
         return [random.permutation(np.concatenate(piles)) for piles in assigned]
 
 
@@ -156,9 +154,7 @@ class Pathological(PooledPartition):
     def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
-        if self.classes_per_client > len(stacks):
-            few = f"{dataset.name} has {len(stacks)} classes"
-            raise UsageError(f"partition.classes_per_client={self.classes_per_client}: {few}")
+        check_classes(self.classes_per_client, len(stacks), dataset)
         quota = np.full(self.clients, self.classes_per_client)
         group_size = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
         least = min(40, len(rows) // (2 * self.clients)) / len(stacks)
@@ -199,11 +195,6 @@ class Shards(PooledPartition):
 
     def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         count = self.clients * self.shards_per_client
-        if count > len(rows):
-            raise UsageError(
-                f"partition.shards_per_client={self.shards_per_client}: {self.clients} clients need {count} shards, "
-                f"{dataset.name} has {len(rows)} samples"
-            )
         random = numpy_generator(self.seed, ASSIGNMENT)
         shards = np.array_split(np.concatenate(by_class(dataset, rows)), count)
         shards_of = random.permutation(count).reshape(self.clients, -1)

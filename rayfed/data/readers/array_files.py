@@ -13,9 +13,10 @@ from numpy._core import multiarray, numeric
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached_arrays
+from rayfed.data.published import Source
 from rayfed.data.readers.files import files_hash, readable
 
-VERSION = 2  # raise it when the pixels or labels change
+VERSION = 3  # raise it when the pixels, labels or notes change
 
 
 class Arrays(NamedTuple):
@@ -30,17 +31,18 @@ class Arrays(NamedTuple):
     key: str = ""
 
 
-def read_once(name: str, root: Path, files: Sequence[str], read: Callable[[], Arrays]) -> Arrays:
-    """Return what `read` reads from `files` below `root`, read-only, and cache it under `name`.
+def read_once(name: str, source: Source, folder: Path, files: Sequence[str], read: Callable[[], Arrays]) -> Arrays:
+    """Return what `read` reads from `files` in the folder of a source, read-only, and cache it under `name`.
 
-    Later, only the files' sizes and modification times are checked.
+    The files are compared with the published ones. Later, only their sizes and modification times are checked.
     """
 
     def make() -> dict[str, np.ndarray]:
         images, labels, is_test, _ = read()
+        source.compare(folder, files)
         return {"images": images, "labels": labels, "is_test": is_test}
 
-    key = files_hash(root, files)
+    key = files_hash(folder, files)
     arrays = cached_arrays(name, {"version": VERSION, "files": key}, make)
     return Arrays(arrays["images"], np.array(arrays["labels"]), np.array(arrays["is_test"]), key)
 
@@ -101,13 +103,14 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return ALLOWED[module, name]
 
 
-def read_pickle(path: Path, kind: str) -> Any:
-    """Read a pickle, of the given `kind`, of arrays, numbers, strings, and lists, tuples or dicts of them.
+def read_pickle(path: Path, keys: Sequence[str]) -> list[Any]:
+    """Return the values of `keys` in a pickled dict of arrays, numbers, strings, and lists, tuples or dicts of them.
 
     No other object is loaded, so that a file cannot run code.
     """
-    with readable(path, kind), open(path, "rb") as file:
+    with readable(path, f"a pickled dict with the keys {' and '.join(keys)}"), open(path, "rb") as file:
         try:
-            return _RestrictedUnpickler(file, encoding="latin1").load()
+            content = _RestrictedUnpickler(file, encoding="latin1").load()
         except MemoryError as error:  # a damaged length asks for any amount of memory
             raise ValueError("an object in it is larger than memory") from error
+        return [content[key] for key in keys]

@@ -4,7 +4,6 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import index_within_group
 from rayfed.data.readers.files import in_words, is_hidden, tell_left_out
 
 EXPECTED = "files that end in .png, .jpg or another format that Pillow reads"
@@ -29,28 +27,9 @@ class Entry(NamedTuple):
     client: int = 0
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The n image files of a dataset; `index` is the position of each in the listing of its domain."""
-
-    root: Path
-    files: np.ndarray
-    labels: np.ndarray
-    domain: np.ndarray
-    is_test: np.ndarray
-    client: np.ndarray
-    index: np.ndarray
-
-    @classmethod
-    def of(cls, root: Path, entries: Sequence[Entry]) -> "Listing":
-        """Return the listing of `entries`; raise UsageError if it is empty or a training image is also a test image."""
-        if not entries:
-            raise UsageError(f"{root}: no image is listed; expected at least one per class")
-        files, labels, domain, is_test, client = (np.array(column) for column in zip(*entries, strict=True))
-        in_both = np.intersect1d(files[is_test], files[~is_test])
-        if len(in_both):
-            raise UsageError(f"{root / in_both[0]}: listed for both training and testing; expected one of them")
-        return cls(root, files, labels.astype(np.int64), domain, is_test, client, index_within_group(domain))
+def as_columns(entries: Iterable[Entry]) -> tuple[np.ndarray, ...]:
+    """Return the files, labels, domains, marks of test images and clients of `entries`, each [n]."""
+    return tuple(np.array(column) for column in zip(*entries, strict=True))
 
 
 @functools.cache
@@ -124,16 +103,12 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
     entries, left_out = [], Counter[str]()
     for number, name in domains.items():
         folder = root / name
-        if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder; expected the class folders {_abbreviated(classes)}")
-        present, expected = folders(folder), f"{len(classes)}: {_abbreviated(classes)}"
-        for title in classes:
-            if title not in present:
-                raise UsageError(f"{folder}: no class folder {title}; expected {expected}")
-        unknown = [title for title in present if title not in classes]
-        if unknown and not ignore_others:
-            all_of_them = expected.replace(":", " classes:", 1)
-            raise UsageError(f"{folder / unknown[0]}: not one of the {all_of_them}")
+        present = folders(folder) if folder.is_dir() else []
+        absent = [title for title in classes if title not in present]
+        unknown = [title for title in present if title not in classes and not ignore_others]
+        if absent or unknown:
+            problem = f"no class folder {absent[0]}" if absent else f"{unknown[0]} is no class"
+            raise UsageError(f"{folder}: {problem}; expected {len(classes)}: {_abbreviated(classes)}")
         refuse_loose_images(folder)
         for label, title in enumerate(classes):
             of_class = Counter[str]()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pandas
@@ -25,23 +24,18 @@ NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
 
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
     """Return one column of all files; its type must be the same in all of them, and no cell may be empty."""
-    pieces: list[pa.ChunkedArray] = []
-    for path in files:
-        pieces.append(tables.read(path, [name])[name])
-        if pieces[-1].type != pieces[0].type:
-            kind, first = pieces[-1].type, pieces[0].type
-            raise UsageError(f"{path}: column {name!r} is {kind}, but {first} in {files[0].name}")
+    pieces = [tables.read(path, [name])[name] for path in files]
+    for path, piece in zip(files, pieces, strict=True):
+        if piece.type != pieces[0].type:
+            raise UsageError(f"{path}: column {name!r} is {piece.type}, but {pieces[0].type} in {files[0].name}")
     values = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
     if values.null_count:
-        _refuse_missing(files, name, values.is_null().to_numpy())
+        empty = values.is_null().to_numpy()
+        raise UsageError(
+            f"{tables.place(files, name, int(empty.argmax()))}: column {name!r} is empty, as in {empty.sum()} of "
+            f"{len(empty)} rows; fill these cells in, or leave the rows out"
+        )
     return values
-
-
-def _refuse_missing(files: Sequence[Path], name: str, missing: np.ndarray) -> NoReturn:
-    raise UsageError(
-        f"{tables.place(files, name, int(missing.argmax()))}: column {name!r} is empty, as in {missing.sum()} of "
-        f"{len(missing)} rows; fill these cells in, or leave the rows out"
-    )
 
 
 def labels_of(files: Sequence[Path], name: str | list[str], num_classes: int | None) -> tuple[np.ndarray, int | None]:
@@ -138,12 +132,11 @@ def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
 
 def _declared_classes(path: Path, name: str) -> int | None:
     """Return the number of classes of a label in a file's metadata, in the format of the package `datasets`."""
-    metadata = (tables.schema(path).metadata or {}).get(b"huggingface")
+    metadata = (tables.schema(path).metadata or {}).get(b"huggingface", b"{}")
     try:
-        names = json.loads(metadata)["info"]["features"][name]["names"] if metadata else None
+        return len(json.loads(metadata)["info"]["features"][name]["names"]) or None
     except (ValueError, KeyError, TypeError):  # no class label, or metadata in another format
         return None
-    return len(names) if names else None
 
 
 def holds_images(path: Path, features: Sequence[str]) -> bool:
@@ -166,8 +159,7 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         values = _stack_lists(column(files, features[0]), files[0], features[0])
     else:
         values = np.stack(list(_numbers(files, features)), 1)
-    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
-    if len(wrong):
+    if len(wrong := np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))):
         place = f"{tables.place(files, features[0], int(wrong[0]))}: {', '.join(features)}"
         raise UsageError(f"{place}: has values that are not finite, as in {len(wrong)} of {len(values)} rows")
     return values
@@ -182,8 +174,6 @@ def tokens(files: Sequence[Path], name: str, folder: str, length: int | None) ->
     texts = column(files, name)
     if not pa.types.is_string(texts.type):
         raise UsageError(f"{files[0]}: column {name!r} is {texts.type}; data.tokenizer needs texts")
-    if not absolute(folder).is_dir():
-        raise UsageError(f"data.tokenizer={folder}: no such folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(absolute(folder), local_files_only=True)
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from rayfed.data.cache import Create, cached
 from rayfed.data.readers import tables
 from rayfed.data.readers.files import files_hash, note, readable
 
-VERSION = 2  # raise it when the pixels change
+VERSION = 3  # raise it when the pixels or the notes change
 BLOCK = 64  # files per task of a thread
 
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
@@ -74,7 +74,8 @@ def decoded(image: Image.Image, where: str) -> Image.Image:
         if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
             span = f"{pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has integers from 0 to 255"
             raise UsageError(f"{where}: its pixels are {span}, so scale and save these with 8 bits first")
-        image = Image.fromarray(pixels.astype(np.uint8))
+        image, info = Image.fromarray(pixels.astype(np.uint8)), image.info
+        image.info |= {"transparency": info["transparency"]} if info.get("transparency", 256) < 256 else {}
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)

@@ -42,10 +42,30 @@ def in_words(left_out: Counter[str]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
 
 
-@functools.cache
+_listening: list[set[str]] = []
+
+
 def note(line: str) -> None:
     """Print, once in a process, what a reader leaves out or changes."""
+    for lines in _listening:
+        lines.add(line)
+    print_once(line)
+
+
+@functools.cache
+def print_once(line: str) -> None:
     print(f"rayfed: {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[set[str]]:
+    """Yield the lines that are noted in the body, also by its threads."""
+    lines = set[str]()
+    _listening.append(lines)
+    try:
+        yield lines
+    finally:
+        _listening.pop()
 
 
 @contextlib.contextmanager

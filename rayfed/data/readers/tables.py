@@ -118,10 +118,6 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
         line = next((line for line in file if line.strip()), "")
     candidates = ((next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS)
     names, mark = max(candidates, key=lambda candidate: len(candidate[0]))
-    names = [name.strip() for name in names]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{names.count(name)} columns are named {name!r}")
     table = pandas.read_csv(
         path,
         sep=mark,
@@ -133,7 +129,7 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     )
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
-    return pa.Table.from_pandas(table, preserve_index=False).rename_columns(names)
+    return pa.Table.from_pandas(table, preserve_index=False).rename_columns([name.strip() for name in names])
 
 
 FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a dataset's repository with Parquet files"
@@ -168,11 +164,7 @@ def _saved(folder: Path) -> list[Path]:
     if state.get("_indices_data_files"):
         raise UsageError(f"{folder}: saved with a separate selection of rows; save it again after flatten_indices()")
     with readable(folder / "state.json", "a list of data files"):
-        files = [folder / entry["filename"] for entry in state["_data_files"]]
-    for path in files:
-        if not path.is_file():
-            raise UsageError(f"{path}: missing, though {folder / 'state.json'} lists it")
-    return files
+        return [folder / entry["filename"] for entry in state["_data_files"]]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,19 +6,17 @@ from typing import ClassVar
 
 from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.dataset_options import ChannelNormalisation
-from rayfed.data.published import Published
+from rayfed.data.published import Published, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read_pickle, validated_arrays
-from rayfed.data.readers.files import readable
 
 SOURCES = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarFiles(Published, ChannelNormalisation):
-    """Base class: `<root>/<folder>/` contains the pickles of the training and test images."""
+    """Base class: the folder of the source has the pickles of the training and test images."""
 
     name: ClassVar[str]
-    folder: ClassVar[str]
     train: ClassVar[tuple[str, ...]]
     test: ClassVar[tuple[str, ...]]
     key: ClassVar[str]
@@ -30,19 +28,16 @@ class CifarFiles(Published, ChannelNormalisation):
 
         torchvision's classes read only unchanged files, and load them into memory.
         """
-        folder = self.find(f"cifar{self.classes}")
+        source = sources()[f"cifar{self.classes}"]
+        folder = self.find(source.name)
 
         def read() -> Arrays:
             return join_splits(*([self._read(folder / file) for file in side] for side in (self.train, self.test)))
 
-        names = (*self.train, *self.test)
-        return read_once(self.folder, folder, names, read)
+        return read_once(source.name, source, folder, (*self.train, *self.test), read)
 
     def _read(self, path: Path) -> Arrays:
-        kind = f"a pickled dict with the keys data and {self.key}"
-        with readable(path, kind):
-            content = read_pickle(path, kind)
-            images, labels = content["data"], content[self.key]
+        images, labels = read_pickle(path, ("data", self.key))
         rows = validated_arrays(path, images, labels, (3 * 32 * 32,), self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, 32, 32))
 
@@ -57,12 +52,11 @@ class CifarFiles(Published, ChannelNormalisation):
 class Cifar10(CifarFiles):
     """CIFAR-10 (Krizhevsky 2009): 60,000 images of 32 x 32 in ten classes of 6,000 each; no licence is stated.
 
-    From https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz (md5 c58f30108f718f92721af3b95e74349a), unpacked:
-    `cifar-10-batches-py/data_batch_1` to `data_batch_5` and `test_batch`.
+    From https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked: `cifar-10-batches-py/data_batch_1` to
+    `data_batch_5` and `test_batch`.
     """
 
     name: ClassVar[str] = "cifar10"
-    folder: ClassVar[str] = "cifar-10-batches-py"
     train: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{number}" for number in range(1, 6))
     test: ClassVar[tuple[str, ...]] = ("test_batch",)
     key: ClassVar[str] = "labels"
@@ -73,13 +67,11 @@ class Cifar10(CifarFiles):
 class Cifar100(CifarFiles):
     """CIFAR-100 (Krizhevsky 2009): 60,000 images of 32 x 32 in 100 classes; no licence is stated.
 
-    From https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz (md5 eb9058c3a382ffc7106e4002c42a8d85), unpacked:
-    `cifar-100-python/train` and `test`. Labels are the fine labels. FedDebias: mean=[.507,.487,.441] and
-    std=[.267,.256,.276].
+    From https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked: `cifar-100-python/train` and `test`. Labels
+    are the fine labels. FedDebias: mean=[.507,.487,.441] and std=[.267,.256,.276].
     """
 
     name: ClassVar[str] = "cifar100"
-    folder: ClassVar[str] = "cifar-100-python"
     train: ClassVar[tuple[str, ...]] = ("train",)
     test: ClassVar[tuple[str, ...]] = ("test",)
     key: ClassVar[str] = "fine_labels"

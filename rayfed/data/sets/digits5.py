@@ -1,21 +1,20 @@
-"""Digits-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M, and the file formats in which they come."""
+"""Digits-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M, and the files in which they come."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSampling, SampledRows
-from rayfed.data.published import Published, obtain, sources
-from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read_pickle, validated_arrays
+from rayfed.data.published import Published, sources
+from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
 from rayfed.data.readers.decoding import resize_image, run_in_threads
 from rayfed.data.readers.files import readable
 from rayfed.data.sets.mnist import Mnist
@@ -26,7 +25,7 @@ VERSION = 1  # raise it when the pixels change
 
 @dataclass(frozen=True, kw_only=True)
 class Digits5(Published, DomainSampling):
-    """Digits-5: ten digits in five domains, in colour. Each domain has a folder with files in one of these formats.
+    """Digits-5: ten digits in five domains, in colour. Each domain has a folder of its own.
 
     MNIST (LeCun et al. 1998; 70,000): `MNIST/raw/` as for data.name=mnist. SVHN (Netzer et al. 2011; 99,289; for
     non-commercial use): `SVHN/train_32x32.mat` and `test_32x32.mat`. USPS (Hull 1994; 9,298): `USPS/usps.bz2` and
@@ -38,11 +37,8 @@ class Digits5(Published, DomainSampling):
     files do not identify the digits, so a random split tests MNIST-M on digits that MNIST trains on, and vice versa:
     with both domains use split=published, whose test digits are those of t10k.
 
-    Any domain may instead consist of FedBN's `train.pkl` and `test.pkl`, or `partitions/train_part0.pkl` … `9` and
-    `test.pkl`.
-
     ADCOL (section 5.1): the defaults and per_party=smallest. FRAug (section 4): domains=[mnist,mnist_m,svhn,usps],
-    size=32, test=0.1, share=0.01, ImageNet's mean and std. FedBN: its files and split=published.
+    size=32, test=0.1, share=0.01, ImageNet's mean and std.
     """
 
     name: ClassVar[str] = "digits5"
@@ -53,7 +49,7 @@ class Digits5(Published, DomainSampling):
     photographs: str | None = option(None, help="folder of photographs (.jpg, .png) to generate MNIST-M from")
 
     def available_domains(self) -> tuple[str, ...]:
-        return tuple(FORMATS)
+        return DOMAINS
 
     def load(self) -> Dataset:
         """Return the images that are kept, by domain; `source` is the domain, `index` the row in its files."""
@@ -102,28 +98,19 @@ class Digits5(Published, DomainSampling):
         return memory_mapped(self.name, key, (count, 3, self.size, self.size), "uint8", fill)
 
     def _arrays(self, domain: str) -> Arrays:
-        """Return all images and labels of a domain, in the first of its formats that exists."""
+        """Return all images and labels of a domain."""
+        if domain == "mnist":
+            return Mnist(root=self.root, download=self.download).files()
         if domain == "mnist_m" and self._generates_mnist_m():
             return self._generated()
         source = sources()["published_mnist_m" if domain == "mnist_m" else domain]
-        folder, formats = self.find(source.name), (*FORMATS[domain], *COMMON_FORMATS)
-        if domain == "mnist" and (folder / "raw").is_dir():
-            return Mnist(root=self.root, download=self.download).files()
-        usable = [form for form in formats if all((folder / file).exists() for file in form.files)]
-        if not usable:
-            if self.download and source.missing(folder):
-                obtain(source, folder)
-                return self._arrays(domain)
-            first = FORMATS[domain][0].files if FORMATS[domain] else ("raw",)
-            missing = " and no ".join(file for file in first if not (folder / file).exists())
-            raise UsageError(f"{folder}: no {missing}; expected {source.expected}; from {source.page}")
-        form = usable[0]
+        files, read_side = FILES[domain]
+        folder = self.find(source.name, files)
 
         def read() -> Arrays:
-            sides = zip(SIDES, (form.train, form.test), strict=True)
-            return join_splits(*([form.read(folder / file, side) for file in files] for side, files in sides))
+            return join_splits(*([read_side(folder / file, side)] for file, side in zip(files, SIDES, strict=True)))
 
-        return read_once(f"{self.name}-{domain}", folder, form.files, read)
+        return read_once(f"{self.name}-{domain}", source, folder, files, read)
 
     def _generates_mnist_m(self) -> bool:
         return bool(self.photographs) and not sources()["published_mnist_m"].present(self.root)
@@ -173,15 +160,6 @@ def read_usps(path: Path, side: str) -> Arrays:
     return validated_arrays(path, read.data, read.targets, (16, 16), 10)
 
 
-def read_fedbn(path: Path, side: str) -> Arrays:
-    """Read FedBN's pickles of (images, labels)."""
-    kind = "a pickled pair of images and labels"
-    with readable(path, kind):
-        images, labels = read_pickle(path, kind)
-    in_colour = isinstance(images, np.ndarray) and images.ndim == 4
-    return validated_arrays(path, images, labels, (None, None, 3) if in_colour else (None, None), 10)
-
-
 def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
     """Read a pair of tensors, images [n, 28, 28, 3] and labels [n], from a .pt file."""
     import torch  # imported late: other datasets need no torch to load
@@ -191,26 +169,11 @@ def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
     return validated_arrays(path, images, labels, (None, None, 3), 10)
 
 
-class FileFormat(NamedTuple):
-    """A file format of a domain: its training and test files, and the reader of a file."""
-
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    read: Callable[[Path, str], Arrays]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return self.train + self.test
-
-
-COMMON_FORMATS = (
-    FileFormat(("train.pkl",), ("test.pkl",), read_fedbn),
-    FileFormat(tuple(f"partitions/train_part{number}.pkl" for number in range(10)), ("test.pkl",), read_fedbn),
-)
-FORMATS = {
-    "mnist": (),  # beside the IDX files
-    "svhn": (FileFormat(("train_32x32.mat",), ("test_32x32.mat",), read_mat),),
-    "usps": (FileFormat(("usps.bz2",), ("usps.t.bz2",), read_usps),),
-    "synthdigits": (FileFormat(("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_mat),),
-    "mnist_m": (FileFormat(("mnist_m_train.pt",), ("mnist_m_test.pt",), read_mnist_m_tensors),),
+FILES: dict[str, tuple[tuple[str, str], Callable[[Path, str], Arrays]]] = {
+    "svhn": (("train_32x32.mat", "test_32x32.mat"), read_mat),
+    "usps": (("usps.bz2", "usps.t.bz2"), read_usps),
+    "synthdigits": (("synth_train_32x32.mat", "synth_test_32x32.mat"), read_mat),
+    "mnist_m": (("mnist_m_train.pt", "mnist_m_test.pt"), read_mnist_m_tensors),
 }
+"""The training file and the test file of each domain but MNIST, and their reader."""
+DOMAINS = ("mnist", *FILES)

@@ -1,15 +1,15 @@
-"""Published images in folders: PACS, OfficeHome, Office-Caltech-10 and DomainNet by domain, and Tiny ImageNet."""
+"""Published images in folders: PACS, OfficeHome, Office-Caltech-10 and DomainNet's ten classes, and Tiny ImageNet."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, from_two_files
+from rayfed.data.dataset import Dataset, from_two_files, index_within_group
 from rayfed.data.dataset_options import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -19,13 +19,11 @@ from rayfed.data.dataset_options import (
     DomainSampling,
 )
 from rayfed.data.published import Published
-from rayfed.data.readers.array_files import read_pickle
-from rayfed.data.readers.class_folders import Entry, Listing, class_names, image_files, walk
+from rayfed.data.readers.class_folders import Entry, as_columns, class_names, image_files, walk
 from rayfed.data.readers.decoding import decode_images
 from rayfed.data.readers.files import readable, tell_left_out
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-LISTS = (tuple, list, np.ndarray)  # in which FedBN pickles paths and class names
 Spellings = dict[str, tuple[str, ...]]  # the common spellings of the folder of each domain
 
 
@@ -40,30 +38,37 @@ class ImageFiles(DomainSampling):
     std: list[float] = option([1.0], above=0, help=STD_HELP)
 
     def dataset(
-        self, listing: Listing, domains: tuple[str, ...], num_classes: int, *, published: bool, natural: bool = False
+        self,
+        root: Path,
+        entries: Sequence[Entry],
+        domains: tuple[str, ...],
+        num_classes: int,
+        *,
+        published: bool,
+        natural: bool = False,
     ) -> Dataset:
-        """Return the images of `listing` that are kept.
+        """Return the images of `entries`, below `root`, that are kept.
 
-        `source` is the domain, `index` the position of an image in the listing of its domain. The test images are those
-        of `listing` if `published`, else they are drawn; the clients are those of `listing` if `natural`.
+        `source` is the domain, `index` the position of an image among the entries of its domain. The test images are
+        those of `entries` if `published`, else they are drawn; the clients are those of `entries` if `natural`.
         """
-        rows_of = {name: np.flatnonzero(listing.domain == number) for number, name in enumerate(domains)}
+        files, labels, domain, is_test, client = as_columns(entries)
+        rows_of = {name: np.flatnonzero(domain == number) for number, name in enumerate(domains)}
         sizes = {name: len(rows) for name, rows in rows_of.items()}
-        is_test = {name: listing.is_test[rows] for name, rows in rows_of.items()} if published else None
-        kept = self.sample(sizes, is_test)
+        kept = self.sample(sizes, {name: is_test[rows] for name, rows in rows_of.items()} if published else None)
         rows = np.concatenate([rows_of[name][part.rows] for name, part in kept.items()])
         return Dataset.of(
             self.name,
-            decode_images(self.name, listing.root, listing.files[rows].tolist(), self.size),
-            listing.labels[rows],
+            decode_images(self.name, root, files[rows].tolist(), self.size),
+            labels[rows],
             is_test=np.concatenate([part.is_test for part in kept.values()]),
             num_classes=num_classes,
-            domain=listing.domain[rows],
+            domain=domain[rows],
             domains=domains,
-            source=listing.domain[rows],
+            source=domain[rows],
             sources=domains,
-            index=listing.index[rows],
-            client=listing.client[rows] if natural else None,
+            index=index_within_group(domain)[rows],
+            client=client[rows] if natural else None,
             ood=self.left_out,
             **self.normalisation(3),
         )
@@ -88,8 +93,8 @@ class DomainFolders(Published, ImageFiles):
         folder = self.find(self.source)
         domain_folders = {number: self.domain_folder(folder, name) for number, name in enumerate(domains)}
         classes = self.classes or class_names(folder, domain_folders.values(), self.count)
-        listing = Listing.of(folder, walk(folder, domain_folders, classes, ignore_others=self.ignore_others))
-        return self.dataset(listing, domains, self.count, published=False)
+        entries = walk(folder, domain_folders, classes, ignore_others=self.ignore_others)
+        return self.dataset(folder, entries, domains, self.count, published=False)
 
     def domain_folder(self, folder: Path, domain: str) -> str:
         """Return the name of a domain's folder: the first spelling that exists."""
@@ -142,46 +147,12 @@ class OfficeHome(LargeImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBnLists(DomainFolders):
-    """Domains with a random split, or with the split in FedBN's `<domain>_train.pkl` and `<domain>_test.pkl`."""
-
-    split: str = option("random", choices=("random", "published"), help="random split of all images, or FedBN's lists")
-
-    def load(self) -> Dataset:
-        """Return the images as `DomainFolders` does, or those in FedBN's lists with their split."""
-        return super().load() if self.split == "random" else self.listed("pkl")
-
-    def listed(self, ending: str) -> Dataset:
-        """Return the images in the lists `<domain>_train.<ending>` and `<domain>_test.<ending>`."""
-        domains, folder = self.selected_domains(), self.find(self.source)
-        entries = [
-            Entry(file, label, number, part == "test")
-            for number, domain in enumerate(domains)
-            for part in ("train", "test")
-            for file, label in self.read_list(folder / f"{domain}_{part}.{ending}")
-        ]
-        root = folder.parent if ending == "pkl" else folder  # FedBN's paths start with the name of the folder
-        return self.dataset(Listing.of(root, entries), domains, self.count, published=self.split == "published")
-
-    def read_list(self, path: Path) -> list[tuple[str, int]]:
-        """Return the files of a list of FedBN, relative to the folder of datasets, and their labels."""
-        kind = "a pickled pair of lists, paths and class names"
-        with readable(path, kind):
-            files, titles = (list(part) for part in read_pickle(path, kind) if isinstance(part, LISTS))
-            pairs = [(str(file), str(title)) for file, title in zip(files, titles, strict=True)]
-        for file, title in pairs:
-            if title not in self.classes:
-                raise UsageError(f"{path}: {file!r} has the class {title!r}; expected one of {', '.join(self.classes)}")
-        return [(file, self.classes.index(title)) for file, title in pairs]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfficeCaltech10(FedBnLists):
+class OfficeCaltech10(DomainFolders):
     """Office-Caltech-10: 2,533 images of 10 classes in four domains (Gong, Shi, Sha and Grauman 2012, "Geodesic Flow
     Kernel for Unsupervised Domain Adaptation").
 
-    From the links in https://github.com/med-air/FedBN: `office_caltech_10/amazon/back_pack/*.jpg`, and beside
-    the folders, for split=published, `amazon_train.pkl`, `amazon_test.pkl`, … No licence is stated; for research.
+    From the links in https://github.com/med-air/FedBN: `office_caltech_10/amazon/back_pack/*.jpg`. No licence is
+    stated; for research.
     """
 
     name: ClassVar[str] = "office_caltech10"
@@ -195,12 +166,11 @@ class OfficeCaltech10(FedBnLists):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainNet10(FedBnLists):
+class DomainNet10(DomainFolders):
     """Ten classes of DomainNet in six domains, those of FedBN (Li et al. 2021) and ADCOL: 22,851 images.
 
     From https://ai.bu.edu/M3SDA (the cleaned version) or the links in https://github.com/med-air/FedBN:
-    `DomainNet/clipart/bird/*.jpg`; folders of other classes are ignored. With split=published, FedBN's lists
-    `DomainNet/clipart_train.pkl`, `clipart_test.pkl`, … For research (fair use).
+    `DomainNet/clipart/bird/*.jpg`; folders of other classes are ignored. For research (fair use).
     """
 
     name: ClassVar[str] = "domainnet10"
@@ -211,37 +181,6 @@ class DomainNet10(FedBnLists):
     )  # fmt: skip
     count: ClassVar[int] = 10
     ignore_others: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class DomainNet(DomainNet10):
-    """DomainNet (Peng et al. 2019, "Moment Matching for Multi-Source Domain Adaptation"): 586,575 images of 345 classes
-    in six domains.
-
-    From https://ai.bu.edu/M3SDA: the six archives and the twelve lists `DomainNet/clipart_train.txt`,
-    `clipart_test.txt`, … with lines such as `clipart/aircraft_carrier/clipart_001_000001.jpg 0`. For research (fair
-    use). The images take 7.2 GB of the cache at 64 x 64, and 88 GB at 224 x 224; `per_party` or `share` reduces this.
-    """
-
-    name: ClassVar[str] = "domainnet"
-    classes: ClassVar[tuple[str, ...]] = ()
-    count: ClassVar[int] = 345
-
-    split: str = option("published", choices=("published", "random"), help="the lists' split, or a random split of all")
-
-    def load(self) -> Dataset:
-        """Return the images in DomainNet's lists."""
-        return self.listed("txt")
-
-    def read_list(self, path: Path) -> list[tuple[str, int]]:
-        """Return the files and labels of a list with one line "file label" per image."""
-        with readable(path, f"a list of lines with a file name and a label 0..{self.count - 1}"):
-            lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
-            entries = [(file, int(label)) for file, _, label in lines]
-            for number, (file, label) in enumerate(entries, start=1):
-                if not file or not 0 <= label < self.count:
-                    raise ValueError(f"line {number}: label {label}")
-        return entries
 
 
 PARTS, CLASSES = ("train", "val"), 200
@@ -286,7 +225,7 @@ class TinyImageNet(Published, ChannelNormalisation):
             with readable(path, "lines with an image and its class"):
                 pairs = [line.split()[:2] for line in path.read_text().splitlines()]
                 entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
-        listing = Listing.of(folder, entries)
-        images = decode_images(self.name, folder, listing.files.tolist(), self.size)
-        columns = from_two_files(listing.is_test, PARTS) | self.normalisation(3)
-        return Dataset.of(self.name, images, listing.labels, num_classes=CLASSES, **columns)
+        paths, labels, _, is_test, _ = as_columns(entries)
+        images = decode_images(self.name, folder, paths.tolist(), self.size)
+        columns = from_two_files(is_test, PARTS) | self.normalisation(3)
+        return Dataset.of(self.name, images, labels, num_classes=CLASSES, **columns)

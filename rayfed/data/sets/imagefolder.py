@@ -8,7 +8,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset
-from rayfed.data.readers.class_folders import Entry, Listing, folders, refuse_loose_images, walk
+from rayfed.data.readers.class_folders import Entry, folders, refuse_loose_images, walk
 from rayfed.data.sets.image_folders import ImageFiles
 
 TRAIN, TEST, VAL = {"train", "training"}, {"test", "testing"}, {"val", "valid", "validation"}
@@ -43,7 +43,7 @@ class ImageFolder(ImageFiles):
             inner = domains if available != ("images",) else ("",)
             found = walk(root, {n: os.path.join(split, name) for n, name in enumerate(inner)}, classes)
             entries += [entry._replace(is_test=is_test) for entry in found]
-        return self.dataset(Listing.of(root, entries), domains, len(classes), published="" not in splits)
+        return self.dataset(root, entries, domains, len(classes), published="" not in splits)
 
     def _layout(self) -> tuple[dict[str, bool], tuple[str, ...], tuple[str, ...]]:
         """Return whether each folder of a split ("": there are none) has test images, the domains, and the classes."""

@@ -1,4 +1,4 @@
-"""Labelled tables: a user's Parquet and CSV files, local datasets of the Hugging Face hub, and FEMNIST and CelebA."""
+"""Labelled tables: a user's Parquet and CSV files, local datasets of the Hugging Face hub, and FEMNIST."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.dataset_options import ChannelNormalisation, DropClients
-from rayfed.data.lazy_rows import select_rows
+from rayfed.data.dataset_options import ChannelNormalisation
+from rayfed.data.lazy_rows import as_lazy_rows
 from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.files import files_below, tell_left_out
@@ -21,7 +21,7 @@ from rayfed.data.readers.tables import tables_by_split
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTable(DropClients, ChannelNormalisation):
+class LabelledTable(ChannelNormalisation):
     """Options for the roles of table columns, shared by `Table` and `HuggingFace`."""
 
     features: list[str] | dict[str, Any] | None = option(
@@ -53,7 +53,7 @@ class LabelledTable(DropClients, ChannelNormalisation):
     def dataset(
         self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test: Any
     ) -> Dataset:
-        """Return the rows of `files` without those of `drop_clients`; `source` and `is_test` have one value per row."""
+        """Return the rows of `files`; `source` and `is_test` have one value per row."""
         label_columns = [self.label] if isinstance(self.label, str) else self.label
         parts = self.parts(files[0])
         features = [column for chosen in parts.values() for column in chosen]
@@ -66,7 +66,7 @@ class LabelledTable(DropClients, ChannelNormalisation):
         if not len(labels):
             raise UsageError(f"{files[0]}: has no rows; expected at least one")
         per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
-        rows, names = np.arange(len(labels)), dict[str, Any]()
+        names = dict[str, Any]()
         if self.domain:
             domain, names["domains"] = columns.encode_names(files, self.domain)
             per_row["domain"] = np.unique(domain, return_inverse=True)[1]
@@ -74,19 +74,16 @@ class LabelledTable(DropClients, ChannelNormalisation):
             per_row["strata"] = np.unique(columns.encode_names(files, self.strata)[0], return_inverse=True)[1]
         if self.client:
             per_row["client"] = columns.encode_names(files, self.client)[0]
-            rows = self.remaining_rows(per_row["client"], files[0].parent)
-        elif self.drop_clients:
-            raise UsageError(f"data.drop_clients={self.drop_clients}: set data.client to the column of the clients")
-        inputs = {part: select_rows(x, rows) for part, x in self.inputs(name, files, parts, len(labels)).items()}
+        inputs = {part: as_lazy_rows(x) for part, x in self.inputs(name, files, parts, len(labels)).items()}
         images = [x for x in inputs.values() if x.dtype == np.uint8]
         return Dataset.of(
             name,
             inputs.get("", inputs),
-            labels[rows],
+            labels,
             num_classes=num_classes,
             sources=sources,
             **names,
-            **{key: values[rows] for key, values in per_row.items()},
+            **per_row,
             **self.normalisation(images[0].shape[1] if images else 1),
         )
 
@@ -243,31 +240,3 @@ class Femnist(Published, HubTables):
     @property
     def tables_folder(self) -> Path:
         return self.find("femnist")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CelebA(Published, HubTables):
-    """CelebA (Liu et al. 2015) as in LEAF: who smiles, on 200,288 images of 9,343 celebrities, who are the clients.
-
-    `<root>/CelebA` is a copy of flwrlabs/celeba on the Hugging Face hub: Parquet files with the columns image, celeb_id
-    and 40 attributes, of which `label` chooses one. A tenth of each celebrity's images is held out: CelebA's own splits
-    consist of other people. For non-commercial research only.
-    """
-
-    label: str = option("Smiling", help="attribute to predict")
-    client: str | None = option("celeb_id", help="column of the clients")
-    size: int | None = option(84, low=8, help="side to resize images to; null: 178 x 218 as published")
-    min_images: int = option(5, low=2, help="celebrities with fewer images are left out; LEAF: 5")
-
-    name: ClassVar[str] = "celeba"
-    partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.1}
-
-    @property
-    def tables_folder(self) -> Path:
-        return self.find("celeba")
-
-    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
-        """Return the rows of celebrities with `min_images` or more, without those of `drop_clients`."""
-        rows = super().remaining_rows(client, path)
-        _, position, counts = np.unique(client, return_inverse=True, return_counts=True)
-        return rows[counts[position[rows]] >= self.min_images]

@@ -15,14 +15,60 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.sets.mnist_m import load_photographs
 
-VERSION = 2  # raise it when the pixels change
+VERSION = 3  # raise it when the pixels change
 DOMAINS = ("plain", "blended", "blurred", "street", "font")
 HANDWRITTEN = DOMAINS[:4]
 PER_DOMAIN = 449  # 1,797 handwritten digits over four domains
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniDigits(DomainSelection):
+class MiniDomains(DomainSelection):
+    """Base class of datasets that are drawn here: `most` images of each domain, every fifth of them for testing."""
+
+    seed: int = option(0, low=0, help="seed of the assignment of digits to domains and of all drawing")
+    per_domain: int | None = option(None, low=10, high=PER_DOMAIN, help="maximum of images per domain; null: all")
+
+    default_partition: ClassVar[str] = "domains"
+    all_domains: ClassVar[tuple[str, ...]]
+    most: ClassVar[int]
+    classes: ClassVar[int]
+    sources: ClassVar[tuple[str, ...]] = ("all",)
+
+    def __post_init__(self) -> None:
+        self.selected_domains()
+
+    def available_domains(self) -> tuple[str, ...]:
+        return self.all_domains
+
+    def generate(self) -> Arrays:
+        """Return images, uint8 [n, channels, height, width], labels and index of `most` images of each domain."""
+        raise NotImplementedError
+
+    def load(self) -> Dataset:
+        """Return the selected domains one after the other; about a fifth of each prefix of a domain are test images."""
+        domains, size = self.selected_domains(), self.per_domain or self.most
+        arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, self.generate)
+        rows = np.concatenate([self.all_domains.index(name) * self.most + np.arange(size) for name in domains])
+        images = np.array(arrays["images"][rows])
+        return Dataset.of(
+            self.name,
+            images,
+            arrays["labels"][rows],
+            is_test=rows % self.most % 5 == 4,
+            num_classes=self.classes,
+            domain=np.repeat(np.arange(len(domains), dtype=np.int16), size),
+            domains=domains,
+            source=np.repeat([int(name == "font") for name in domains], size),
+            sources=self.sources,
+            index=arrays["index"][rows],
+            mean=(0.5,) * images.shape[1],
+            std=(0.5,) * images.shape[1],
+            ood=self.left_out,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniDigits(MiniDomains):
     """Digits in five domains similar to Digits-5, with 449 colour images of 28 x 28 each, a fifth of them for testing.
 
     The digits are scikit-learn's 1,797 handwritten digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), each used in
@@ -34,73 +80,42 @@ class MiniDigits(DomainSelection):
     "font". Mean and std are 0.5 per channel, as FedBN and ADCOL normalise Digits-5.
     """
 
-    seed: int = option(0, low=0, help="seed of the assignment of digits to domains and of all drawing")
-    per_domain: int | None = option(None, low=10, high=PER_DOMAIN, help="maximum of images per domain; null: 449")
-
     name: ClassVar[str] = "mini_digits"
-    default_partition: ClassVar[str] = "domains"
+    all_domains: ClassVar[tuple[str, ...]] = DOMAINS
+    most: ClassVar[int] = PER_DOMAIN
+    classes: ClassVar[int] = 10
+    sources: ClassVar[tuple[str, ...]] = ("digits", "font")
 
-    def __post_init__(self) -> None:
-        self.selected_domains()
+    def generate(self) -> Arrays:
+        """Generate all five domains: images, uint8 [2245, 3, 28, 28], their labels and index."""
+        from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
-    def available_domains(self) -> tuple[str, ...]:
-        return DOMAINS
-
-    def load(self) -> Dataset:
-        """Return the selected domains one after the other; about a fifth of each prefix of a domain are test images."""
-        domains = self.selected_domains()
-        arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, lambda: generate(self.seed))
-        size = self.per_domain or PER_DOMAIN
-        rows = np.concatenate([DOMAINS.index(name) * PER_DOMAIN + np.arange(size) for name in domains])
-        return Dataset.of(
-            self.name,
-            np.ascontiguousarray(arrays["images"][rows].transpose(0, 3, 1, 2)),
-            arrays["labels"][rows],
-            is_test=arrays["is_test"][rows],
-            num_classes=10,
-            domain=np.repeat(np.arange(len(domains), dtype=np.int16), size),
-            domains=domains,
-            source=arrays["source"][rows],
-            sources=("digits", "font"),
-            index=arrays["index"][rows],
-            mean=(0.5,) * 3,
-            std=(0.5,) * 3,
-            ood=self.left_out,
-        )
-
-
-def generate(seed: int) -> Arrays:
-    """Generate all five domains: images, uint8 [2245, 28, 28, 3], and their labels, is_test, source codes and index."""
-    from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
-
-    digits = load_digits()
-    pictures = load_photographs(None)
-    rows_of = split_rows(digits.target, numpy_generator(seed, 0))
-    is_test = np.arange(PER_DOMAIN) % 5 == 4
-    images: list[np.ndarray] = []
-    for position, domain in enumerate(HANDWRITTEN):
-        random, domain_digits = numpy_generator(seed, 1, position), digits.images[rows_of[position]]
-        for row, digit in enumerate(domain_digits):
-            if domain == "plain":
-                images.append(plain(digit))
-            elif domain == "blended":
-                images.append(blended(digit, pictures, random))
-            elif domain == "blurred":
-                images.append(blurred(digit, random))
-            else:
-                left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
-                images.append(street(digit, left, right, pictures, random))
-    random = numpy_generator(seed, 1, DOMAINS.index("font"))
-    printed = random.permutation(np.arange(PER_DOMAIN) % 10)
-    images += [font(int(label), random) for label in printed]
-    labels = [digits.target[rows] for rows in rows_of] + [printed]
-    return {
-        "images": np.stack(images),
-        "labels": np.concatenate(labels).astype(np.int64),
-        "is_test": np.tile(is_test, len(DOMAINS)),
-        "source": np.repeat(np.array([0] * len(HANDWRITTEN) + [1], np.int8), PER_DOMAIN),
-        "index": np.concatenate([*rows_of, np.arange(PER_DOMAIN)]).astype(np.int64),
-    }
+        digits = load_digits()
+        pictures = load_photographs(None)
+        rows_of = split_rows(digits.target, numpy_generator(self.seed, 0))
+        is_test = np.arange(PER_DOMAIN) % 5 == 4
+        images: list[np.ndarray] = []
+        for position, domain in enumerate(HANDWRITTEN):
+            random, domain_digits = numpy_generator(self.seed, 1, position), digits.images[rows_of[position]]
+            for row, digit in enumerate(domain_digits):
+                if domain == "plain":
+                    images.append(plain(digit))
+                elif domain == "blended":
+                    images.append(blended(digit, pictures, random))
+                elif domain == "blurred":
+                    images.append(blurred(digit, random))
+                else:
+                    left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
+                    images.append(street(digit, left, right, pictures, random))
+        random = numpy_generator(self.seed, 1, DOMAINS.index("font"))
+        printed = random.permutation(np.arange(PER_DOMAIN) % 10)
+        images += [font(int(label), random) for label in printed]
+        labels = [digits.target[rows] for rows in rows_of] + [printed]
+        return {
+            "images": np.stack(images).transpose(0, 3, 1, 2),
+            "labels": np.concatenate(labels).astype(np.int64),
+            "index": np.concatenate([*rows_of, np.arange(PER_DOMAIN)]).astype(np.int64),
+        }
 
 
 def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:

@@ -8,20 +8,17 @@ from PIL import Image
 
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.cache import Arrays, cached_arrays
-from rayfed.data.dataset import Dataset
-from rayfed.data.dataset_options import DomainSelection
-from rayfed.data.sets.mini_digits import Random, as_pixels, ink, patch, smoothed
+from rayfed.data.cache import Arrays
+from rayfed.data.sets.mini_digits import MiniDomains, Random, as_pixels, ink, patch, smoothed
 from rayfed.data.sets.mnist_m import load_photographs
 
-VERSION = 1  # raise it when the pixels change
 SCANNERS = ("sharp", "hazy", "shaded", "textured", "striped")
 PER_SCANNER = 359  # 1,797 handwritten digits over five scanners
 SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniScans(DomainSelection):
+class MiniScans(MiniDomains):
     """Strokes of handwriting to be found in grey images of 32 x 32 from five scanners, 359 each, a fifth for testing.
 
     Labels are masks [32, 32]: 1 where the strokes are, 0 elsewhere. The strokes are scikit-learn's 1,797 handwritten
@@ -33,53 +30,28 @@ class MiniScans(DomainSelection):
     ground, and "striped" is blurred and has stripes. Mean and std are 0.5.
     """
 
-    seed: int = option(0, low=0, help="seed of the assignment of digits to scanners and of all drawing")
-    per_domain: int | None = option(None, low=10, high=PER_SCANNER, help="maximum of images per scanner; null: 359")
+    per_domain: int | None = option(None, low=10, high=PER_SCANNER, help="maximum of images per scanner; null: all")
 
     name: ClassVar[str] = "mini_scans"
-    default_partition: ClassVar[str] = "domains"
+    all_domains: ClassVar[tuple[str, ...]] = SCANNERS
+    most: ClassVar[int] = PER_SCANNER
+    classes: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        self.selected_domains()
+    def generate(self) -> Arrays:
+        """Generate all scanners: images, uint8 [1795, 1, 32, 32], masks, and each digit's row in load_digits."""
+        from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
-    def available_domains(self) -> tuple[str, ...]:
-        return SCANNERS
-
-    def load(self) -> Dataset:
-        """Return the selected scanners one after the other; a fifth of each prefix of a scanner are test images."""
-        scanners, size = self.selected_domains(), self.per_domain or PER_SCANNER
-        arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, lambda: generate(self.seed))
-        rows = np.concatenate([SCANNERS.index(name) * PER_SCANNER + np.arange(size) for name in scanners])
-        return Dataset.of(
-            self.name,
-            arrays["images"][rows][:, None],
-            arrays["masks"][rows].astype(np.int64),
-            is_test=rows % PER_SCANNER % 5 == 4,
-            num_classes=2,
-            domain=np.repeat(np.arange(len(scanners), dtype=np.int16), size),
-            domains=scanners,
-            index=arrays["index"][rows],
-            mean=(0.5,),
-            std=(0.5,),
-            ood=self.left_out,
-        )
-
-
-def generate(seed: int) -> Arrays:
-    """Generate all scanners: images and masks, uint8 [1795, 32, 32], and each digit's row in load_digits."""
-    from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
-
-    digits, photographs = load_digits(), load_photographs(None)
-    grounds = [np.asarray(Image.fromarray(photograph).convert("L")) for photograph in photographs]
-    order = numpy_generator(seed, 0).permutation(len(digits.target))[: len(SCANNERS) * PER_SCANNER]
-    images, masks = [], []
-    for position, scanner in enumerate(SCANNERS):
-        random = numpy_generator(seed, 1, position)
-        for row in order[position * PER_SCANNER : (position + 1) * PER_SCANNER]:
-            strokes = drawn(digits.images[row], random)
-            images.append(scan(scanner, strokes, blots(strokes, random), grounds, random))
-            masks.append(strokes > 0.5)
-    return {"images": np.stack(images), "masks": np.stack(masks).astype(np.uint8), "index": order.astype(np.int64)}
+        digits, photographs = load_digits(), load_photographs(None)
+        grounds = [np.asarray(Image.fromarray(photograph).convert("L")) for photograph in photographs]
+        order = numpy_generator(self.seed, 0).permutation(len(digits.target))[: len(SCANNERS) * PER_SCANNER]
+        images, masks = [], []
+        for position, scanner in enumerate(SCANNERS):
+            random = numpy_generator(self.seed, 1, position)
+            for row in order[position * PER_SCANNER : (position + 1) * PER_SCANNER]:
+                strokes = drawn(digits.images[row], random)
+                images.append(scan(scanner, strokes, blots(strokes, random), grounds, random))
+                masks.append(strokes > 0.5)
+        return {"images": np.stack(images)[:, None], "labels": np.stack(masks).astype(np.int64), "index": order}
 
 
 def drawn(digit: np.ndarray, random: Random) -> np.ndarray:

@@ -12,55 +12,44 @@ from rayfed.core.options import option
 from rayfed.core.rng import generator
 from rayfed.data.dataset import Dataset, from_two_files, index_within_group
 from rayfed.data.dataset_options import ChannelNormalisation
-from rayfed.data.published import Published, obtain, sources
+from rayfed.data.published import Published, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_idx, read_once, validated_arrays
-from rayfed.data.readers.files import datasets_folder
 
 SOURCES = ("train", "t10k")
-IDX_FILES = tuple(f"{source}-{kind}" for source in SOURCES for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-
-
-def present_files(folder: Path) -> dict[str, str]:
-    """Return those of `IDX_FILES` that `folder` contains, with the name of each: its own, or with .gz added."""
-    names = {file: [name for name in (file, f"{file}.gz") if (folder / name).is_file()] for file in IDX_FILES}
-    return {file: present[0] for file, present in names.items() if present}
-
-
-def read_all(folder: Path) -> Arrays:
-    """Return the images [n, 28, 28] and labels of all four files, those of t10k as test examples.
-
-    torchvision's MNIST reads the same files, but only unpacked ones.
-    """
-    paths = [folder / name for name in present_files(folder).values()]
-    train, test = (
-        validated_arrays(labels, read_idx(images, dimensions=3), read_idx(labels, dimensions=1), (28, 28), 10)
-        for images, labels in (paths[:2], paths[2:])
-    )
-    return join_splits([train], [test])
-
+KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+SPLITS = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 Pool = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdxFiles(Published):
-    """Base class: four IDX files in `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
+    """Base class: four IDX files, plain or as .gz, in the folder of `source`, which may be read-only.
 
-    folder: ClassVar[str] = "MNIST"
+    torchvision's classes read only unpacked files.
+    """
+
     source: ClassVar[str] = "mnist"
 
+    def idx_files(self) -> list[str]:
+        """Return images and labels of the training and the test examples."""
+        return [f"raw/{side}-{kind}" for side in SOURCES for kind in KINDS]
+
+    def read_side(self, images: Path, labels: Path) -> Arrays:
+        """Return the images [n, 28, 28] and labels of two files."""
+        pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
+        return validated_arrays(labels, pixels, numbers, (28, 28), 10)
+
     def files(self) -> Arrays:
-        """Return the images [N, 28, 28] and labels of train and t10k, read once for all runs on this machine."""
-        root = datasets_folder(self.root)
-        raw = root / self.folder / "raw"
-        if missing := [file for file in IDX_FILES if file not in present_files(raw)]:
-            if not self.download:
-                remedy = f"or data.root to the folder that contains {self.folder}/raw"
-                absent = f"no {', '.join(missing)} (plain or .gz)"
-                raise UsageError(f"{raw}: {absent}; set data.download=true to download them, {remedy}")
-            obtain(sources()[self.source], root / self.folder)
-        files = list(present_files(raw).values())
-        return read_once(self.folder.lower(), raw, files, lambda: read_all(raw))
+        """Return the images [N, 28, 28] and labels of all files, read once for all runs on this machine."""
+        names, source = self.idx_files(), sources()[self.source]
+        folder = self.find(source.name, names)
+        files = [name if (folder / name).is_file() else f"{name}.gz" for name in names]
+
+        def read() -> Arrays:
+            return join_splits(*([self.read_side(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
+
+        return read_once(source.name, source, folder, files, read)
 
     def pool(self) -> Pool:
         """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N]."""
@@ -76,12 +65,18 @@ class Mnist(IdxFiles, ChannelNormalisation):
     name: ClassVar[str] = "mnist"
     default_partition: ClassVar[str] = "dirichlet"
     channels: ClassVar[int | None] = 1
+    sides: ClassVar[tuple[str, str]] = SOURCES
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return 10
 
     def load(self) -> Dataset:
         """Return all images; `is_test` marks t10k, `source` is train or t10k, `index` the row in that file."""
         images, labels, is_test, _ = self.files()
-        columns = from_two_files(is_test, SOURCES) | self.normalisation(1)
-        return Dataset.of(self.name, images[:, None], labels, num_classes=10, **columns)
+        columns = from_two_files(is_test, self.sides) | self.normalisation(1)
+        return Dataset.of(self.name, images[:, None], labels, num_classes=self.classes, **columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +84,11 @@ class FashionMnist(Mnist):
     """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): 70,000 grey 28 x 28 images of clothes in ten classes."""
 
     name: ClassVar[str] = "fashion_mnist"
-    folder: ClassVar[str] = "FashionMNIST"
     source: ClassVar[str] = "fashion_mnist"
 
 
-SIDES = ("train", "test")
-CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Emnist(Published, ChannelNormalisation):
+class Emnist(Mnist):
     """EMNIST (Cohen et al. 2017): 131,600 grey 28 x 28 images of 47 digits and letters in `split=balanced`.
 
     `<root>/EMNIST/gzip` has the files of NIST's gzip.zip, such as `emnist-balanced-train-images-idx3-ubyte.gz`, or
@@ -106,37 +96,25 @@ class Emnist(Published, ChannelNormalisation):
     here they stand upright. Other splits are byclass (814,255 images, 62 classes), bymerge, letters, digits and mnist.
     """
 
-    split: str = option("balanced", choices=tuple(CLASSES), help="EMNIST's subset")
+    split: str = option("balanced", choices=tuple(SPLITS), help="EMNIST's subset")
 
     name: ClassVar[str] = "emnist"
-    default_partition: ClassVar[str] = "dirichlet"
-    channels: ClassVar[int | None] = 1
+    source: ClassVar[str] = "emnist"
+    sides: ClassVar[tuple[str, str]] = ("train", "test")
 
-    def load(self) -> Dataset:
-        """Return all images; `is_test` marks those of test, `source` is train or test, `index` the row in that file."""
-        folder = self.find("emnist")
-        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-        files = [_present(folder, f"emnist-{self.split}-{side}-{kind}") for side in SIDES for kind in kinds]
+    @property
+    def classes(self) -> int:
+        return SPLITS[self.split]
 
-        def read() -> Arrays:
-            return join_splits(*([self._read(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
+    def idx_files(self) -> list[str]:
+        home = sources()[self.source].home(self.root)
+        place = "raw" if (home / "raw").is_dir() else "gzip"
+        return [f"{place}/emnist-{self.split}-{side}-{kind}" for side in self.sides for kind in KINDS]
 
-        images, labels, is_test, _ = read_once(f"{self.name}-{self.split}", folder, files, read)
-        columns = from_two_files(is_test, SIDES) | self.normalisation(1)
-        return Dataset.of(self.name, images[:, None], labels, num_classes=CLASSES[self.split], **columns)
-
-    def _read(self, images: Path, labels: Path) -> Arrays:
+    def read_side(self, images: Path, labels: Path) -> Arrays:
         numbers = read_idx(labels, dimensions=1).astype(np.int64) - (self.split == "letters")  # which count from 1
         pixels = read_idx(images, dimensions=3).swapaxes(1, 2)
-        return validated_arrays(labels, pixels, numbers, (28, 28), CLASSES[self.split])
-
-
-def _present(folder: Path, name: str) -> str:
-    """Return where a file is below `folder`."""
-    for place in (f"raw/{name}", f"raw/{name}.gz", f"gzip/{name}", f"gzip/{name}.gz"):
-        if (folder / place).is_file():
-            return place
-    raise UsageError(f"{folder}: no {name} in raw or gzip (plain or .gz); expected the files of EMNIST's gzip.zip")
+        return validated_arrays(labels, pixels, numbers, (28, 28), self.classes)
 
 
 def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -228,7 +206,6 @@ class FashionMnistViews(MnistViews):
     """The same views of Fashion-MNIST."""
 
     name: ClassVar[str] = "fashion_mnist_views"
-    folder: ClassVar[str] = "FashionMNIST"
     source: ClassVar[str] = "fashion_mnist"
 
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import Arrays, cached_arrays
-from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.dataset_options import DropClients
-from rayfed.data.lazy_rows import select_rows
+from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.published import Published
 from rayfed.data.readers.files import files_hash, readable
 
@@ -21,7 +19,7 @@ LENGTH, CLASSES = 128, 6  # 2.56 seconds at 50 Hz
 
 
 @dataclass(frozen=True, kw_only=True)
-class UciHar(Published, DropClients):
+class UciHar(Published):
     """Human Activity Recognition Using Smartphones (Anguita et al. 2013): 10,299 windows of nine signals, 30 people.
 
     `<root>/UCI HAR Dataset` is the official folder from the UCI Machine Learning Repository (data set 240, CC BY 4.0).
@@ -44,36 +42,21 @@ class UciHar(Published, DropClients):
         files += [f"{side}/{name}_{side}.txt" for name in ("y", "subject") for side in SIDES]
         key = {"version": VERSION, "files": files_hash(folder, files)}
         arrays = cached_arrays(self.name, key, lambda: _read(folder))
-        source, client = arrays["source"], arrays["client"]
-        rows = self.remaining_rows(client, folder)
-        return Dataset.of(
-            self.name,
-            select_rows(arrays["signals"], rows),
-            arrays["labels"][rows],
-            is_test=source[rows] == 1,
-            num_classes=CLASSES,
-            source=source[rows],
-            sources=SIDES,
-            index=index_within_group(source)[rows],
-            client=client[rows],
-        )
+        columns = from_two_files(arrays["source"] == 1, SIDES) | {"client": np.array(arrays["client"])}
+        return Dataset.of(self.name, arrays["signals"], arrays["labels"], num_classes=CLASSES, **columns)
 
 
 def _read(folder: Path) -> Arrays:
     """Return signals, float32 [n, 9, 1, 128], and the label from 0, the client and the side of each."""
-    labels = [_integers(folder / side / f"y_{side}.txt", CLASSES) for side in SIDES]
-    clients = [_integers(folder / side / f"subject_{side}.txt", None) for side in SIDES]
-    signals = []
-    for side, label, client in zip(SIDES, labels, clients, strict=True):
+    signals, labels, clients = [], [], []
+    for side in SIDES:
+        labels.append(_integers(folder / side / f"y_{side}.txt"))
+        clients.append(_integers(folder / side / f"subject_{side}.txt"))
+        if len(clients[-1]) != len(labels[-1]) or labels[-1].max() > CLASSES:
+            found = f"{len(clients[-1])} subjects, {len(labels[-1])} labels, the highest {labels[-1].max()}"
+            raise UsageError(f"{folder / side}: {found}; expected as many of both, and labels 1..{CLASSES}")
         paths = [folder / side / "Inertial Signals" / f"{signal}_{side}.txt" for signal in SIGNALS]
-        channels = [_numbers(path) for path in paths]
-        if len(client) != len(label):
-            raise UsageError(f"{folder / side}: {len(client)} lines of subjects, but {len(label)} of labels")
-        for path, values in zip(paths, channels, strict=True):
-            if values.shape != (len(label), LENGTH):
-                actual = f"{values.shape[0]} lines of {values.shape[1]} numbers"
-                raise UsageError(f"{path}: {actual}; expected {len(label)} of {LENGTH}")
-        signals.append(np.stack(channels, 1)[:, :, None])
+        signals.append(np.stack([_numbers(path, (len(labels[-1]), LENGTH)) for path in paths], 1)[:, :, None])
     return {
         "signals": np.concatenate(signals),
         "labels": np.concatenate(labels) - 1,
@@ -82,20 +65,19 @@ def _read(folder: Path) -> Arrays:
     }
 
 
-def _numbers(path: Path) -> np.ndarray:
-    """Read a text file of numbers: float32 [lines, numbers]."""
-    with readable(path, "lines of numbers"):
+def _numbers(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    """Read a text file of finite numbers: float32 [lines, numbers]."""
+    with readable(path, f"{shape[0]} lines of {shape[1]} numbers"):
         values = np.loadtxt(path, np.float32, ndmin=2)
-        if not values.size or not np.isfinite(values).all():
-            raise ValueError("no numbers" if not values.size else "a number that is not finite")
+        if values.shape != shape or not np.isfinite(values).all():
+            raise ValueError(f"{values.shape[0]} lines of {values.shape[1]} numbers from {values.min()}")
     return values
 
 
-def _integers(path: Path, high: int | None) -> np.ndarray:
+def _integers(path: Path) -> np.ndarray:
     """Read a text file with one positive integer per line: int64 [lines]."""
-    values = _numbers(path)
-    invalid = (values[:, 0] < 1) | (values[:, 0] % 1 != 0) | (values[:, 0] > (high or np.inf))
-    if values.shape[1] != 1 or invalid.any():
-        line, span = int(np.argmax(invalid)), f"1..{high}" if high else "from 1"
-        raise UsageError(f"{path}: line {line + 1} is {values[line].tolist()}; expected one integer, {span}")
-    return values[:, 0].astype(np.int64)
+    with readable(path, "lines of one integer from 1"):
+        values = np.loadtxt(path, np.int64, ndmin=1)
+        if values.ndim > 1 or not len(values) or values.min() < 1:
+            raise ValueError(f"{list(values.shape)} numbers from {values.min(initial=1)}")
+    return values

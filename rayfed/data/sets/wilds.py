@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.published import Published
-from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.files import readable
+from rayfed.data.published import Published, sources
+from rayfed.data.readers.class_folders import Entry
+from rayfed.data.readers.files import note, readable
 from rayfed.data.sets.image_folders import ImageFiles
 
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
@@ -55,7 +55,7 @@ class Camelyon17(Published, ImageFiles):
             remedy = "leave it out, or use data.split=random"
             raise UsageError(f"data.split=published: {min(without_split)} has no split; {remedy}")
         folder = self.find("camelyon17")
-        table = _metadata(folder / "metadata.csv", NUMBERS, ("patient", "node"))
+        table = _metadata(folder, "camelyon17", NUMBERS, ("patient", "node"), "center", range(HOSPITALS))
         numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
         entries = [
             Entry(
@@ -69,7 +69,7 @@ class Camelyon17(Published, ImageFiles):
             for row in table.itertuples()
             if row.center in numbers
         ]
-        return self.dataset(Listing.of(folder, entries), domains, 2, published=self.split == "published", natural=True)
+        return self.dataset(folder, entries, domains, 2, published=self.split == "published", natural=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class RxRx1(Published, ImageFiles):
         """Return the images that are kept; `client` is the experiment, or its group."""
         cells, published = self.selected_domains(), self.split == "published"
         folder, strings = self.find("rxrx1"), ("dataset", "cell_type", "experiment", "well")
-        table = _metadata(folder / "metadata.csv", ("plate", "site", "sirna_id"), strings)
+        table = _metadata(folder, "rxrx1", ("plate", "site", "sirna_id"), strings, "cell_type", CELLS)
         table = table[table.cell_type.isin(cells) & (table.sirna_id < self.classes)]
         domains = (*cells, *(UNSEEN if published else ()))
         clients = self._clients(table[table.dataset == "train"] if published else table)
@@ -123,8 +123,7 @@ class RxRx1(Published, ImageFiles):
             if unseen or row.experiment in clients
         ]
         sampling = self.without([*self.left_out, *UNSEEN]) if published else self
-        listing = Listing.of(folder, entries)
-        return sampling.dataset(listing, domains, self.classes, published=published, natural=True)
+        return sampling.dataset(folder, entries, domains, self.classes, published=published, natural=True)
 
     def _clients(self, table: pandas.DataFrame) -> dict[str, int]:
         """Return the client that holds each experiment."""
@@ -142,11 +141,17 @@ class RxRx1(Published, ImageFiles):
         return clients
 
 
-def _metadata(path: Path, integers: Sequence[str], strings: Sequence[str]) -> pandas.DataFrame:
-    """Return some columns of metadata.csv, the table of the images."""
-    kinds = dict.fromkeys(integers, int) | dict.fromkeys(strings, str)
+def _metadata(
+    folder: Path, source: str, integers: Sequence[str], strings: Sequence[str], column: str, known: Sequence[Any]
+) -> pandas.DataFrame:
+    """Return some columns of metadata.csv, the table of the images, where `column` has one of the `known` values."""
+    kinds, path = dict.fromkeys(integers, int) | dict.fromkeys(strings, str), folder / "metadata.csv"
     with readable(path, f"a table with the columns {', '.join(kinds)}"):
+        sources()[source].compare(folder, [path.name])
         table = pandas.read_csv(path, usecols=list(kinds), dtype=kinds, keep_default_na=False)
-        if not len(table):
+        is_known = table[column].isin(list(known))
+        if not is_known.any():
             raise ValueError("no rows")
-    return table
+    if unknown := int((~is_known).sum()):
+        note(f"{path}: {unknown} of {len(table)} rows were left out: {column} is none of {', '.join(map(str, known))}")
+    return table[is_known]
