@@ -75,13 +75,3 @@ def test_what_is_sent_and_kept():
     state = server.fleet.states[1]
     assert set(state["weights"]) == set(server.ctx.task.model.buffers)  # batch norm's statistics stay
     torch.testing.assert_close(state["shares"], SHARES)
-
-
-def test_the_pull_fades():
-    people = population()
-    ctx = plan(APPLE(), people, net(), rounds=10).context(people, "cpu")
-    values = [APPLE(pull_rounds=0.4, pull_schedule="cosine").pull(ctx.at(round=r)) for r in (1, 3, 5, 9)]
-    assert values == pytest.approx([1.0, 0.5, 0.0, 0.0])
-    values = [APPLE(pull_rounds=0.6).pull(ctx.at(round=r)) for r in (1, 3, 5, 7)]
-    assert values == pytest.approx([1.0, 0.1, 0.01, 0.0])
-    assert APPLE(pull_rounds=0.0).pull(ctx.at(round=1)) == 0.0

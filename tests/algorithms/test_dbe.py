@@ -14,9 +14,7 @@ from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedproto import FedProto
-from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.moon import Moon
 from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
@@ -140,35 +138,6 @@ def test_scaffold_corrects_the_weights_and_never_the_bias():
     torch.testing.assert_close(kept["c"]["fc.weight"], grads["fc.weight"], atol=1e-5, rtol=1e-4)
     assert BIAS not in up["delta"]
     assert not {BIAS, MEAN, CONSENSUS} & set(up["buffers"])
-
-
-def test_fedprox_pulls_the_weights_and_never_the_bias():
-    algorithm = DBE(base=FedProx(mu=2.0), kappa=50.0, mu=1.0)
-    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False))
-    work["weights"] = {name: value + 0.1 for name, value in work["weights"].items()}
-    model = net(batch_norm=False)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.1
-    grads, bias_grad, _, _ = by_hand(0.4, 0.3, torch.zeros(8), batch(), kappa=50.0, mu=1.0, model=model)
-    before = clone(work["weights"])
-    work, _ = algorithm.step(ctx, work, down, batch())
-    for name, grad in grads.items():
-        torch.testing.assert_close(work["weights"][name], before[name] - LR * (grad + 2.0 * 0.1))
-    torch.testing.assert_close(work["weights"][BIAS], 0.4 - LR * bias_grad)
-
-
-def test_moon_contrasts_the_features_before_the_bias():
-    algorithm = DBE(base=Moon(mu=1.0), kappa=0.0)
-    losses = []
-    for bias in (0.0, 5.0):
-        ctx, _, down, work = client_at_work(algorithm, bias=bias, model=net(batch_norm=False))
-        work["previous"] = {name: value * 1.5 for name, value in work["previous"].items()}
-        plain = DBE(base=Moon(mu=0.0), kappa=0.0)
-        _, with_term = algorithm.step(ctx, clone(work), down, batch())
-        _, without_term = plain.step(ctx, clone(work), down, batch())
-        losses.append(with_term["loss"] - without_term["loss"])
-    torch.testing.assert_close(losses[0], losses[1])
 
 
 def test_a_receive_leaves_the_bias_alone_and_unsampled_clients_keep_theirs():

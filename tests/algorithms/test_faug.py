@@ -111,25 +111,3 @@ def test_a_round_by_hand(width):
             sgd.step()
         locals_.append(local)
     assert_weights(server.state["weights"], mean(locals_, [1 / 3] * 3), atol=2e-6)
-
-
-def test_what_is_made_is_of_its_class():
-    people = population((60, 60, 60))
-    server = run(
-        FAug(seed_examples=20, generated_examples=60, noise=2, hidden=32, server_lr=5e-3, server_steps=600),
-        people,
-        net(),
-        rounds=1,
-    )
-    x, y = (torch.cat(parts) for parts in zip(*(data(people, i) for i in range(3)), strict=True))
-    centres = torch.stack([x[y == c].mean(0) for c in range(3)])
-    made = server.fleet.states[0]["generated"]
-    right, real = (
-        (torch.cdist(inputs, centres).argmin(1) == classes).float().mean().item()
-        for inputs, classes in ((made["x"], made["y"]), (x, y))
-    )
-    assert right > real - 0.1 > 0.5
-
-
-def test_clients_weigh_by_all_that_they_train_on():
-    assert FAug(generated_examples=30).weight(None, 12) == 42

@@ -32,18 +32,6 @@ def at_work(algorithm, **changes):
     return ctx, algorithm.broadcast(ctx, algorithm.init(ctx) | {"pseudo": torch.randn(5, 6)})
 
 
-def test_contrast_of_ones_and_of_no_second_temperature():
-    torch.manual_seed(0)
-    features, other = torch.randn(5, 8), torch.randn(5, 8)
-    without = small(projector=False, tau1=2.0, tau2=0.0)
-    ctx, _ = at_work(without)
-    work = {"received_features": features}
-    value = without.contrast(ctx, work, {}, features, other)  # s⁺ = 1, and s⁻ no longer matters
-    assert value.item() == pytest.approx(np.log1p(np.exp(-2)), rel=1e-6)
-    both = small(projector=False)
-    assert both.contrast(ctx, work, {}, features, features).item() == pytest.approx(np.log(2), rel=1e-6)
-
-
 def test_local_batch_norm_belongs_to_the_received_extractor():
     ctx, down = at_work(small(), batch_norm="local")
     own = {name: value + 1 for name, value in net().state_dict().items() if name.startswith("body.1.")}

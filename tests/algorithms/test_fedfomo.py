@@ -11,7 +11,6 @@ from helpers.reference import CLIENTS, assert_weights, descend, plan, population
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.core.trees import tree_map
-from rayfed.data.clients import Examples
 from rayfed.engine.device_data import client_data, divide
 
 SHARE = 0.5
@@ -157,17 +156,6 @@ def test_an_unseen_client_that_rates_no_model_above_0_starts_from_their_mean():
     assert all(torch.equal(alone[name], client["weights"][name]) for name in alone)
 
 
-def test_the_validation_part_has_no_say_in_training():
-    people = population()
-    none = Examples(np.zeros((0, 6), np.float32), np.zeros(0, np.int64))
-    others = replace(people, clients=tuple(replace(client, val=none) for client in people.clients))
-    first, second = (
-        run(FedFomo(models=2), p, plain_net(), rounds=3, steps=5).state["ratings"] for p in (people, others)
-    )
-    assert torch.equal(first, second)
-    assert not torch.equal(first, torch.eye(3))
-
-
 def test_nobody_trains_on_the_examples_that_rate():
     """Of 8, 12 and 20 examples, a share of 0.25 rates; the records count and score the other 6, 9 and 15."""
     people = population()
@@ -184,17 +172,3 @@ def test_nobody_trains_on_the_examples_that_rate():
         rows = np.concatenate([train.x, held_out.x])
         assert sorted(map(tuple, rows)) == sorted(map(tuple, client.train.x))
         assert not np.array_equal(held_out.x, divide(client, 0.25, 1).held_out.x)
-
-
-def test_models_that_are_no_better_leave_the_own_one_as_it_is():
-    people = people_twice_as_many()
-    server = run(fomo(), people, plain_net(), rounds=1)
-    ctx = server.ctx.at(client=0, data=client_data(people, 0, server.ctx.task, held_out_share=SHARE))
-    client = server.fleet.states[0]
-    worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
-    work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
-    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
-    assert work["ratings"][0] == work["ratings"][1] < 0  # as it is: only the mixture has no use for it
-    work = server.algorithm.start(ctx, client, {"models": [worse, client["weights"]]})
-    assert work["ratings"][0] < 0 < work["ratings"][1]
-    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])

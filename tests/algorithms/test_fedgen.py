@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, LR, data, plan, population, run
+from helpers.reference import CLIENTS, LR, data, plan, population
 from rayfed.algorithm import Replies, Reply
-from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, draw_classes
 from rayfed.core.network import weights_of
 from rayfed.core.task import Batch
@@ -100,29 +99,3 @@ def test_what_is_sent_and_when():
     assert records[2].bytes_down == {"weights": 3 * nbytes(weights)} | generator
     counts = sum(torch.bincount(torch.from_numpy(c.train.y), minlength=3) for c in people.clients)
     assert torch.equal(server.state["counts"], counts.float())
-
-
-def test_under_dbe_generated_features_meet_the_head_without_bias():
-    people, algorithm = population(), DBE(base=small(), kappa=0.0)
-    ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu")
-    base = algorithm.base
-    assert base.head(ctx.task) == set(HEAD)
-    torch.manual_seed(0)
-    down = {
-        "weights": {name: v for name, v in ctx.task.initial_weights().items() if name not in ctx.task.personal_names},
-        "generator": ctx.task.modules["generator"].draw_weights(),
-        "counts": torch.ones(3),
-    }
-    batch = Batch(*data(people, 0))
-    losses = []
-    for bias in (0.0, 3.0):
-        client = {"weights": {"dbe.bias": torch.full((8,), bias)}}
-        weights = algorithm.start(ctx, client, down)["weights"]
-        torch.manual_seed(1)
-        whole, _ = base.loss(ctx, weights, {}, down, batch)
-        alone, _ = base.loss(ctx, weights, {}, only(down, ("weights",)), batch)
-        losses.append((whole - alone).item())
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    server = run(DBE(base=small(), kappa=1.0), people, net())
-    assert server.state["consensus"].shape == (8,)
-    assert int(server.state["rounds"]) == 2

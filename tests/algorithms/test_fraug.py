@@ -10,7 +10,7 @@ from torch import nn
 from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.fraug import FRAug, Generator, RTNet, cycled_classes, entropy, mmd, update_prototypes
+from rayfed.algorithms.fraug import FRAug, Generator, RTNet, cycled_classes, entropy, mmd
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
@@ -58,21 +58,6 @@ def test_mmd_vectors():
 def test_entropy_is_positive_and_in_nats():
     assert entropy(torch.tensor([[2.0, 0.0, -1.0]])).item() == pytest.approx(0.52427, abs=1e-5)
     assert entropy(torch.zeros(2, 4)).item() == pytest.approx(math.log(4))
-
-
-def test_strength_grows_to_one_and_is_one_without_interpolation():
-    ctx = blueprint(small(), blobs(), rounds=200).context(blobs(), "cpu")
-    assert small().strength(ctx.at(round=1)) == pytest.approx(0.135, abs=5e-4)
-    assert small().strength(ctx.at(round=200)) == pytest.approx(math.exp(-0.01))
-    assert small(interpolate=False).strength(ctx.at(round=1)) == 1.0
-
-
-def test_prototypes_by_hand():
-    prototypes, seen = torch.tensor([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([True, True, False])
-    features, y = torch.tensor([[3.0, 1.0], [5.0, 3.0], [2.0, 8.0]]), torch.tensor([0, 0, 2])
-    after = update_prototypes(prototypes, seen, features, y, 0.3)
-    # class 0: 0.7·1 + 0.3·(3+5)/2 = 1.9 and 0.7·1 + 0.3·(1+3)/2 = 1.3; class 1 absent; class 2 new, so its mean
-    torch.testing.assert_close(after, torch.tensor([[1.9, 1.3], [5.0, 5.0], [2.0, 8.0]]))
 
 
 def test_classes_go_round_and_leave_out_unseen_ones():
@@ -172,14 +157,6 @@ def test_several_clients_at_once_train_as_one_after_the_other(options):
     torch.testing.assert_close(one, many, atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
     for i in ones:
         torch.testing.assert_close(ones[i], manies[i], atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
-
-
-def test_a_model_without_batch_norm_has_no_local_part():
-    server, _ = run(small(), model=net(batch_norm=False))
-    assert set(server.state["weights"]) == set(net(batch_norm=False).state_dict())
-    assert server.fleet.states[0]["weights"] == {}
-    model = server.algorithm.global_model(server.ctx, server.state)
-    assert equal(model, server.state["weights"])
 
 
 # Plain noise in the networks' place

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.moon import Moon, contrast
 from rayfed.core.errors import UsageError
@@ -76,17 +76,6 @@ def test_three_rounds_by_hand(widths, batch_norm, tau):
     assert not any(torch.equal(server.state["weights"][name], first.state_dict()[name]) for name in new)
 
 
-def test_by_default_there_is_the_head_of_the_authors_code_and_without_widths_none():
-    weights = run(Moon(), population(), net(), rounds=1).state["weights"]
-    shapes = {name: tuple(w.shape) for name, w in weights.items() if name.startswith(("projection.", "head."))}
-    assert {name: shape for name, shape in shapes.items() if len(shape) == 2} == {
-        "projection.0.weight": (8, 8),
-        "projection.2.weight": (256, 8),
-        "head.weight": (3, 256),
-    }
-    assert set(run(Moon(widths=[]), population(), net(), rounds=1).state["weights"]) == set(net().state_dict())
-
-
 class Deep(nn.Module):
     """Its method `head` has two layers; for inputs of several dimensions, the last one is that of the layers."""
 
@@ -126,24 +115,6 @@ def test_the_term_in_numbers():
     # feature maps count as long vectors
     maps = [t.view(1, 2, 1, 1) for t in (right, right, up)]
     assert contrast(*maps, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
-
-
-def test_a_late_first_visit_has_the_initial_model_for_its_previous_one():
-    people, model = population(), net()
-    seed = next(s for s in range(99) if len(set(cohorts(Moon(widths=[]), people, model, s))) == 2)
-    first, second = cohorts(Moon(widths=[]), people, model, seed)
-    server = run(Moon(mu=2.0, widths=[]), people, model, steps=3, cohort=1, seed=seed)
-    common = descend(model, *data(people, first), 3)  # round 1: of one client, and as FedAvg
-    trained = descend(common, *data(people, second), 3, loss=contrastive(common, model, 2.0, 0.5))
-    assert_weights(server.state["weights"], trained)
-    plain = descend(common, *data(people, second), 3)
-    assert not torch.allclose(trained.fc.weight, plain.fc.weight, atol=1e-5)
-
-
-def cohorts(algorithm, people, model, seed):
-    """Who takes part in rounds 1 and 2 of one client each."""
-    server, _ = simulate(plan(algorithm, people, model, cohort=1, rounds=0, seed=seed), people, points=("trained",))
-    return [server.sample(number)[0] for number in (1, 2)]
 
 
 def test_with_local_batch_norm_the_received_model_has_the_clients_layers():

@@ -86,20 +86,3 @@ def test_the_personal_model_beside_it_is_left_alone(name):
     _, with_it = one_step(base, KAPPA, **now)
     assert all(torch.equal(with_it["model"][k], without["model"][k]) for k in without["model"])
     assert not torch.equal(before["model"][BODY], without["model"][BODY])
-
-
-def test_fedrods_personal_head_is_left_alone():
-    before, without = one_step(FedRoD(), 1e-30)
-    _, with_it = one_step(FedRoD(), KAPPA)
-    own = [name for name in without["weights"] if name.startswith("personal.")]
-    assert own
-    assert all(torch.equal(with_it["weights"][name], without["weights"][name]) for name in own)
-    assert not torch.equal(before["weights"]["personal.fc.weight"], without["weights"]["personal.fc.weight"])
-
-
-@pytest.mark.parametrize(
-    ("base", "now"), [(FedBABU(), {"phase": "personal", "stage": "final"}), (FedRep(), {"phase": "head"})]
-)
-def test_phases_that_train_nothing_for_the_server_are_left_alone(base, now):
-    trained = [one_step(base, kappa, **now)[1]["weights"] for kappa in (1e-30, KAPPA)]
-    assert all(torch.equal(trained[0][name], trained[1][name]) for name in (BODY, HEAD))

@@ -8,7 +8,6 @@ import torch
 
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithm import Phase
 from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.core.optim import SGD, Adam
 from rayfed.engine.fleet import LocalFleet
@@ -48,15 +47,6 @@ def test_two_rounds_of_fedrep_by_hand(name):
         assert_weights(state["weights"], models[i], atol=atol)
 
 
-def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
-    people = population()
-    for head_epochs, body_epochs in ((1, None), (4, 2)):
-        algorithm = FedRep(head_epochs=head_epochs, body_epochs=body_epochs, adapted="both")
-        ctx = plan(algorithm, people, net()).context(people, "cpu").at(local=Phase("train", epochs=10))
-        assert algorithm.adaptation.phases(ctx) == (Phase("head", epochs=head_epochs), Phase("body", epochs=10))
-        assert replace(algorithm, adapted="head").adaptation.phases(ctx) == (Phase("head", epochs=10),)
-
-
 @pytest.mark.parametrize(("adapted", "moves"), [("head", False), ("both", True)])
 def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
     people = replace(population(), unseen_clients=1)
@@ -76,19 +66,6 @@ def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
         s.value for s in record.scores if s.unseen and (s.split, s.point, s.metric) == ("test", "adapted", "loss")
     )
     assert found == pytest.approx(expected.item(), abs=1e-6)
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_kept_moments_are_those_of_each_part(keep):
-    people = population()
-    optimizer = SGD(lr=LR, momentum=0.9)
-    server = run(FedRep(), people, net(batch_norm=False), optimizer=optimizer, keep_optimizer=keep)
-    states = server.fleet.states
-    assert ("optimizer" in states[0]) is keep
-    if keep:
-        assert set(states[0]["optimizer"]["head"]["momentum"]) == set(HEAD)
-        assert not set(states[0]["optimizer"]["body"]["momentum"]) & set(HEAD)
-        assert states[0]["optimizer"]["body"]["momentum"]["body.0.weight"].abs().max() > 0
 
 
 CHANGES = {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.1)}  # decay must leave the head alone, too

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.ditto import Ditto
@@ -16,7 +16,6 @@ from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.algorithms.personal_heads import FedPer, FedRep
 from rayfed.algorithms.pfedme import PFedMe
-from rayfed.core.optim import SGD
 from rayfed.core.trees import nbytes, without
 
 HEAD = ("fc.weight", "fc.bias")
@@ -119,20 +118,3 @@ def test_it_is_fedavg_with_local_batch_norm_whatever_the_policy(policy):
     people = population()
     fedavg = run(FedAvg(), people, net(), batch_norm="local", rounds=2)
     assert run(FedBN(), people, net(), batch_norm=policy).state_hash() == fedavg.state_hash()
-
-
-@pytest.mark.parametrize("keep", [None, False])
-def test_momentum_goes_on_over_rounds_unless_told_otherwise(keep):
-    people, model = population(), net()
-    optimizer = SGD(lr=LR, momentum=0.9)
-    states = run(Solo(), people, model, steps=3, rounds=2, optimizer=optimizer, keep_optimizer=keep).fleet.states
-
-    def momentum(parameters):
-        return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
-
-    x, y = data(people, 0)
-    if keep is None:
-        alone = descend(model, x, y, 6, optimizer=momentum)
-    else:
-        alone = descend(descend(model, x, y, 3, optimizer=momentum), x, y, 3, optimizer=momentum)
-    assert_weights(states[0]["weights"], alone)

@@ -72,17 +72,6 @@ def test_three_rounds_of_ditto_by_hand(batch_norm, ours, theirs):
         assert_weights(state["model"], personal[i], atol=2e-5)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_kept_moments_of_ditto_are_of_both_models(keep):
-    people = population()
-    server = run(Ditto(), people, net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1, keep_optimizer=keep)
-    state = server.fleet.states[0]
-    assert ({"optimizer", "model_optimizer"} <= set(state)) is keep
-    if keep:
-        pair = [state[key]["momentum"]["fc.weight"] for key in ("optimizer", "model_optimizer")]
-        assert all(moment.abs().max() > 0 for moment in pair)
-
-
 OPTIONS = {"lam": 3.0, "inner_steps": 2, "personal_lr": 0.05, "decay": 0.01}
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.algorithm_cases import CASES, everything, finished, plan_of
+from helpers.algorithm_cases import everything
 from helpers.federations import Point, blueprint, net, quadratic, quadratics, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
-from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.fedavg import FedAvg
@@ -110,16 +109,6 @@ def two_rounds(people, first, second):
     servers[1].fleet.load(dict(servers[0].fleet.states).items())
     list(servers[1].run())
     return servers[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_schedule_changes_what_every_method_that_trains_ends_with(name):
-    case = CASES[name]
-    constant, scheduled = (
-        finished(plan_of(case, schedule=schedule, rounds=2)).state_hash() for schedule in (LrSchedule(), HALVING)
-    )
-    assert constant != scheduled
 
 
 def test_clipping_is_that_of_torch():

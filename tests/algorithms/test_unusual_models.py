@@ -128,10 +128,3 @@ def test_methods_train_whole_models_or_declare_that_they_split(name):
     )
     assert records
     assert "w" in plan.blueprint.context(plan.population, "cpu").task.trainable
-
-
-def test_wrappers_need_what_their_base_needs():
-    bases = {"fedavg": False, "moon": True}
-    for base, needs in bases.items():
-        for depth in ({"name": "mixup", "base": base}, {"name": "mixup", "base": {"name": "mixup", "base": base}}):
-            assert Config.read({"algorithm": depth}).algorithm.needs_split is needs

@@ -136,15 +136,6 @@ def test_what_neither_the_cache_nor_memory_can_hold_is_refused(unusable):
     assert "\n" not in str(raised.value)
 
 
-def test_a_folder_that_is_only_readable_serves_what_it_has(home):
-    get(Counting())
-    (lock,) = home.glob("*.lock")
-    lock.unlink()
-    lock.mkdir()  # nobody can lock, which a reader need not
-    get(fill := Counting())
-    assert fill.calls == 0
-
-
 def test_the_disk_s_room_is_taken_before_the_array_is_filled():
     def fill(array):
         used = 512 * Path(array.filename).stat().st_blocks

@@ -80,18 +80,6 @@ def test_no_digit_is_on_two_sides(root, name, partition, chosen):
         assert len(held) == len(dataset)
 
 
-def test_half_of_the_digits_train_each_domain_and_the_same_ones_test_both(root):
-    """By hand: of 400 digits 320 train, of which the first 160 in MNIST and the last 160 in MNIST-M, and 80 test."""
-    dataset, _ = load_partitioned("digits5", {**options("digits5", root), "share": 0.5})
-    found = [
-        [set(dataset.index[(dataset.domain == domain) & (dataset.is_test == is_test)]) for is_test in (False, True)]
-        for domain in (0, 1)
-    ]
-    assert [[len(side) for side in sides] for sides in found] == [[160, 80], [160, 80]]
-    assert found[0][1] == found[1][1]
-    assert not found[0][0] & found[1][0]
-
-
 @pytest.mark.parametrize("name", ["mnist_m", "digits5"])
 def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, name):
     dataset, parts = load_partitioned(name, options(name, root), None, {}, "mnist_m")

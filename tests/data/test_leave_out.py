@@ -9,7 +9,6 @@ from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import Solo
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
-from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.loading import check_rows, dataset_without_domain, load, population_without_domain
 from rayfed.data.user_clients import user_population
 
@@ -21,11 +20,6 @@ def toy(**more):
     domain = np.repeat(np.arange(3, dtype=np.int16), 2)
     given = {"domain": domain, "domains": ("a", "b", "c"), **more}
     return Dataset.of("toy", np.arange(6, dtype=np.float32)[:, None], np.zeros(6, int), **given)
-
-
-def test_nobody_holds_the_domain_and_its_own_choice_is_replaced():
-    assert dataset_without_domain(toy(), "b").rows().tolist() == [0, 1, 4, 5]
-    assert dataset_without_domain(toy(ood=("a",)), "b").rows().tolist() == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize("partition", [("domains", {}), ("iid", {"clients": 3}), ("dirichlet", {"clients": 2})])
@@ -73,12 +67,6 @@ def test_empty_parts_of_own_clients_change_no_dtype():
     given[1] |= {"train": empty, "test": empty}
     with pytest.raises(UsageError, match=r"^leave_out=b: its clients have no examples to score$"):
         population_without_domain(user_population(given), "b")
-
-
-def test_a_domain_without_examples_cannot_be_scored():
-    dataset = dataset_without_domain(toy(domains=("a", "b", "c", "none")), "none")
-    with pytest.raises(UsageError, match=r"^dataset toy: none, which is left out, has no examples to score$"):
-        unheld_rows(dataset, [], "none")
 
 
 @pytest.mark.parametrize("points", [["downloaded"], ["trained"]])

@@ -13,8 +13,6 @@ from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.population import population_hash
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
 
 OWN = """
     from dataclasses import dataclass
@@ -128,17 +126,6 @@ def test_labels_that_are_no_classes_are_refused(labels, words):
     with pytest.raises(UsageError, match=f"^dataset own: {words}"):
         Dataset.of("own", np.zeros((4, 3), np.float32), labels)
     assert Dataset.of("own", np.zeros((4, 3), np.float32), np.array([0.0, 1, 2, 0])).labels.dtype == np.int64
-
-
-def test_inputs_of_a_type_that_the_model_does_not_take_are_refused(own):
-    options = {"data": {"name": "my_lines:Faulty", "fault": "flags"}, "model.name": "mlp", "local.batch_size": 2}
-    partition = {"partition": {"name": "iid", "clients": 2}}
-    words = "which are bool.*; give them as float32, or choose another model"
-    with pytest.raises(UsageError, match=rf"^model.name=mlp: fails on inputs of flags, {words}"):
-        make_plan(Config.read(options, partition))
-    part = np.zeros((4, 3), bool), np.arange(4) % 2
-    with pytest.raises(UsageError, match=r"^model.name=mlp: fails on inputs of clients, which are bool"):
-        make_plan(Config.read({"model.name": "mlp", "local.batch_size": 2}), clients=[{"train": part, "test": part}])
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,6 @@ def test_a_client_that_is_not_as_declared_is_named_when_it_is_made(clients, mess
         population(make=lambda number: clients(number) if number == 1 else make(number)).clients[1]
 
 
-def test_the_number_of_classes_is_needed():
-    with pytest.raises(UsageError, match="num_classes"):
-        user_population(rayfed.Clients(SIZES, make))
-
-
 def test_a_client_that_fails_in_a_round_ends_the_run_with_its_number(tmp_path):
     def fails(number):
         if number == 3 and number in asked:
@@ -136,17 +131,6 @@ def test_a_client_that_fails_in_a_round_ends_the_run_with_its_number(tmp_path):
     asked = set()
     with pytest.raises(UsageError, match=r"make\(3\) failed: OSError: disk"):
         rayfed.run(**SHORT, clients=rayfed.Clients(SIZES, fails), results=str(tmp_path))
-
-
-def test_a_selection_keeps_the_clients_numbers():
-    made = population(domains=["a", "b", "a", "c"]).clients
-    chosen = made.select([3, 1])
-    assert ([chosen.id(i) for i in range(2)], chosen.domain_names()) == ([3, 1], ["b", "c"])
-    assert chosen.place(1) == 1
-    np.testing.assert_array_equal(chosen[0].train.x, make(3)["train"][0])
-    assert [client.id for client in chosen.renumbered()] == [0, 1]
-    with pytest.raises(KeyError):
-        chosen.place(2)
 
 
 @pytest.mark.parametrize("partition", [{"test": 0.2}, {"test": None}, {"test": 0.0, "validation": 0.0}])

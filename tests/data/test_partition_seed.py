@@ -1,20 +1,15 @@
 """The seed of a partition: it follows that of the run where the partition draws who holds what."""
 
-import dataclasses
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import ClientRows
-from rayfed.data.loading import build_data, load
-from rayfed.data.partitions import PARTITIONS
+from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.plan_data import data_key
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 
@@ -37,32 +32,6 @@ def test_follows_the_run_unless_the_data_say_who_holds_what(name, options, follo
     pinned = [load("mini_digits", DATA, name, options | {"seed": seed}, seed=5).partition_hash for seed in (0, 1)]
     assert hashes == (pinned if follows else [pinned[0], pinned[0]])
     assert pinned[0] != pinned[1]
-
-
-def test_every_partition_has_the_seed_of_the_run_or_zero():
-    of_the_data = {"domains", "natural", "file"}
-    for name in PARTITIONS:
-        options = {"file": "x"} if name == "file" else {}
-        expected = 0 if name in of_the_data else 7
-        assert build_data("mini_digits", {}, name, options, 7)[1].seed == expected, name
-        assert build_data("mini_digits", {}, name, {**options, "seed": 3}, 7)[1].seed == 3
-
-
-@dataclass(frozen=True)
-class Halves:
-    """A partition of one's own that draws nothing and has no seed."""
-
-    def split(self, dataset):
-        rows = dataset.rows(is_test=False)
-        none = np.empty(0, int)
-        return [ClientRows(k, "all", rows[k::2], none, none) for k in range(2)]
-
-
-def test_a_partition_without_a_seed_is_left_alone():
-    options = {"data": DATA, "partition.name": f"{__name__}:Halves", "seed": 3}
-    assert "seed" not in {field.name for field in dataclasses.fields(Halves)}
-    keys = [data_key(Config.read(options, {"seed": seed})) for seed in (0, 1)]
-    assert keys[0] == keys[1]
 
 
 def test_the_seed_that_was_used_is_recorded(tmp_path, monkeypatch):

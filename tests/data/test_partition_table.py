@@ -13,7 +13,7 @@ from helpers.published_data import SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.file import partition_hash, save
-from rayfed.data.partitions.summary import class_counts, describe
+from rayfed.data.partitions.summary import describe
 
 main = command("partition")
 
@@ -103,17 +103,6 @@ class TestHash:
         other = dataclasses.replace(dataset, index=dataset.index[::-1])
         assert partition_hash(other, [first, second, third]) not in hashes
 
-    def test_of_own_clients_what_they_hold_is_recorded(self, tmp_path):
-        import rayfed
-
-        hashes = []
-        for value in (0.0, 0.0, 1.0):
-            x, y = np.full((4, 3), value, np.float32), np.zeros(4, int)
-            config = {"model.name": "mlp", "rounds": 1, "local.batch_size": 2, "results": str(tmp_path)}
-            hashes += rayfed.run(config, clients=[{"train": (x, y), "test": (x, y)}]).trials["partition_hash"].tolist()
-        assert hashes[0] == hashes[1] != hashes[2]
-        assert all(len(found) == 12 for found in hashes)
-
 
 def test_table():
     options = {"domains": ["plain", "font"], "per_domain": 50}
@@ -125,14 +114,6 @@ def test_table():
         "server  font                  50  0 1 2 3 4 5 6 7 8 9 (ood)",
         f"partition {load('mini_digits', options, leave_out='font').partition_hash}",
     ]
-
-
-class TestCounts:
-    def test_rows_that_are_trained_on_or_validated_with(self):
-        dataset = dataclasses.replace(toy(20), labels=np.arange(20) % 3 + 1, num_classes=5)
-        parts = split("domains", dataset, validation=0.25)
-        # LazyRows 0..9 without 0 and 5 have classes 2 3 1 2 / 1 2 3 1; rows 10..19 without 10 and 15 3 1 2 3 / 2 3 1 2.
-        assert class_counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
 
 
 class TestCommand:

@@ -8,7 +8,6 @@ import pytest
 
 from helpers.partitions import OWNED, split, toy
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset
 from rayfed.data.partitions.base import draw_until
 
 
@@ -70,16 +69,6 @@ def test_a_client_by_nature_is_of_the_domain_of_its_rows():
     assert [part.domain for part in parts[:2]] == ["client-5", "client-6"]
 
 
-def test_domains_keep_the_test_examples_of_the_dataset():
-    dataset = toy()
-    parts = split("domains", dataset, clients_per_domain=2)
-    assert [(part.id, part.domain) for part in parts] == [(0, "left"), (1, "left"), (2, "right"), (3, "right")]
-    assert {(len(part.train), len(part.val), len(part.test)) for part in parts} == {(216, 24, 60)}
-    for part in parts:
-        assert dataset.is_test[part.test].all()
-        assert not dataset.is_test[np.concatenate([part.train, part.val])].any()
-
-
 def test_a_domain_that_nobody_holds_is_dealt_to_nobody():
     dataset = toy(ood=("left",))
     assert [part.domain for part in split("domains", dataset)] == ["right"]
@@ -97,43 +86,6 @@ def test_shares_round_as_the_published_splits_do():
     assert [len(rows) for rows in part[2:]] == [100, 0, 0]
     (part,) = split("iid", toy(100), clients=1, validation=0.29, test=0.0)
     assert len(part.val) == 29  # 0.29 x 100 is 28.999… in floats
-
-
-def classes_per_client(parts, dataset):
-    return np.mean([len(np.unique(dataset.labels[np.concatenate(part[2:])])) for part in parts])
-
-
-def test_alpha_sets_how_many_classes_a_client_has():
-    dataset = Dataset.of("even", np.zeros((6000, 1), np.float32), np.arange(6000) % 10)
-    for name in ("dirichlet", "lda"):
-        found = [classes_per_client(split(name, dataset, alpha=a), dataset) for a in (0.05, 0.5, 100)]
-        assert found[0] < found[1] - 1 < found[2] - 1
-        assert found[2] > 9
-
-
-def test_equal_clients_are_equal_and_the_prior_base_leaves_one_or_two_classes():
-    dataset = toy(10000)
-    prior = split("lda", dataset, clients=10, alpha=0.1, base="prior", test=0.0, validation=0.2)
-    assert {(len(part.train), len(part.val), len(part.test)) for part in prior} == {(800, 200, 0)}
-    ones = split("lda", dataset, clients=10, alpha=0.1, base="ones")
-    assert classes_per_client(prior, dataset) < classes_per_client(ones, dataset)
-    assert classes_per_client(prior[:5], dataset) <= 2  # later clients also take what others have left
-
-
-def test_no_client_is_far_above_its_equal_share():
-    """The rule of PFLlib's splits: who has an equal share gets no more of the classes that follow."""
-    dataset = toy(6000)
-    share, largest_class = 6000 / 20, max(np.bincount(dataset.labels))
-    for part in split("dirichlet", dataset, seed=4):
-        assert 40 <= sum(map(len, part[2:])) < share + largest_class
-
-
-def test_draws_end_soon_where_no_draw_can_do():
-    with pytest.raises(UsageError) as caught:
-        split("dirichlet", toy(), clients=100, alpha=0.001, min_size=5)
-    message = str(caught.value)
-    for fact in ("alpha=0.001", "in 20 draws", "of 100 clients", "min_size=5", "the smallest at most 0"):
-        assert fact in message
 
 
 def test_a_draw_that_rarely_does_is_repeated():
@@ -220,21 +172,6 @@ def test_clients_hold_groups_of_classes_and_are_tested_on_them_or_on_the_others(
         assert not set(dataset.labels[part.test]) & classes
     tested = np.concatenate([part.test for part in away])
     assert sorted(tested) == np.flatnonzero(dataset.is_test).tolist()
-
-
-def test_groups_of_classes_that_nobody_has_are_refused():
-    with pytest.raises(UsageError, match=r"groups=11: toy has only 10 classes"):
-        split("classes", toy(), groups=11)
-    with pytest.raises(UsageError, match=r"domain left of toy has no example of 0\.\.0"):
-        split("classes", toy(), groups=10)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_class_without_examples_is_dealt_to_nobody_without_a_division_by_zero():
-    """With one client it is full before the last class comes."""
-    dataset = toy(num_classes=11)
-    (part,) = split("dirichlet", dataset, clients=1)
-    assert sum(map(len, part[2:])) == 1200
 
 
 @pytest.mark.parametrize(

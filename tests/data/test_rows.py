@@ -58,15 +58,6 @@ def test_an_index_selects_what_it_selects_of_an_array(index):
     np.testing.assert_array_equal(rows[index], expected[index])
 
 
-def test_whoever_takes_them_for_an_array_gets_one():
-    rows = as_lazy_rows(mapped())
-    np.testing.assert_array_equal(np.concatenate([rows, rows]), np.concatenate([WHOLE, WHOLE]))
-    assert np.asarray(rows, np.float32).dtype == np.float32
-    assert [image.sum() for image in rows] == [image.sum() for image in WHOLE]
-    with pytest.raises(ValueError, match="copied"):
-        np.array(rows, copy=False)
-
-
 @pytest.mark.parametrize("part", [np.s_[:], np.s_[10:], np.s_[10:40], np.s_[3:4]])
 def test_part_of_a_mapped_array_lies_where_it_does(part, tmp_path):
     np.testing.assert_array_equal(as_lazy_rows(mapped()[part])[:], WHOLE[part])

@@ -7,18 +7,8 @@ import pytest
 from helpers.text_and_sensors import NEWS, write_har, write_news
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
-from rayfed.data.sets.ag_news import AgNews, vocabulary, words
+from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
-
-
-class TestTokens:
-    def test_words_of_an_english_text(self):
-        assert words('He said: "It\'s (not) over," <br />Mr. X; why?! #39;') == [
-            "he", "said", "it", "'", "s", "(", "not", ")", "over", ",", "mr", ".", "x", "why", "?", "!", "#39",
-        ]  # fmt: skip
-
-    def test_the_most_frequent_words_have_numbers_from_two(self):
-        assert vocabulary(["b a b", "c a", "d"], 5) == {"a": 2, "b": 3, "c": 4}  # a and b twice; c before d
 
 
 class TestAgNews:

@@ -1,7 +1,5 @@
 """Metrics switched on by the configuration: what arrives in the tables, and that nothing else changes."""
 
-import time
-
 import pandas as pd
 import pytest
 import torch
@@ -17,7 +15,6 @@ from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
 from rayfed.engine.scoring import DueMetrics
 from rayfed.experiments.config import Config
-from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
 from rayfed.metrics.representations import collect_representations
 from rayfed.models.split_model import SplitModel
@@ -132,17 +129,6 @@ def test_gradient_norm_is_that_of_the_final_model(tmp_path, splits):
     assert rows["value"].item() == pytest.approx(norm.item(), rel=1e-4)
 
 
-def test_gradient_norm_is_of_the_clients_of_the_round_where_these_are_scored(tmp_path):
-    """Of two clients a round, in domains d0, d1, d0, d1."""
-    config = {"metrics": {"gradient_norm": {"every": 1}}, "evaluate.clients": "selected", "cohort": 2, "rounds": 6}
-    found = run(tmp_path, config).metrics
-    scored = found[(found["metric"] == "accuracy") & (found["split"] == "val")]
-    norms = found[found["metric"] == "gradient_norm"]
-    examples = scored.groupby(["round", "domain"])["n"].sum()
-    assert norms.groupby(["round", "domain"])["n"].sum().to_dict() == examples.to_dict()
-    assert set(scored.groupby("round")["client"].nunique()) == {2}
-
-
 @pytest.mark.parametrize(("every", "rounds"), [(None, [4]), (2, [2, 4])])
 def test_metrics_that_come_once_look_at_the_models_after_the_final_stage(tmp_path, every, rounds):
     """FedBABU fine-tunes in round R + 1; the models after local training are those of round R."""
@@ -153,25 +139,6 @@ def test_metrics_that_come_once_look_at_the_models_after_the_final_stage(tmp_pat
     assert at["frechet", "downloaded"] == at["frechet", "global"] == at["gradient_norm_mean", "global"] == rounds
     assert at["frechet", "trained"] == ([3] if every is None else [2, 3])
     assert at["ece", "downloaded"] == [1, 2, 3, 4]
-
-
-def test_seconds_of_metrics_of_trained_models_are_those_of_evaluation(tmp_path, monkeypatch):
-    def slow(self, groups, classes, seed):
-        time.sleep(0.3)
-        return ()
-
-    monkeypatch.setattr(Frechet, "measure", slow)
-    seconds = run(tmp_path, {"metrics": {"frechet": True}, "evaluate.points": ["trained"], "rounds": 1}).rounds.iloc[0]
-    assert seconds["seconds_evaluate"] >= 0.3
-    parts = [name for name in seconds.index if name.startswith("seconds_") and name != "seconds_total"]
-    assert sum(seconds[name] for name in parts) <= seconds["seconds_total"]
-
-
-def test_unseen_clients_have_metrics_of_predictions(tmp_path):
-    result = run(tmp_path, {"metrics": {"ece": True, "mdl": ALL["mdl"]}, "unseen_clients": 1})
-    late = result.metrics[result.metrics["unseen"]]
-    assert set(late["metric"]) == {"accuracy", "loss", "ece"}
-    assert set(result.metrics[result.metrics["metric"] == "mdl"]["client"]) == {-1}
 
 
 def collected(model, layers, algorithm=None, weights=None):
@@ -249,7 +216,3 @@ def test_a_client_sends_its_share_of_representations_and_no_more():
     assert len(part) > len(item.z) == len(item.y) == 6
     (other,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), "global", part, 1)
     assert not torch.equal(item.z, other.z)  # a random sample, drawn by the seed
-
-
-def test_switched_off():
-    assert Config.read({"metrics": {"ece": True, "mdl": False}}).tree()["metrics"] == {"ece": {"every": 1, "bins": 15}}

@@ -67,17 +67,6 @@ def test_size_and_split(name, options, shape, classes, count, feature_shape):
     assert any(name.startswith("head.") for name in model.state_dict())
 
 
-def test_building_leaves_the_model_in_training_mode_with_untouched_statistics():
-    model = build_model("torchvision", {"arch": "mobilenet_v3_small"}, (3, 32, 32), 10)
-    assert all(part.training for part in model.modules())
-    assert all(int(value) == 0 for name, value in model.state_dict().items() if name.endswith("num_batches_tracked"))
-
-
-def test_small_stem_keeps_small_images_at_full_size():
-    model = build_model("resnet18", {"small_stem": True, "split": "stem"}, (1, 32, 32), 10)
-    assert model.feature_shape == (64, 32, 32)
-
-
 def test_width_of_the_projection_and_its_predictor():
     model = build_model("mlp", {"projection": 16, "hidden": [12]}, (5,), 3)
     projection = 12 * 16 + 16 + 2 * (16 * 16 + 16) + 3 * 2 * 16  # three linear layers, three batch norms

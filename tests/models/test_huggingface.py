@@ -112,19 +112,6 @@ def test_dropout_is_drawn_from_keyed_streams_also_after_a_journey(plan):
     assert not other
 
 
-@pytest.mark.ray
-def test_hosts_get_the_model_and_compute_the_same_bits(sources, tmp_path):
-    values = {"model.name": "huggingface", "model.source": sources["encoder"], "results": str(tmp_path), "rounds": 2}
-    values |= {"model.lora": {"rank": 2, "dropout": 0.5}, "local.precision": "bf16", "placement.cpus": 0.5}
-    alone, spread = (
-        rayfed.run(
-            values | {"placement.hosts": hosts, "experiment": f"on{hosts}"}, clients=texts(20, 30, 40), quiet=True
-        )
-        for hosts in (0, 2)
-    )
-    assert alone.weights_hash == spread.weights_hash
-
-
 def test_positions_with_padding_are_masked(sources):
     model = build_model("huggingface", {"source": sources["encoder"]}, (LENGTH,), 2, torch.int64).eval()
     x = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 6, 7, 8], [0] * 6])
@@ -186,13 +173,6 @@ def test_refusals_are_one_line(plan, changes, message):
     with pytest.raises(UsageError, match="^" + message) as refused:
         plan(texts(20, 20), **changes)
     assert "\n" not in str(refused.value)
-
-
-def test_frozen_weights_are_constants(plan):
-    made = plan(**{"model.freeze": ["*embeddings*", "*.layer.0.*"]})
-    sent = made.blueprint.context(made.population, "cpu").task.initial_weights()
-    assert not any("embeddings" in name or ".layer.0." in name for name in sent)
-    assert any(".layer.1." in name for name in sent)
 
 
 @pytest.mark.parametrize("package", ["transformers", "peft"])

@@ -78,18 +78,6 @@ class Tied(nn.Module):
         return self.only(torch.relu(self.only(x)))
 
 
-class Tokens(nn.Module):
-    """fastText: the mean of embeddings."""
-
-    def __init__(self, shape, num_classes):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 8)
-        self.last = nn.Linear(8, num_classes)
-
-    def forward(self, x):
-        return self.last(self.embedding(x).mean(dim=1))
-
-
 def test_last_linear_layer_is_found_and_outputs_stay():
     plain = Plain()
     x = torch.randn(5, 6)
@@ -98,11 +86,6 @@ def test_last_linear_layer_is_found_and_outputs_stay():
     assert model.feature_shape == (4,)
     assert torch.equal(model(x), before)
     assert {name for name in model.state_dict() if name.startswith("head.")} == {"head.weight", "head.bias"}
-
-
-def test_a_lone_linear_layer_is_all_head():
-    model = split_last_linear(nn.Linear(6, 3), (6,))
-    assert model.feature_shape == (6,)
 
 
 class Mask(nn.Module):
@@ -246,35 +229,6 @@ def test_users_module_by_name():
     check_model(f"{__name__}:OwnSplit", {})
     with pytest.raises(UsageError, match="unexpected keyword argument 'deep'"):
         check_model(name, {"deep": 1})
-
-
-def test_whole_numbers_as_inputs():
-    model = build_model(f"{__name__}:Tokens", {}, (20,), 4, dtype=torch.int64)
-    assert model.feature_shape == (8,)
-
-
-@pytest.mark.parametrize("name", ["digits_cnn", "mlp", "resnet18"])
-def test_training_step_of_several_clients_at_once(name):
-    """Gradients and running statistics under vmap are those of one client after the other."""
-    options = {"width": 0.05} if name == "digits_cnn" else {"batch_norm": True} if name == "mlp" else {}
-    shape = (1, 32, 32) if name == "resnet18" else (1, 8, 8)
-    template = build_model(name, options, shape, 3).double()
-    clients = [build_model(name, options, shape, 3).double() for _ in range(2)]
-    x, y = torch.randn(2, 4, *shape, dtype=torch.float64), torch.randint(3, (2, 4))
-
-    def loss(weights, buffers, x, y):
-        buffers = {key: value.clone() for key, value in buffers.items()}  # batch norm writes into what it is given
-        logits = torch.func.functional_call(template, (weights, buffers), (x,))
-        return nn.functional.cross_entropy(logits, y), buffers
-
-    step = torch.func.grad(loss, has_aux=True)
-    weights, buffers = torch.func.stack_module_state(clients)  # type: ignore[arg-type]
-    together = torch.vmap(step)({k: v.detach() for k, v in weights.items()}, buffers, x, y)
-    for index, client in enumerate(clients):
-        alone = step(dict(client.named_parameters()), dict(client.named_buffers()), x[index], y[index])
-        for ours, theirs in zip(together, alone, strict=True):
-            for key in theirs:
-                torch.testing.assert_close(ours[key][index], theirs[key])
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int64, "int64"), (torch.bool, "bool"), (torch.float16, "float16")])
