@@ -326,6 +326,16 @@ class Delegate(Exchange):
 
 
 @dataclass(frozen=True)
+class Retrained(Delegate):
+    """An exchange with the hooks of `base` and with the local training `training`, by the context."""
+
+    training: Callable[[Context], Sequence[Phase]]
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return self.training(ctx)
+
+
+@dataclass(frozen=True)
 class HandOut(Exchange):
     """An exchange in which every client receives the fields `names` of the server's state and keeps them.
 

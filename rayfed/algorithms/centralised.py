@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Reply, State
+from rayfed.algorithm import ClientData, Context, Exchange, Phase, ProblemSpec, Replies, Reply, Retrained, State
 from rayfed.algorithms.common.client_weights import (
     NEEDS_ALL_LOSSES,
     check_smallest_weight,
@@ -114,15 +114,7 @@ class ERM(FedAvg):
 
     @property
     def adaptation(self) -> Exchange:
-        return LocalTraining(self)
-
-
-@dataclass(frozen=True)
-class LocalTraining(Delegate):
-    """Adaptation: the local training that the configuration asks for."""
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return (ctx.local,)
+        return Retrained(self, lambda ctx: (ctx.local,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, State
+from rayfed.algorithm import ClientData, Context, Exchange, Phase, Retrained, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
@@ -24,12 +24,9 @@ PERSONAL = "personal"
 """The name of the phase that trains the personal model."""
 
 
-@dataclass(frozen=True)
-class PersonalTraining(Delegate):
-    """Local training of the personal model alone."""
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return (ctx.local._replace(name=PERSONAL),)
+def personal_training(ctx: Context) -> Sequence[Phase]:
+    """Return the configured training as that of the personal model alone."""
+    return (ctx.local._replace(name=PERSONAL),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ class Ditto(PersonalModel):
 
     @property
     def adaptation(self) -> Exchange:
-        return PersonalTraining(self)
+        return Retrained(self, personal_training)
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return Phase(PERSONAL, epochs=self.personal_epochs), ctx.local

@@ -12,7 +12,6 @@ keeps its whole model. With `share_model`, models are averaged as in FedAvg, whi
 suggest.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,13 +84,17 @@ class FedProto(FedAvg):
         return kept, up | {"prototypes": {"means": means, "counts": work["counts"]}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        device = ctx.task.device
-        sent = [reply.up["prototypes"] for reply in replies.each]
-        means, counts = ([each[name].to(device) for each in sent] for name in ("means", "counts"))
-        shares = counts if self.weighting == "examples" else [(count > 0).float() for count in counts]
-        return super().aggregate(ctx, server, replies) | {
-            "prototypes": pooled_prototypes(server["prototypes"], means, shares)
+        """Return the model, and the mean prototypes of the classes that clients sent; others stay as they were."""
+        sent, old = [reply.up["prototypes"] for reply in replies.each], server["prototypes"]
+        means, counts = (torch.stack([each[name].to(ctx.task.device) for each in sent]) for name in ("means", "counts"))
+        shares = counts if self.weighting == "examples" else (counts > 0).float()
+        total = shares.sum(0)
+        averages = (shares[:, :, None] * means).sum(0) / total.clamp(min=1)[:, None]
+        prototypes = {
+            "means": torch.where(total[:, None] > 0, averages, old["means"]),
+            "known": torch.maximum(old["known"], (total > 0).float()),
         }
+        return super().aggregate(ctx, server, replies) | {"prototypes": prototypes}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         weights = super().global_model(ctx, server)
@@ -107,27 +110,7 @@ class FedProto(FedAvg):
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
         means, known = model["prototypes"]["means"], model["prototypes"]["known"] > 0
         features = ctx.task.represent(model["weights"], x)
-        logits = negative_distances(features.flatten(1), means, known)
+        distances = (features.flatten(1)[:, None] - means).square().mean(2)
+        farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
+        logits = -torch.where(known, distances, farthest + 1)
         return torch.where(known.any(), logits, ctx.task.head(model["weights"], features, train=False))
-
-
-def pooled_prototypes(old: dict[str, Tensor], means: Sequence[Tensor], shares: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the prototypes `means` [classes, width], averaged over clients, and which classes are `known` [classes].
-
-    A client's `means` of the classes [classes, width] are weighed by its `shares` [classes]. A class in which no client
-    has a share stays as it was in `old`.
-    """
-    weights = torch.stack(list(shares))
-    total = weights.sum(0)
-    averages = (weights[:, :, None] * torch.stack(list(means))).sum(0) / total.clamp(min=1)[:, None]
-    return {
-        "means": torch.where(total[:, None] > 0, averages, old["means"]),
-        "known": torch.maximum(old["known"], (total > 0).float()),
-    }
-
-
-def negative_distances(features: Tensor, means: Tensor, known: Tensor) -> Tensor:
-    """Return logits [batch, classes]: minus the mean squared distance to each prototype; unknown classes come last."""
-    distances = (features[:, None] - means).square().mean(2)
-    farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
-    return -torch.where(known, distances, farthest + 1)

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Delegate, Exchange, Phase, ProblemSpec, State
+from rayfed.algorithm import Context, Exchange, Phase, ProblemSpec, Retrained, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -68,7 +68,11 @@ class PerFedAvg(FedAvg):
 
     @property
     def adaptation(self) -> Exchange:
-        return Adaptation(self)
+        return Retrained(self, self.adaptation_phases)
+
+    def adaptation_phases(self, ctx: Context) -> Sequence[Phase]:
+        """Return that of the steps w ← w − α ∇f(w) on the client's data."""
+        return (Phase(ADAPT, steps=self.finetune_steps) if self.finetune_steps else ctx.local._replace(name=ADAPT),)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         task, weights = ctx.task, work["weights"]
@@ -88,17 +92,6 @@ class PerFedAvg(FedAvg):
         optimizer = ctx.optimizer if self.beta is None else replace(ctx.optimizer, lr=ctx.scaled(self.beta))
         optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
-
-
-@dataclass(frozen=True)
-class Adaptation(Delegate):
-    """Adaptation by steps w ← w − α ∇f(w) on the client's data."""
-
-    base: PerFedAvg
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        steps = self.base.finetune_steps
-        return (Phase(ADAPT, steps=steps) if steps else ctx.local._replace(name=ADAPT),)
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:

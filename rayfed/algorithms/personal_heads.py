@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, State
-from rayfed.algorithms.ditto import PERSONAL, PersonalTraining
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Retrained, State
+from rayfed.algorithms.ditto import PERSONAL, personal_training
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -103,7 +103,13 @@ class FedRep(FedPer):
 
     @property
     def adaptation(self) -> Exchange:
-        return Adaptation(self)
+        return Retrained(self, self.adaptation_phases)
+
+    def adaptation_phases(self, ctx: Context) -> Sequence[Phase]:
+        """Return that of the head for evaluate.adapt_epochs, or of the head as in a round and then of the body."""
+        if self.adapted == "head":
+            return (ctx.local._replace(name="head"),)
+        return Phase("head", epochs=self.head_epochs), ctx.local._replace(name="body")
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return PARTS[ctx.phase](ctx.task)
@@ -117,18 +123,6 @@ class FedRep(FedPer):
         optimizers = work["optimizer"]  # the step updates the one of its phase in place
         work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
         return work | {"optimizer": optimizers}, metrics
-
-
-@dataclass(frozen=True)
-class Adaptation(Delegate):
-    """Adaptation of the head alone for evaluate.adapt_epochs, or of the head as in a round and then the body."""
-
-    base: FedRep
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        if self.base.adapted == "head":
-            return (ctx.local._replace(name="head"),)
-        return Phase("head", epochs=self.base.head_epochs), ctx.local._replace(name="body")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +140,7 @@ class FedBABU(FedPer):
 
     @property
     def adaptation(self) -> Exchange:
-        return PersonalTraining(self)
+        return Retrained(self, personal_training)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)

@@ -37,7 +37,7 @@ class Source:
     megabytes: float | None
     folders: Sequence[str]
     expected: str
-    base: Sequence[str] = ("",)
+    base: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
     inner: str = ""
@@ -59,7 +59,7 @@ class Source:
         """The address from which data.download=true gets the files, "" if there is none."""
         if self.hub:
             return f"https://huggingface.co/datasets/{self.hub['repo']}, revision {self.hub['revision']}"
-        return self.base[0] or next(iter(self.archives), "")
+        return self.base or next(iter(self.archives), "")
 
     def home(self, root: str | None) -> Path:
         """Return the folder below `root` that a download fills."""
@@ -170,34 +170,32 @@ def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
         _from_hub(source, staging)
     for end, check in source.archives.items():
         archive = staging / ".archive"
-        _fetch([base + end for base in source.base], archive, check)
+        _fetch(source.base + end, archive, check)
         _unpack(archive, staging)
     if source.inner:
         _unpack(staging / source.inner, staging)
     result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
     for file in filter(None, missing):
-        _fetch([base + Path(file).name for base in source.base], result / file, source.files[file])
+        _fetch(source.base + Path(file).name, result / file, source.files[file])
     for file, check in source.verify.items():
         _check(result / file, check)
     return result
 
 
-def _fetch(addresses: Iterable[str], path: Path, check: str) -> None:
-    """Download the first of `addresses` that has the right file."""
+def _fetch(address: str, path: Path, check: str) -> None:
+    """Download a file and check it."""
     from torch.hub import download_url_to_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    problems, patience = [], socket.getdefaulttimeout()
-    for address in addresses:
-        try:
-            socket.setdefaulttimeout(TIMEOUT)  # torch.hub passes none
-            download_url_to_file(address, str(path), progress=sys.stderr.isatty())
-            return _check(path, check)
-        except (_Failed, OSError, HTTPException) as error:
-            problems.append(f"{address}: {str(error).strip('<>')}")
-        finally:
-            socket.setdefaulttimeout(patience)
-    raise _Failed("; ".join(problems))
+    patience = socket.getdefaulttimeout()
+    try:
+        socket.setdefaulttimeout(TIMEOUT)  # torch.hub passes none
+        download_url_to_file(address, str(path), progress=sys.stderr.isatty())
+        _check(path, check)
+    except (_Failed, OSError, HTTPException) as error:
+        raise _Failed(f"{address}: {str(error).strip('<>')}") from error
+    finally:
+        socket.setdefaulttimeout(patience)
 
 
 def _check(path: Path, check: str) -> None:

@@ -44,12 +44,16 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
     target = resolve(name, LOSSES, where="loss.name")
     if inspect.isclass(target) and dataclasses.is_dataclass(target):
         loss: Any = build(target, options, where="loss", also=("name",))
-    elif inspect.isclass(target):
-        _check_call(target, name, "is made with (**options)", (), options)
-        loss = target(**options)
     else:
-        _check_call(target, name, "is called with (outputs, labels, **options)", (None, None), options)
-        return functools.partial(target, **options) if options else target
+        is_class = inspect.isclass(target)
+        how = "made with (**options)" if is_class else "called with (outputs, labels, **options)"
+        try:
+            inspect.signature(target).bind(*(() if is_class else (None, None)), **options)
+        except TypeError as error:
+            raise UsageError(f"loss.name={name}: is {how}: {error}") from error
+        except ValueError:  # some callables have no signature
+            pass
+        loss = target(**options) if is_class else functools.partial(target, **options) if options else target
     if not callable(loss):
         raise UsageError(f"loss.name={name}: {target.__name__} has no __call__(outputs, labels)")
     return loss  # type: ignore[no-any-return]
@@ -58,12 +62,3 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
 def needed_outputs(loss: Loss, label_shape: tuple[int, ...], num_classes: int) -> int:
     """Return how many outputs per example `loss` needs; one per class for a loss of the user's own."""
     return loss.outputs(label_shape, num_classes) if isinstance(loss, NamedLoss) else num_classes
-
-
-def _check_call(target: Any, name: str, how: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    try:
-        inspect.signature(target).bind(*arguments, **options)
-    except TypeError as error:
-        raise UsageError(f"loss.name={name}: {how}: {error}") from error
-    except ValueError:  # some callables have no signature
-        pass

@@ -61,7 +61,7 @@ def md5(content):
 
 def redirect(monkeypatch, server, name, **changes):
     """Let a source have its files on the server."""
-    changes = {"base": (f"{server.address}/",), "megabytes": 1, **changes}
+    changes = {"base": f"{server.address}/", "megabytes": 1, **changes}
     monkeypatch.setitem(sources(), name, replace(sources()[name], **changes))
 
 
@@ -161,7 +161,7 @@ class TestPlainFiles:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             held = []
             threading.Thread(target=lambda: held.append(silent.accept()[0]) or held[0].sendall(answer)).start()
-            redirect(monkeypatch, server, "mnist", base=(f"http://127.0.0.1:{silent.getsockname()[1]}/",))
+            redirect(monkeypatch, server, "mnist", base=f"http://127.0.0.1:{silent.getsockname()[1]}/")
             with pytest.raises(UsageError, match=r"^data.download=true: mnist: http://.*timed out; nothing was kept"):
                 load("mnist", mnist)
         held[0].close()
@@ -215,12 +215,12 @@ class TestArchives:
         folder = published / "camelyon17_v1.0"
         server.files["/contents/blob/"] = tar(folder, ["metadata.csv", "patches"])
         archives = {f"{server.address}/contents/blob/": ""}
-        redirect(monkeypatch, server, "camelyon17", base=("",), archives=archives, verify={"metadata.csv": "lines:99"})
+        redirect(monkeypatch, server, "camelyon17", base="", archives=archives, verify={"metadata.csv": "lines:99"})
         options = {"root": str(tmp_path / "data"), "download": True, "size": 16}
         with pytest.raises(UsageError, match=r"metadata\.csv has lines 31, but the published file has 99"):
             load("camelyon17", options)
         assert listing(tmp_path / "data") == []
-        redirect(monkeypatch, server, "camelyon17", base=("",), verify={"metadata.csv": "lines:31"})
+        redirect(monkeypatch, server, "camelyon17", base="", verify={"metadata.csv": "lines:31"})
         assert len(load("camelyon17", options).clients) == 3
 
     @pytest.mark.parametrize(("split", "first", "classes"), [("balanced", 0, 47), ("letters", 1, 26)])
@@ -340,15 +340,15 @@ class TestTable:
         sets = torchvision.datasets
         for name, known in (("mnist", sets.MNIST), ("fashion_mnist", sets.FashionMNIST)):
             assert sources()[name].files == {f"raw/{file}": f"md5:{value}" for file, value in known.resources}
-            assert sources()[name].base[0] in known.mirrors
+            assert sources()[name].base in known.mirrors
         for name, known in (("svhn", sets.SVHN), ("usps", sets.USPS)):
             entries = {url: f"md5:{value}" for part, (url, _, value) in known.split_list.items() if part != "extra"}
-            assert {sources()[name].base[0] + file: check for file, check in sources()[name].files.items()} == entries
+            assert {sources()[name].base + file: check for file, check in sources()[name].files.items()} == entries
         for name, known in (("cifar10", sets.CIFAR10), ("cifar100", sets.CIFAR100)):
             ((end, check),) = sources()[name].archives.items()
-            assert (sources()[name].base[0] + end, check) == (known.url, f"md5:{known.tgz_md5}")
+            assert (sources()[name].base + end, check) == (known.url, f"md5:{known.tgz_md5}")
         assert sources()["emnist"].archives == {"gzip.zip": f"md5:{sets.EMNIST.md5}"}
-        assert sets.EMNIST.url == sources()["emnist"].base[0] + "gzip.zip"
+        assert sets.EMNIST.url == sources()["emnist"].base + "gzip.zip"
 
     def test_every_source_has_a_way_and_every_dataset_with_files_has_a_source(self):
         for source in sources().values():

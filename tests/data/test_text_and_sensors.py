@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from helpers.text_and_sensors import NEWS, write_har, write_news
+from helpers.text_and_sensors import write_har, write_news
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.ag_news import AgNews
@@ -34,34 +34,20 @@ class TestAgNews:
         assert (longer.images[0] > 0).sum() == 13  # oil rises oil , black gold , rises it ' s up .
         assert not longer.images[0, 13:].any()
 
-    def test_kaggles_header_and_the_hubs_parquet_are_the_same(self, tmp_path):
-        write_news(tmp_path)
-        first = AgNews(root=str(tmp_path)).load()
-        write_news(tmp_path, header=True)
-        second = AgNews(root=str(tmp_path)).load()
-        data = tmp_path / "hub" / "AG_NEWS" / "data"
-        data.mkdir(parents=True)
-        for side, rows in NEWS.items():
-            frame = pandas.DataFrame({"text": [f"{t} {d}" for _, t, d in rows], "label": [c - 1 for c, *_ in rows]})
-            frame.to_parquet(data / f"{side}-00000-of-00001.parquet")
-        third = AgNews(root=str(tmp_path / "hub")).load()
-        for other in (second, third):
-            np.testing.assert_array_equal(other.images, first.images)
-            np.testing.assert_array_equal(other.labels, first.labels)
-
     @pytest.mark.parametrize(
-        ("damage", "words"),
+        ("changes", "words"),
         [
-            (lambda text: "", r"train\.csv: .*empty"),
-            (lambda text: text[:-20], r"train\.csv: .*truncated"),
-            (lambda text: text.replace('"1"', '"5"'), r"train\.csv: entry 2 has another class"),
-            (lambda text: text.replace('"Vote",', ""), r"train\.csv: entry 2 has .* no text"),
-            (lambda text: "\xff\xfe", r"train\.csv: .*utf-8"),
+            ({"label": [2, 4, 3]}, "AG_NEWS: row 1 has no text or no label below 4"),
+            ({"text": ["a", None, "b"]}, "AG_NEWS: row 1 has no text"),
+            (None, r"AG_NEWS: has no train\*.parquet and test\*.parquet"),
         ],
     )
-    def test_a_wrong_file_is_one_line(self, tmp_path, damage, words):
-        path = write_news(tmp_path) / "train.csv"
-        path.write_bytes(damage(path.read_text()).encode("latin-1"))
+    def test_a_wrong_table_is_one_line(self, tmp_path, changes, words):
+        path = write_news(tmp_path) / "data/train-00000-of-00001.parquet"
+        if changes is None:
+            path.unlink()
+        else:
+            pandas.read_parquet(path).assign(**changes).to_parquet(path)
         with pytest.raises(UsageError, match=words) as caught:
             AgNews(root=str(tmp_path)).load()
         assert "\n" not in str(caught.value)

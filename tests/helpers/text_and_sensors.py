@@ -1,8 +1,7 @@
 """AG News and UCI HAR as small files in their published forms."""
 
-import csv
-
 import numpy as np
+import pandas
 
 from rayfed.data.sets.uci_har import SIGNALS
 
@@ -16,15 +15,12 @@ NEWS = {
 }  # fmt: skip
 
 
-def write_news(root, news=NEWS, header=False):
+def write_news(root, news=NEWS):
     folder = root / "AG_NEWS"
-    folder.mkdir(exist_ok=True)
+    (folder / "data").mkdir(parents=True)
     for side, rows in news.items():
-        with open(folder / f"{side}.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-            if header:
-                writer.writerow(["Class Index", "Title", "Description"])
-            writer.writerows(rows)
+        frame = pandas.DataFrame({"text": [f"{t} {d}" for _, t, d in rows], "label": [c - 1 for c, *_ in rows]})
+        frame.to_parquet(folder / f"data/{side}-00000-of-00001.parquet")
     return folder
 
 

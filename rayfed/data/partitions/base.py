@@ -15,8 +15,6 @@ from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_gr
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
 TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
 MAX_DRAWS = 1000  # attempts after which a partition with a minimum size gives up
-FIRST_DRAWS = 20  # after which it gives up at once if the number of clients that are too small is
-HOPELESS = 10  # standard deviations away from none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,21 +157,19 @@ def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str) -
     """Repeat `draw` until every client has `least` rows, and return the rows of each client.
 
     Raises:
-        UsageError: No draw out of `MAX_DRAWS` gave every client that many rows, or the first draws show that none will.
-            The message starts with the options `keys`.
+        UsageError: No draw out of `MAX_DRAWS` gave every client that many rows; the message starts with the options
+            `keys`.
     """
     best, short = 0, list[int]()
-    for count in range(1, MAX_DRAWS + 1):
+    for _ in range(MAX_DRAWS):
         rows = draw()
         sizes = [len(held) for held in rows]
         if min(sizes) >= least:
             return rows
         best = max(best, min(sizes))
         short.append(sum(size < least for size in sizes))
-        if count == FIRST_DRAWS and np.mean(short) > HOPELESS * max(float(np.std(short)), 0.5):
-            break
     raise UsageError(
-        f"{keys}: in {count} draws, {min(short)} to {max(short)} of {len(rows)} clients had fewer than "
+        f"{keys}: in {MAX_DRAWS} draws, {min(short)} to {max(short)} of {len(rows)} clients had fewer than "
         f"min_size={least} samples (the smallest at most {best}); raise alpha, lower min_size or use fewer clients"
     )
 

@@ -117,21 +117,6 @@ class Emnist(Mnist):
         return validated_arrays(labels, pixels, numbers, (28, 28), self.classes)
 
 
-def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Return the images unchanged."""
-    return images
-
-
-def inverted(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Invert the images: black on white."""
-    return 255 - images
-
-
-def turned(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Rotate by 90 degrees, counter-clockwise."""
-    return np.rot90(images, axes=(2, 3))
-
-
 def textured(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Return |image - texture|, where each image has a texture of 5 x 5 random greys, interpolated bilinearly."""
     side = images.shape[-1]
@@ -148,7 +133,11 @@ def faint(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 VIEWS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
-    view.__name__: view for view in (plain, inverted, turned, textured, faint)
+    "plain": lambda images, random: images,
+    "inverted": lambda images, random: 255 - images,
+    "turned": lambda images, random: np.rot90(images, axes=(2, 3)),  # counter-clockwise
+    "textured": textured,
+    "faint": faint,
 }
 
 
