@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.comparison import equal
-from helpers.federations import Net, blobs, blueprint, net, simulate
+from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import ClientData
 from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
@@ -168,19 +168,6 @@ def test_what_is_scored():
     _, records = simulate(blueprint(DBE(), blobs(), rounds=1), blobs(), points=("global", "downloaded"))
     by_point = {(s.point, s.client, s.split): s.value for s in records[-1].scores if s.metric == "loss"}
     assert by_point["global", 0, "test"] != by_point["downloaded", 0, "test"]  # without and with the bias
-
-
-class Moody(Net):
-    """Asks itself, and not a layer, whether it is being trained."""
-
-    def features(self, x):
-        return super().features(x) * (2.0 if self.training else 1.0)
-
-
-def test_a_model_that_asks_for_its_own_mode_is_told_it():
-    ctx, _, _, work = client_at_work(DBE(), model=Moody(batch_norm=False))
-    trained, evaluated = ctx.task.forward(work["weights"], batch().x), ctx.task.represent(work["weights"], batch().x)
-    torch.testing.assert_close(trained.features, 2 * evaluated)
 
 
 class Maps(nn.Module):

@@ -3,21 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
-from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
-from rayfed.algorithm import Phase
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.feddebias import FedDebias, draw_owners, sample_means
 from rayfed.core.errors import UsageError
-from rayfed.core.optim import SGD
-from rayfed.core.trees import nbytes
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.models.mlp import MLP
 
 
 def small(**options):
@@ -38,24 +32,6 @@ def test_local_batch_norm_belongs_to_the_received_extractor():
     work = small().start(ctx, {"weights": own}, down)
     assert torch.equal(work["weights"]["body.1.weight"], own["body.1.weight"])
     assert torch.equal(work["received_features"], ctx.task.forward(work["weights"], work["pseudo"]).features)
-
-
-def test_ablations_send_no_more_than_they_need():
-    population = blobs()
-    full, records = simulate(blueprint(small(), population), population)
-    theta = nbytes(full.state["projector"])
-    assert records[-1].bytes_up["projector"] == records[-1].bytes_down["projector"] == 4 * theta
-
-    still, records = simulate(blueprint(small(max_step=False), population), population)
-    again, _ = simulate(blueprint(small(max_step=False), population, rounds=1), population)
-    assert equal(still.state["projector"], again.state["projector"])  # as it was drawn
-    assert not equal(still.state["projector"], full.state["projector"])
-    assert "projector" not in records[-1].bytes_up
-
-    bare, records = simulate(blueprint(small(projector=False), population), population)
-    assert "projector" not in bare.state
-    assert "projector" not in records[-1].bytes_down
-    assert not torch.equal(bare.state["weights"]["fc.weight"], still.state["weights"]["fc.weight"])
 
 
 # Pseudo-data
@@ -130,47 +106,6 @@ def test_a_projector_without_layers_is_refused_where_one_is_needed():
     population = blobs()
     for options in ({"projector": False}, {"mu": 0.0}):
         simulate(blueprint(FedDebias(widths=[], **options), population, rounds=1), population)
-
-
-class FirstClientAlone(FedDebias):
-    """The global model is what the first client has trained; the others only give pseudo-data."""
-
-    def weight(self, ctx, examples):
-        return float(ctx.client == 0)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_component_1_keeps_the_classifier_open_for_classes_it_has_not_seen(seed):
-    """The toy of Fig. 2 and 3 (FD-1 of the digest) on scikit-learn's digits: trained on 0 to 4, tested on 5 to 9."""
-    digits = load_digits()
-    x, y = (digits.images / 16).astype(np.float32).reshape(-1, 64), digits.target.astype(np.int64)
-    low = y < 5
-    clients = tuple(
-        Client(i, f"d{i}", *(Examples(x[rows], y[rows]) for rows in (own, ~low, low)))
-        for i, own in enumerate((low, ~low))
-    )
-    population = Population("halves", clients, 10, (64,))
-
-    def outcome(lam):
-        torch.manual_seed(seed)
-        algorithm = FirstClientAlone(lam=lam, mu=0.0, transfer="once", pseudo_samples=32)
-        model = MLP(hidden=[128, 64]).build((64,), 10)
-        changes = {"model": model, "optimizer": SGD(lr=0.1), "batch_size": 32, "local": Phase("train", epochs=10)}
-        server, _ = simulate(blueprint(algorithm, population, rounds=1, seed=seed, **changes), population)
-
-        def predicted(x):
-            return server.ctx.task.predict(server.state["weights"], torch.from_numpy(x)).softmax(1)
-
-        p = predicted(x[~low])
-        seen = (predicted(x[low]).argmax(1).numpy() == y[low]).mean()
-        return p[:, 5:].sum(1).mean().item(), -(p * p.log()).sum(1).mean().item(), seen
-
-    mass, entropy, seen = outcome(0.0)
-    opened, spread, still_seen = outcome(1.0)
-    assert mass < 0.02
-    assert opened > 0.1
-    assert spread > entropy + 0.3
-    assert still_seen > seen - 0.03
 
 
 def test_projector_of_the_paper():

@@ -10,7 +10,6 @@ from helpers.federations import blobs, net, simulate
 from helpers.reference import CLIENTS, assert_weights, descend, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
-from rayfed.core.trees import tree_map
 from rayfed.engine.device_data import client_data, divide
 
 SHARE = 0.5
@@ -142,18 +141,6 @@ def test_an_unseen_client_starts_from_the_mixture_of_what_it_is_sent():
     # a participant is scored with its own model
     own = fomo().downloaded_model(ctx.at(client=2), client, down)
     assert all(torch.equal(own[name], start[name]) for name in start)
-
-
-def test_an_unseen_client_that_rates_no_model_above_0_starts_from_their_mean():
-    worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
-    ctx, client, down, _ = unseen(worse)
-    mean = tree_map(lambda a, b: (a + b) / 2, *worse)
-    torch.testing.assert_close(fomo().downloaded_model(ctx, client, down), mean)
-    work = fomo().start(ctx.at(stage="final"), client, down)
-    torch.testing.assert_close(work["weights"], mean)
-    assert work["ratings"].max() < 0
-    alone = fomo().downloaded_model(ctx, client, {})  # before anyone has sent a model
-    assert all(torch.equal(alone[name], client["weights"][name]) for name in alone)
 
 
 def test_nobody_trains_on_the_examples_that_rate():

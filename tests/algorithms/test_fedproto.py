@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import blueprint, net, simulate
+from helpers.federations import net
 from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedproto import FedProto
-from rayfed.core.trees import nbytes
 
 
 def train(model, x, y, prototypes, lam, steps=2):
@@ -87,13 +86,3 @@ def test_the_nearest_prototype_wins_and_unknown_classes_never_do():
     nothing = {"means": means, "known": torch.zeros(3)}
     logits = algorithm.predict(ctx, {"weights": weights, "prototypes": nothing}, x)
     assert torch.equal(logits, ctx.task.predict(weights, x))
-
-
-def test_what_is_sent():
-    people = population()
-    for share in (False, True):
-        algorithm = FedProto(share_model=share)
-        server, records = simulate(blueprint(algorithm, people), people)
-        model = {"weights": 3 * nbytes(server.ctx.task.initial_weights())} if share else {}
-        assert records[-1].bytes_up == model | {"prototypes": 3 * 4 * (3 * 8 + 3)}
-        assert (algorithm.global_model(server.ctx, server.state) is not None) is share

@@ -9,7 +9,7 @@ from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.ditto import Ditto
-from rayfed.algorithms.fedavg import FedAvg, Solo
+from rayfed.algorithms.fedavg import Solo
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedrod import FedRoD
@@ -111,10 +111,3 @@ def test_what_is_personal_is_not_sent(algorithm, stays):
     assert records[-1].bytes_up == records[-1].bytes_down == ({"weights": sent} if sent else {})
     assert not set(stays) & set(server.state["weights"])
     assert (server.algorithm.global_model(server.ctx, server.state) is None) == bool(stays)
-
-
-@pytest.mark.parametrize("policy", ["aggregate", "local", "local_statistics"])
-def test_it_is_fedavg_with_local_batch_norm_whatever_the_policy(policy):
-    people = population()
-    fedavg = run(FedAvg(), people, net(), batch_norm="local", rounds=2)
-    assert run(FedBN(), people, net(), batch_norm=policy).state_hash() == fedavg.state_hash()

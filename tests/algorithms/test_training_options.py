@@ -18,7 +18,7 @@ from rayfed.algorithms.personal_heads import FedBABU
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.lr_schedule import Exponential, LrSchedule
-from rayfed.core.optim import SGD, Adam
+from rayfed.core.optim import SGD
 from rayfed.core.trees import named_tensors
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -159,19 +159,6 @@ def test_label_smoothing_trains_but_does_not_score(width):
     plain = F.cross_entropy(trained.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y)).item()
     (loss,) = [s.value for s in records[0].scores if s.metric == "loss" and s.split == "test" and s.client == 0]
     assert loss == pytest.approx(plain, abs=1e-5)
-
-
-def test_adamw_in_a_round():
-    people, model = population(), net()
-    ours = Adam(lr=0.01, weight_decay=0.3, eps=1e-3, decoupled=True)
-    server = run(FedAvg(), people, model, rounds=1, optimizer=ours)
-    trained = [
-        descend(
-            model, *data(people, i), 2, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.3, eps=1e-3)
-        )
-        for i in CLIENTS
-    ]
-    assert_weights(server.state["weights"], mean(trained, shares(people)), atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 3])

@@ -10,7 +10,7 @@ from torchvision.transforms import InterpolationMode, v2
 from helpers.federations import blueprint, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.augment.base import Augment, Noise
+from rayfed.augment.base import Noise
 from rayfed.augment.images import (
     Blur,
     Crop,
@@ -249,31 +249,6 @@ def test_scores_see_the_data_as_they_are():
 
 def built(name, **options):
     return choose("augment", {"name": name, **options}, None).build()
-
-
-def test_a_users_own(tmp_path, monkeypatch):
-    text = """
-from dataclasses import dataclass
-from rayfed.augment.base import Augment
-from rayfed.core.options import option
-
-@dataclass(frozen=True, kw_only=True)
-class Darker(Augment):
-    share: float = option(0.5, low=0, help="of the light that is left")
-
-    def __call__(self, x):
-        return x * self.share
-"""
-    (tmp_path / "my_augment.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    darker = built("my_augment:Darker", share=0.25)
-    assert isinstance(darker, Augment)
-    population = people()
-    _, plain = seen_by_steps(None, population)
-    _, found = seen_by_steps(darker, population)
-    key = next(key for key in plain if key[2] == 0)
-    torch.testing.assert_close(found[key].x * 0.2 + 0.4, (plain[key].x * 0.2 + 0.4) * 0.25)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -84,29 +83,6 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole_and_the_next_one_clears
     assert sorted(path.suffix for path in home.iterdir()) == [".lock", ".part"]
     assert get(Counting())[4, 1, 2] == 29
     assert sorted(path.suffix for path in home.iterdir()) == ["", ".lock"]
-
-
-def slow(folder, log):
-    os.environ["RAYFED_CACHE"] = folder
-
-    def fill(array):
-        with open(log, "a") as file:
-            file.write("filled\n")
-        time.sleep(0.5)
-        Counting()(array)
-
-    assert get(fill)[4, 1, 2] == 29
-
-
-def test_of_processes_that_want_it_at_once_one_makes_it(home, tmp_path):
-    context, log = multiprocessing.get_context("spawn"), tmp_path / "log"
-    processes = [context.Process(target=slow, args=(str(home), str(log))) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert log.read_text() == "filled\n"
 
 
 @pytest.fixture(params=["file in the way", "disk full"])

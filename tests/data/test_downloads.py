@@ -19,7 +19,6 @@ import torchvision
 
 from helpers import image_sets
 from helpers.file_server import serving
-from helpers.text_and_sensors import write_har
 from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
@@ -239,16 +238,6 @@ class TestArchives:
         pixels = np.frombuffer(stored, np.uint8, 28 * 28, 16).reshape(28, 28)
         np.testing.assert_array_equal(dataset.images[0, 0], pixels.T)
 
-    def test_uci_har_is_an_archive_in_an_archive(self, monkeypatch, server, published, tmp_path):
-        folder = write_har(published)
-        inner = zipped({f"{folder.name}/{name}": content for name, content in contents(folder).items()})
-        server.files["/h.zip"] = zipped({"UCI HAR Dataset.zip": inner, "UCI HAR Dataset.names": b"words"})
-        check = "sha256:" + hashlib.sha256(server.files["/h.zip"]).hexdigest()
-        redirect(monkeypatch, server, "uci_har", archives={"h.zip": check})
-        population = load("uci_har", {"root": str(tmp_path / "data"), "download": True})
-        assert len(population.clients) == 4
-        assert [path.name for path in (tmp_path / "data").iterdir()] == ["UCI HAR Dataset"]
-
     @pytest.mark.parametrize("name", ["../evil", "/tmp/rayfed-evil", "a/../../evil", "link"])
     @pytest.mark.parametrize("kind", ["tar", "zip"])
     def test_members_outside_of_the_folder_are_refused(self, monkeypatch, server, tmp_path, name, kind):
@@ -374,15 +363,3 @@ class TestCommand:
         assert set(lines) == set(sources())
         assert "246 MB  here     non-commercial use" in lines["svhn"]
         assert "by hand" in lines["synthdigits"]
-
-    def test_one_dataset_is_described(self, capsys, tmp_path, monkeypatch):
-        monkeypatch.setenv("RAYFED_DATA", str(tmp_path))
-        assert main(["data", "rotated_cifar10", "synthetic"]) == 0
-        text = capsys.readouterr().out
-        assert "170 MB from https://www.cs.toronto.edu/~kriz/" in text
-        assert f"missing   {tmp_path}/cifar-10-batches-py" in text
-        assert "rayfed partition data.name=rotated_cifar10 data.download=true" in text
-        assert "synthetic: nothing to download" in text
-        (tmp_path / "cifar-10-batches-py").mkdir()
-        main(["data", "cifar10"])
-        assert f"here      {tmp_path}/cifar-10-batches-py" in capsys.readouterr().out

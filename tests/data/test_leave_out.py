@@ -22,16 +22,6 @@ def toy(**more):
     return Dataset.of("toy", np.arange(6, dtype=np.float32)[:, None], np.zeros(6, int), **given)
 
 
-@pytest.mark.parametrize("partition", [("domains", {}), ("iid", {"clients": 3}), ("dirichlet", {"clients": 2})])
-def test_all_partitions_and_all_examples(partition):
-    people = load("mini_digits", FEW, *partition, "street")
-    (test,) = people.tests
-    assert (test.domain, test.split, len(test.examples)) == ("street", "ood", 20)
-    assert "street" not in {client.domain for client in people.clients}
-    held = sum(len(part) for c in people.clients for part in (c.train, c.val, c.test))
-    assert held == 4 * 20
-
-
 def test_refusals():
     with pytest.raises(UsageError, match=r"^leave_out=stret: no such domain in mini_digits; did you mean street\?$"):
         load("mini_digits", FEW, leave_out="stret")

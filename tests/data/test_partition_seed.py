@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 import rayfed
-from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.space import configurations, read_space
-from rayfed.experiments.sweep import plan_sweep
 
 DATA = {"domains": ["plain", "font"], "per_domain": 60}
 
@@ -58,26 +55,3 @@ def test_the_server_needs_no_source_of_a_partition_of_ones_own(tmp_path, monkeyp
         plan = make_plan(Config.read(values))
     del sys.modules["own_partition"]
     assert plan.values()["partition_seed"] == 3
-
-
-def test_a_sweep_plans_the_partitions_of_all_seeds(tmp_path, monkeypatch):
-    """With Dirichlet(0.1), the smallest client has 23 training examples at seed 0 and 18 at seed 3."""
-    monkeypatch.chdir(tmp_path)
-    space = {
-        "data": DATA,
-        "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.1, "test": 0.25},
-        "placement.vmap_clients": 2,
-        "model": {"name": "mlp", "hidden": [8]},
-        "rounds": 1,
-        "local.batch_size": 20,
-        "seeds": [0, 3],
-        "arms": [{"algorithm.name": "fedavg"}],
-    }
-
-    def plan(**changes):
-        made = read_space(space, changes)
-        return plan_sweep(made, configurations(made))
-
-    with pytest.raises(UsageError, match=r"^seed=3: placement.vmap_clients=2: .*client 0 has 18 training examples"):
-        plan()
-    assert len(plan(**{"partition.seed": 0}).jobs) == 2

@@ -7,7 +7,6 @@ from helpers.published_data import FASHION, ROOT, SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist import Mnist
-from rayfed.data.sets.rotated import RotatedMnist
 
 
 @needs("MNIST/raw")
@@ -48,12 +47,3 @@ def test_the_published_fashion_split_has_19_clients_that_can_train(tmp_path):
     assert [client.domain for client in population.clients[11:14]] == ["client-11", "client-13", "client-14"]
     assert sum(len(client.train) + len(client.test) for client in population.clients) == 63587 - 2138
     assert population.shape == (1, 28, 28)
-
-
-@needs("MNIST/raw")
-def test_rotated_mnist_sizes_are_those_of_the_paper():
-    dataset = RotatedMnist().load()
-    assert np.bincount(dataset.domain).tolist() == [11667] * 4 + [11666] * 2
-    population = load("rotated_mnist")
-    assert {len(client.val) for client in population.clients} == {1166}
-    assert [len(test.examples) for test in population.tests] == [11666]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rayfed.data.loading import load
 from rayfed.data.sets.synthetic import Synthetic
 
 
@@ -45,18 +44,3 @@ def test_sizes_are_50_and_a_log_normal_number():
     assert np.median(sizes - 50) == pytest.approx(np.exp(4), rel=0.25)
     largest = int(sizes.argmax())
     assert len(Synthetic(seed=largest, most_examples=60).examples(0)[1]) == 60
-
-
-def test_more_clients_leave_the_first_as_they_are_and_a_seed_changes_all():
-    few, more = Synthetic(clients=3).load(), Synthetic(clients=5).load()
-    assert (more.images[: len(few)] == few.images).all()
-    assert (more.labels[: len(few)] == few.labels).all()
-    assert not np.array_equal(Synthetic(seed=1).examples(0)[0][:50], few.images[:50])
-
-
-def test_each_client_is_a_client_with_a_fifth_for_testing():
-    population = load("synthetic", {"clients": 4, "most_examples": 100, "dimensions": 5})
-    assert [client.domain for client in population.clients] == [f"client-{k}" for k in range(4)]
-    for client in population.clients:
-        total = len(client.train) + len(client.val) + len(client.test)
-        assert len(client.test) == -(-total // 5)

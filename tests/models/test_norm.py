@@ -31,21 +31,3 @@ def test_all_of_it_is_found(name, share_named_bn):
     statistics = batch_norm_statistics(model)
     assert statistics == {key for key, _ in model.named_buffers()}
     assert len(statistics) * 5 == len(names) * 3  # weight, bias; mean, variance, count
-
-
-def test_other_kinds_of_layers():
-    from torchvision.ops.misc import FrozenBatchNorm2d
-
-    layers = {
-        "sync": nn.SyncBatchNorm(4),
-        "plain": nn.BatchNorm3d(4, track_running_stats=False),
-        "tracking": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-        "frozen": FrozenBatchNorm2d(4),
-        "instance": nn.InstanceNorm2d(4, affine=True),
-        "layer": nn.LayerNorm(4),
-        "group": nn.GroupNorm(2, 4),
-    }
-    found = batch_norm_names(nn.ModuleDict(layers))
-    assert {name.split(".")[0] for name in found} == {"sync", "plain", "tracking", "frozen"}
-    assert {"plain.weight", "plain.bias"} <= found
-    assert batch_norm_statistics(nn.ModuleDict({"plain": layers["plain"]})) == frozenset()

@@ -1,10 +1,8 @@
 """Text and sensor input: models, their refusals, and the engine from end to end on both."""
 
-import numpy as np
 import pytest
 import torch
 
-import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.models.build import build_model
 from rayfed.models.cct import Attention
@@ -55,41 +53,3 @@ def test_attention_is_torchs():
 def test_refusals(name, shape, message):
     with pytest.raises(UsageError, match="^" + message):
         build_model(name, {}, shape, 4)
-
-
-def people(kind):
-    rng = np.random.default_rng(0)
-
-    def part(n):
-        y = rng.integers(0, 3, n)
-        if kind == "text":  # each class has words of its own
-            return 1 + 5 * y[:, None] + rng.integers(0, 5, (n, 12)), y
-        return (rng.normal(size=(n, 2, 1, 40)) + y[:, None, None, None]).astype(np.float32), y
-
-    return [{"train": part(24), "test": part(30)} for _ in range(2)]
-
-
-MODELS = {"text": {"name": "fasttext", "vocabulary": 16, "hidden": 8}, "signals": {"name": "har_cnn"}}
-LEARNING = {"text": 0.5, "signals": 0.05}
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize(("algorithm", "width"), [("fedavg", 1), ("fedavg", 2), ("dbe", 1)])
-def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
-    result = rayfed.run(
-        {
-            "algorithm.name": algorithm,
-            **({"algorithm.kappa": 0.1} if algorithm == "dbe" else {}),
-            "model": MODELS[kind],
-            "local": {"epochs": 8 if kind == "text" else 4, "batch_size": 8, "lr": LEARNING[kind]},
-            "rounds": 3,
-            "evaluate.initial": True,
-            "placement.vmap_clients": width,
-            "results": str(tmp_path),
-        },
-        clients=people(kind),
-        num_classes=3,
-    )
-    test = result.metrics[(result.metrics.split == "test") & (result.metrics.metric == "loss")]
-    losses = test.groupby("round").value.mean()
-    assert losses.iloc[-1] < 0.7 * losses.iloc[0]
