@@ -68,14 +68,11 @@ class ERM(FedAvg):
         if self.allows_negative_weights:
             refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
         if self.personal_weights:
-            raise UsageError(
-                f"algorithm.personal: algorithm.name={self.name} trains one central model; clients keep nothing"
-            )
+            raise UsageError(f"algorithm.personal: algorithm.name={self.name} leaves nothing with clients")
         if problem.task.personal_names:
-            policies = "frozen" if self.allows_negative_weights else "aggregate or frozen"
             raise UsageError(
-                f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model and leaves "
-                f"nothing with clients; use batch_norm={policies}"
+                f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model; use "
+                f"batch_norm={'frozen' if self.allows_negative_weights else 'aggregate or frozen'}"
             )
 
     def init(self, ctx: Context) -> State:

@@ -57,10 +57,7 @@ RECORDS_NOTE = (
 def refuse_shared_predictor(algorithm: Adcol) -> None:
     """Raise UsageError if the head is averaged, as its weights would be sent without protection."""
     if algorithm.share_predictor:
-        raise UsageError(
-            f"algorithm.share_predictor=true: sends weights that {algorithm.name} does not protect; use "
-            "share_predictor=false"
-        )
+        raise UsageError(f"algorithm.share_predictor=true: {algorithm.name} does not protect what it sends; use false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +75,10 @@ class DPAdcol(Adcol):
         super().check(problem)
         refuse_shared_predictor(self)
         if self.network != "mlp":
-            raise UsageError(
-                f"algorithm.network={self.network}: batch norm mixes examples, which DP-SGD does not allow; use "
-                "network=mlp"
-            )
+            raise UsageError(f"algorithm.network={self.network}: batch norm mixes examples; DP-SGD needs mlp")
         fewest = sum(sorted(self.upload_sizes(problem))[: problem.cohort])
         if self.server_batch_size > fewest:
-            raise UsageError(
-                f"algorithm.server_batch_size={self.server_batch_size}: DP-SGD draws its batches from the "
-                f"representations of a round, which may be only {fewest}; use at most {fewest}"
-            )
+            raise UsageError(f"algorithm.server_batch_size: a round may have only {fewest} representations")
         check_budget(self.epsilon, self.delta, self.steps_per_round(self.server_batch_size / fewest) * problem.rounds)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:

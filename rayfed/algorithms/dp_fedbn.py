@@ -57,17 +57,6 @@ def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) ->
     return {name: factor * delta for name, delta in deltas.items()}
 
 
-def refuse_unprotected_weights(problem: ProblemSpec, algorithm: FedBN) -> None:
-    """Raise UsageError for weights that would be sent without clipping and noise, or whose update has no norm."""
-    task = problem.task
-    for name, value in without(task.initial_weights(), algorithm.personal(task)).items():
-        if value.is_complex() or not value.isfinite().all():
-            raise UsageError(
-                f"model.name: algorithm.name={algorithm.name} clips and adds noise to real, finite weights only, and "
-                f"{name!r} is complex or not finite; keep real weights, or register the buffer with persistent=False"
-            )
-
-
 def max_participations(ctx: Context, rounds: int) -> int:
     """Return how often a client takes part in the first `rounds` rounds at most, drawn without replacement."""
     cohorts = max(1, ctx.task.num_clients // len(ctx.cohort))  # 1: a cohort of unseen clients may exceed N
@@ -80,19 +69,44 @@ def max_participations_so_far(ctx: Context) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPFedBN(FedBN):
-    name: ClassVar[str] = "dp_fedbn"
-    reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
+class ClippedFedBN(FedBN):
+    """The part that both forms share: what clients send is their clipped update of the weights."""
+
     sample_without_replacement: ClassVar[bool] = True
     depends_on_rounds: ClassVar[bool] = True
+    order: ClassVar[int]
 
-    weighting: str = weighting_option("equal", "; ε does not cover the numbers of examples")
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
-    clip: float = option(1.0, above=0, help="C, bound of the L1 norm of an update")
+    clip: float = option(1.0, above=0, help="C, bound of the norm of an update: L1, or L2 in gaussian_dp_fedbn")
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        refuse_unprotected_weights(problem, self)
+        for name, value in without(problem.task.initial_weights(), self.personal(problem.task)).items():
+            if value.is_complex() or not value.isfinite().all():
+                raise UsageError(
+                    f"model.name: algorithm.name={self.name} clips and adds noise to real, finite weights only, and "
+                    f"{name!r} is complex or not finite; keep real weights, or register it with persistent=False"
+                )
+
+    def protect(self, ctx: Context, sent: Tensor) -> Tensor:
+        """Return what a client sends in place of `sent`, its clipped weights of one name."""
+        return sent
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        client, up = super().finish(ctx, work, client, down, data)
+        base = down["weights"]
+        deltas = clipped_update(up["weights"], base, bound=self.clip, order=self.order)
+        clipped = {name: self.protect(ctx, base[name] + delta) for name, delta in deltas.items()}
+        return client, up | {"weights": base | clipped}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedBN(ClippedFedBN):
+    name: ClassVar[str] = "dp_fedbn"
+    reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
+    order: ClassVar[int] = 1
+
+    weighting: str = weighting_option("equal", "; ε does not cover the numbers of examples")
 
     def epsilon_per_round(self, ctx: Context) -> float:
         return self.epsilon / max_participations(ctx, ctx.rounds)
@@ -108,33 +122,25 @@ class DPFedBN(FedBN):
         sizes = "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
         return (noise, SIMULATION_NOTE) if self.weighting == "equal" else (noise, sizes, SIMULATION_NOTE)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        client, up = super().finish(ctx, work, client, down, data)
-        base, scale = down["weights"], self.noise_scale(ctx)
-        deltas = clipped_update(up["weights"], base, bound=self.clip, order=1)
-        noisy = {name: base[name] + delta + laplace_like(delta, scale) for name, delta in deltas.items()}
-        return client, up | {"weights": base | noisy}
+    def protect(self, ctx: Context, sent: Tensor) -> Tensor:
+        return sent + laplace_like(sent, self.noise_scale(ctx))
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         return Privacy(self.epsilon_per_round(ctx) * max_participations_so_far(ctx), "client")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianDPFedBN(FedBN):
+class GaussianDPFedBN(ClippedFedBN):
     name: ClassVar[str] = "gaussian_dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
-    sample_without_replacement: ClassVar[bool] = True
-    depends_on_rounds: ClassVar[bool] = True
+    order: ClassVar[int] = 2
 
-    epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
-    clip: float = option(1.0, above=0, help="C, bound of the L2 norm of an update")
     weighting: str = weighting_option("equal", "; of examples, at most max_examples count")
     max_examples: int | None = option(None, low=1, help="B; needed with weighting=examples")
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        refuse_unprotected_weights(problem, self)
         if self.weighting == "examples" and self.max_examples is None:
             raise UsageError(
                 "algorithm.weighting=examples: the size of one client would change the weights of all, which ε does "
@@ -156,12 +162,6 @@ class GaussianDPFedBN(FedBN):
             *large_delta_note(self.delta, ctx.task.num_clients, "clients"),
             SIMULATION_NOTE,
         )
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        client, up = super().finish(ctx, work, client, down, data)
-        base = down["weights"]
-        deltas = clipped_update(up["weights"], base, bound=self.clip, order=2)
-        return client, up | {"weights": base | {name: base[name] + delta for name, delta in deltas.items()}}
 
     def weight(self, ctx: Context, examples: int) -> float:
         """Return s_i."""

@@ -31,15 +31,9 @@ class FedBN(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         if problem.task.batch_norm == "frozen":
-            raise UsageError(
-                f"batch_norm=frozen: algorithm.name={self.name} trains the batch-norm layers of every client; use "
-                "batch_norm=local, or algorithm.name=fedavg"
-            )
+            raise UsageError(f"batch_norm=frozen: {self.name} trains batch norm; use batch_norm=local, or fedavg")
         if not problem.task.batch_norm_names:
-            raise UsageError(
-                f"algorithm.name={self.name}: the model has no batch-norm layer to keep with the client; use a model "
-                "that has one, or algorithm.name=fedavg"
-            )
+            raise UsageError(f"algorithm.name={self.name}: the model has no batch-norm layer; use another, or fedavg")
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal_names | task.batch_norm_names

@@ -39,12 +39,9 @@ class FedMix(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
-        smallest = min(problem.examples, key=lambda client: problem.examples[client])
-        if problem.examples[smallest] < self.mean_examples:
-            raise UsageError(
-                f"algorithm.mean_examples={self.mean_examples}: client {smallest} has only "
-                f"{problem.examples[smallest]} training examples"
-            )
+        count, client = min((count, client) for client, count in problem.examples.items())
+        if count < self.mean_examples:
+            raise UsageError(f"algorithm.mean_examples={self.mean_examples}: client {client} has only {count} examples")
 
     def init(self, ctx: Context) -> State:
         empty = torch.zeros(0, device=ctx.task.device)

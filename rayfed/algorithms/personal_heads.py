@@ -54,10 +54,7 @@ def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("hea
     trainable = {"head": head(problem.task), "body": body(problem.task)}
     for part in parts:
         if not trainable[part]:
-            raise UsageError(
-                f"algorithm.name={name}: the model's {part} has nothing to train; choose a model whose split leaves "
-                "trainable layers on both sides"
-            )
+            raise UsageError(f"algorithm.name={name}: the model's {part} has nothing to train; use another model")
 
 
 @dataclass(frozen=True, kw_only=True)

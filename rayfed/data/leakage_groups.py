@@ -79,10 +79,7 @@ def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.
         return rows
     remaining = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]
     if not len(remaining):
-        raise UsageError(
-            f"dataset {dataset.name}: every example of {domain}, which is left out, is trained on in another domain; "
-            "keep some for testing, or use a smaller share for training"
-        )
+        raise UsageError(f"dataset {dataset.name}: every example of {domain}, which is left out, is trained on")
     return remaining
 
 

@@ -100,10 +100,7 @@ def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int
             f"{key}={highest + 1} if class 0 has no example"
         )
     if given is None and highest >= MOST_CLASSES:
-        raise UsageError(
-            f"{where}: labels up to {highest} would be {highest + 1} classes, at most {MOST_CLASSES} are possible; "
-            "number the classes from 0"
-        )
+        raise UsageError(f"{where}: labels up to {highest} would be {highest + 1} classes, above {MOST_CLASSES}")
     return given or highest + 1
 
 
@@ -144,10 +141,7 @@ def check_inputs(where: str, part: Examples) -> None:
     """Raise UsageError if a model cannot work with inputs: images of another form, NaN or infinity."""
     check_channels_first(where, part.x.shape, part.dtype)
     if part.dtype == np.uint8 and len(part.shape) < 2:
-        raise UsageError(
-            f"{where}: uint8 with the shape {list(part.x.shape)}; uint8 is for images [n, channels, height, width], so "
-            "give tabular data as x.astype('float32')"
-        )
+        raise UsageError(f"{where}: uint8 {list(part.x.shape)}; uint8 is for images [n, c, h, w], so use float32")
     if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
         remedy = "are too large for float32; remove or replace them"
         raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")

@@ -120,7 +120,9 @@ def user_population(
     checked: list[Client] = []
     for number, given in enumerate(clients):
         layout = checked[0].train.layout if checked else None
-        checked.append(_client(number, _mapping(given) if isinstance(given, Client) else given, classes, layout))
+        if isinstance(given, Client):  # its arrays are checked and converted as those of a mapping
+            given = {"domain": given.domain, **dict(zip(SPLITS, given.parts, strict=True))}
+        checked.append(_client(number, given, classes, layout))
     if not checked:
         raise UsageError("clients: expected at least one")
     first = next((client.train for client in checked if len(client.train)), checked[0].train)
@@ -135,11 +137,6 @@ def user_population(
         num_classes = int(max((label.max() for label in numbers), default=0)) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     return Population("clients", ClientTable.of(checked), num_classes, first.shape, layout=first.layout)
-
-
-def _mapping(client: Client) -> dict[str, Any]:
-    """Return a client as the mapping that `_client` reads, so that its arrays are checked and converted, too."""
-    return {"domain": client.domain, **dict(zip(SPLITS, client.parts, strict=True))}
 
 
 def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Client:

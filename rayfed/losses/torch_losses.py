@@ -56,10 +56,7 @@ class BceWithLogits(PerOutput):
 
     def outputs(self, label_shape: tuple[int, ...], num_classes: int) -> int:
         if not label_shape and num_classes > 2:
-            raise UsageError(
-                f"loss.name=bce_with_logits: there are {num_classes} classes, and one logit tells two apart; use "
-                "loss.name=cross_entropy"
-            )
+            raise UsageError(f"loss.name=bce_with_logits has one logit for {num_classes} classes; use cross_entropy")
         return super().outputs(label_shape, num_classes)
 
     def compare(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -125,10 +125,7 @@ class PowerOfChoice(Sampler):
 
     def check(self, size: int, clients: int) -> None:
         if self.candidates is not None and not size <= self.candidates <= clients:
-            raise UsageError(
-                f"sampling.candidates={self.candidates}: give at least the cohort ({size}) and at most the number of "
-                f"clients ({clients})"
-            )
+            raise UsageError(f"sampling.candidates={self.candidates}: expected {size} (cohort) to {clients} (clients)")
 
     def draw(self, at: Drawing) -> Cohort:
         clients = len(at.shares)

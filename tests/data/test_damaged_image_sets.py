@@ -15,7 +15,7 @@ from helpers.image_sets import WRITERS, options, picture
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.data.sets import DATASETS
-from rayfed.data.sets.imagefolder import ImageFolder
+from rayfed.data.sets.image_folders import ImageFolder
 
 
 def refused(name, root, **others) -> str:

@@ -126,7 +126,7 @@ class TestQuantity:
     def test_what_cannot_be_drawn(self):
         with pytest.raises(UsageError, match=r"min_size=10: 4 clients would need 40 samples, tiny has 30"):
             split("quantity", of(np.arange(30) % 2), clients=4)
-        with pytest.raises(UsageError, match=r"partition.alpha=0.01: in 20 draws, \d+ to 19 of 20 clients"):
+        with pytest.raises(UsageError, match=r"partition.alpha=0.01: in 1000 draws, \d+ to 19 of 20 clients"):
             split("quantity", of(np.arange(300) % 2), clients=20, alpha=0.01)
 
 
@@ -214,9 +214,7 @@ class TestDomainMixes:
         for seed in range(20):  # sizes ~ Normal(12, 10^2): the least of four is below 1 in two draws of five
             parts = split("domain_mixes", dataset, seed=seed, size_sd=10, validation=0.0)
             assert min(map(len, held(parts))) > 0
-        with pytest.raises(
-            UsageError, match=r"^partition.clients_per_domain=61: in each of 1000 draws, a client .* 60 rows"
-        ):
+        with pytest.raises(UsageError, match=r"^partition.clients_per_domain=61: in each of 1000 draws, .* got no row"):
             split("domain_mixes", dataset, clients_per_domain=61)
 
 

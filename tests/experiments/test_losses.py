@@ -143,7 +143,7 @@ def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_
         ({"loss.weight": [1, 2]}, r"loss.weight=\[1.0, 2.0\]: 2 weights, but there are 3 classes"),
         (
             {"loss.name": "bce_with_logits"},
-            "loss.name=bce_with_logits: there are 3 classes, and one logit tells two apart",
+            "loss.name=bce_with_logits has one logit for 3 classes",
         ),
         ({"loss.name": "own_losses:focal", "loss.beta": 1}, "loss.name=own_losses:focal: is called with .*'beta'"),
         ({"loss.name": "own_losses:Smooth", "loss.beta": 1}, "loss.name=own_losses:Smooth: is made with .*'beta'"),

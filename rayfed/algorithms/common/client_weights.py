@@ -49,10 +49,7 @@ def refuse_averaged_variances(
 def check_smallest_weight(smallest: float, count: int, noun: str) -> None:
     """Raise UsageError if `count` weights of at least `smallest` cannot sum to 1; `noun` says what they belong to."""
     if smallest * count > 1 + 1e-9:
-        raise UsageError(
-            f"algorithm.lambda_min={smallest:g}: the weights of {count} {noun} sum to 1, so the smallest can be at "
-            f"most 1/{count} = {1 / count:.4g}"
-        )
+        raise UsageError(f"algorithm.lambda_min={smallest:g}: at most 1/{count} = {1 / count:.4g} for {count} {noun}")
 
 
 def weighting_option(default: str, note: str = "") -> Any:

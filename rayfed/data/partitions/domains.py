@@ -59,10 +59,7 @@ class Domains(Partition):
             parts = zip(self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True)
             for client_train, client_test in parts:
                 if not len(client_train):
-                    raise UsageError(
-                        f"partition.clients_per_domain={self.clients_per_domain}: "
-                        f"domain {domain} of {dataset.name} has only {len(train)} training samples"
-                    )
+                    raise UsageError(f"partition.clients_per_domain: {domain} has {len(train)} rows to train on")
                 clients.append(self.client_rows(len(clients), domain, client_train, client_test, validated))
         return clients
 
@@ -143,8 +140,7 @@ class DomainMixes(Domains):
                 ]
         raise UsageError(
             f"partition.clients_per_domain={clients}: in each of {MAX_DRAWS} draws, a client of domain "
-            f"{dataset.domains[position]} got none of its {len(rows)} rows; use fewer clients, or a smaller "
-            "partition.size_sd"
+            f"{dataset.domains[position]} got no row; use fewer clients, or a smaller partition.size_sd"
         )
 
 

@@ -1,15 +1,12 @@
-"""Readers for IDX files and pickles, and for datasets of a few files with arrays, which are cached when first read."""
+"""A reader for IDX files, and datasets of a few files with arrays, which are cached when they are first read."""
 
-import _codecs
 import gzip
-import pickle
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy._core import multiarray, numeric
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached_arrays
@@ -83,34 +80,3 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
         if magic != 0x0800 + dimensions:  # 08 stands for unsigned bytes
             raise ValueError(f"it starts with 0x{magic:08x}")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-
-
-ALLOWED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
-    ("__builtin__", "bytes"): bytes,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): numeric._frombuffer for core in ("core", "_core")},  # type: ignore[attr-defined]
-}
-
-
-class _RestrictedUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return ALLOWED[module, name]
-
-
-def read_pickle(path: Path, keys: Sequence[str]) -> list[Any]:
-    """Return the values of `keys` in a pickled dict of arrays, numbers, strings, and lists, tuples or dicts of them.
-
-    No other object is loaded, so that a file cannot run code.
-    """
-    with readable(path, f"a pickled dict with the keys {' and '.join(keys)}"), open(path, "rb") as file:
-        try:
-            content = _RestrictedUnpickler(file, encoding="latin1").load()
-        except MemoryError as error:  # a damaged length asks for any amount of memory
-            raise ValueError("an object in it is larger than memory") from error
-        return [content[key] for key in keys]

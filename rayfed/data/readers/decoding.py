@@ -121,8 +121,8 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
     def write(create: Create) -> None:
         cells = _cells(files, column)
         place, first = next(cells, (f"{files[0]}: row 0: column {column!r}", None))
-        width, height = (size, size) if size else _opened(first, place).size
-        grey = all(_mode(cell, place) in GREY for place, cell in itertools.chain([(place, first)], cells))
+        width, height = (size, size) if size else _decoded(first, place).size
+        grey = all(_opened(cell, place).mode in GREY for place, cell in itertools.chain([(place, first)], cells))
         images = create("images", (rows, 1 if grey else 3, height, width), "uint8")
         cells, start = _cells(files, column), 0
         while block := list(itertools.islice(cells, ROWS)):
@@ -157,7 +157,7 @@ def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) 
 
     def decode(position: int) -> None:
         place, cell = cells[position]
-        image = _opened(cell, place)
+        image = _decoded(cell, place)
         if image.size != shape:
             if not resize:
                 (width, height), (w, h) = image.size, shape
@@ -170,18 +170,15 @@ def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) 
     run_in_threads(decode, len(cells), f"{name}: decoding images (only once)")
 
 
-def _mode(cell: object, place: str) -> str:
-    """Return the mode of an image, of which only the head is read."""
-    with readable(place, "an image"):
-        return Image.open(_stream(cell, place)).mode
-
-
 def _opened(cell: object, place: str) -> Image.Image:
-    with readable(place, "an image"):
-        return decoded(Image.open(_stream(cell, place)), place)
-
-
-def _stream(cell: object, place: str) -> io.BytesIO:
+    """Return the image in a cell, of which only the head is read yet."""
     if not isinstance(cell, bytes) or not cell:
         raise UsageError(f"{place} has no image; expected its bytes")
-    return io.BytesIO(cell)
+    with readable(place, "an image"):
+        return Image.open(io.BytesIO(cell))
+
+
+def _decoded(cell: object, place: str) -> Image.Image:
+    image = _opened(cell, place)
+    with readable(place, "an image"):
+        return decoded(image, place)

@@ -23,7 +23,7 @@ DATASETS = {
     "rotated_cifar100": "rayfed.data.sets.rotated:RotatedCifar100",
     "cifar100": "rayfed.data.sets.cifar:Cifar100",
     "femnist": "rayfed.data.sets.labelled_table:Femnist",
-    "imagefolder": "rayfed.data.sets.imagefolder:ImageFolder",
+    "imagefolder": "rayfed.data.sets.image_folders:ImageFolder",
     "ag_news": "rayfed.data.sets.ag_news:AgNews",
     "uci_har": "rayfed.data.sets.uci_har:UciHar",
     "synthetic": "rayfed.data.sets.synthetic:Synthetic",

@@ -90,7 +90,12 @@ class LabelledTable(ChannelNormalisation):
     def parts(self, path: Path) -> dict[str, list[str]]:
         """Return the columns of each part of an input by its name, which is empty for inputs of one array."""
         if not isinstance(self.features, dict):
-            return {"": self.features or self._image_column(path)}
+            names = tables.schema(path).names
+            images = [name for name in columns.IMAGE_COLUMNS if name in names][:1]
+            if not (self.features or images):
+                remedy = f"set data.features to the input columns, from {', '.join(names)}"
+                raise UsageError(f"{path}: no column image or img; {remedy}")
+            return {"": self.features or images}
         parts = {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
         for name, chosen in parts.items():
             if not isinstance(chosen, list) or not chosen or not all(isinstance(column, str) for column in chosen):
@@ -104,14 +109,6 @@ class LabelledTable(ChannelNormalisation):
             part: columns.read_inputs(name, files, chosen, rows, self.size if part in sized else None)
             for part, chosen in parts.items()
         }
-
-    def _image_column(self, path: Path) -> list[str]:
-        names = tables.schema(path).names
-        for name in columns.IMAGE_COLUMNS:
-            if name in names:
-                return [name]
-        remedy = f"set data.features to the input columns, from {', '.join(names)}"
-        raise UsageError(f"{path}: no column image or img; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
