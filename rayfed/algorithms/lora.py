@@ -90,7 +90,7 @@ class OfRanks(FedAvg):
         if self.ranks and max(self.ranks) > least:
             raise UsageError(f"algorithm.ranks={self.ranks}: the model's LoRA has rank {least}, the most of a client")
         if problem.vmap_clients > 1 and self.differ:
-            raise UsageError(f"placement.vmap_clients: clients of {where} may differ in rank; use vmap_clients=1")
+            raise UsageError(f"placement.vmap_clients={problem.vmap_clients}: clients of {where} differ in rank; use 1")
 
     @property
     def differ(self) -> bool:

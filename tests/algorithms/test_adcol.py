@@ -11,7 +11,6 @@ from rayfed.algorithms.adcol import Adcol, ResNetDiscriminator, divergence
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.core.network import Network, weights_of
 from rayfed.core.optim import SGD
-from rayfed.core.trees import nbytes
 
 SIZES = (20, 26, 33, 41)
 
@@ -22,22 +21,6 @@ def small(**options):
 
 def weights_by_client(server):
     return {i: state["weights"] for i, state in server.fleet.states.items()}
-
-
-def test_models_are_not_averaged_and_no_weight_is_sent():
-    population = blobs()
-    server, records = simulate(blueprint(small(), population, batch_norm="aggregate"), population)
-    models = list(weights_by_client(server).values())
-    for i, one in enumerate(models):
-        for other in models[:i]:
-            for name in ("body.0.weight", "body.1.weight", "body.1.running_mean", "fc.weight", "fc.bias"):
-                assert not torch.equal(one[name], other[name])
-    assert server.algorithm.global_model(server.ctx, server.state) is None
-    assert {score.point for score in records[-1].scores if score.client >= 0} == {"downloaded", "trained"}
-    size = nbytes(weights_of(mlp([8, 16, 4])))
-    for record in records:
-        assert record.bytes_up == {"representations": 4 * sum(SIZES) * 8}
-        assert record.bytes_down == {"discriminator": 4 * size}
 
 
 class Recording(Adcol):

@@ -63,42 +63,6 @@ def test_owners_are_uniform_over_the_cohort():
     assert max(abs(count - 1000) for count in counts) < 4 * np.sqrt(3000 * 2 / 9)
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_each_round_brings_new_pseudo_data(width):
-    population = blobs()
-    plan = blueprint(small(pseudo_samples=6), population, rounds=3, cohort=2 if width == 1 else 4, vmap_clients=width)
-    server, records = simulate(plan, population)
-    assert [record.stage for record in records] == ["setup", "round", "round", "round"]
-    size, owners = 6 * 6 * 4, 6 * 4
-    assert records[0].bytes_down == {"owners": 4 * owners}
-    assert records[0].bytes_up == {"means": size}
-    for record in records[1:]:
-        assert record.bytes_up["means"] == size
-        assert record.bytes_down["pseudo"] == record.cohort * size
-        assert record.bytes_down["owners"] == record.cohort * owners
-    one, _ = simulate(
-        blueprint(plan.algorithm, population, rounds=2, cohort=plan.cohort, vmap_clients=width), population
-    )
-    assert server.state["pseudo"].shape == one.state["pseudo"].shape == (6, 6)
-    assert not torch.equal(server.state["pseudo"], one.state["pseudo"])
-    assert "pseudo" not in server.fleet.states[0]
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_transfer_once(width):
-    population = blobs()
-    plan = blueprint(small(transfer="once"), population, rounds=3, cohort=2 if width == 1 else 4, vmap_clients=width)
-    server, records = simulate(plan, population)
-    size = 5 * 6 * 4  # as many as there are examples in a batch
-    assert records[0].stage == "setup"
-    assert records[0].bytes_up == {"means": size}
-    assert records[0].bytes_down == {"owners": 4 * 5 * 4, "pseudo": 4 * size}
-    for record in records[1:]:
-        assert set(record.bytes_up) == set(record.bytes_down) == {"weights", "projector"}
-    for client in range(4):
-        assert torch.equal(server.fleet.states[client]["pseudo"], server.state["pseudo"])
-
-
 def test_a_projector_without_layers_is_refused_where_one_is_needed():
     for options in ({}, {"projector_in_extractor": True}, {"projector_in_extractor": True, "mu": 0.0}):
         with pytest.raises(UsageError, match=r"^algorithm.widths=\[\]: a projector has at least one layer"):

@@ -4,13 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import net, simulate
+from helpers.federations import net
 from helpers.reference import CLIENTS, LR, data, plan, population
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, draw_classes
 from rayfed.core.network import weights_of
 from rayfed.core.task import Batch
-from rayfed.core.trees import nbytes, only
 
 HEAD = ("fc.weight", "fc.bias")
 
@@ -82,20 +81,3 @@ def test_the_servers_training_of_the_generator_by_hand():
             torch.testing.assert_close(found["generator"][name], value, rtol=1e-3, atol=1e-5)
     mean = sum(share * h["fc.weight"] for share, h in zip(p, heads, strict=True))
     torch.testing.assert_close(found["weights"]["fc.weight"], mean)
-
-
-def test_what_is_sent_and_when():
-    people, algorithm = population(), small()
-    server, records = simulate(plan(algorithm, people, net(), rounds=2), people)
-    assert [record.stage for record in records] == ["setup", "round", "round"]
-    assert records[0].bytes_up == {"counts": 3 * 4 * 3}
-    assert records[0].bytes_down == {}
-    weights = server.ctx.task.initial_weights()
-    head = nbytes(only(weights, HEAD))
-    model = {"weights": 3 * (nbytes(weights) - head), "head": 3 * head}
-    assert records[1].bytes_up == records[2].bytes_up == model
-    assert records[1].bytes_down == {"weights": 3 * nbytes(weights)}
-    generator = {"generator": 3 * nbytes(server.state["generator"]), "counts": 36}
-    assert records[2].bytes_down == {"weights": 3 * nbytes(weights)} | generator
-    counts = sum(torch.bincount(torch.from_numpy(c.train.y), minlength=3) for c in people.clients)
-    assert torch.equal(server.state["counts"], counts.float())

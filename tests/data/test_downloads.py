@@ -198,17 +198,6 @@ def zipped(entries):
 
 
 class TestArchives:
-    def test_cifar_in_a_folder_of_its_own(self, monkeypatch, server, published, tmp_path):
-        image_sets.cifar10(published)
-        server.files["/c.tar.gz"] = tar(published, ["cifar-10-batches-py"])
-        redirect(monkeypatch, server, "cifar10", archives={"c.tar.gz": md5(server.files["/c.tar.gz"])})
-        options = {"root": str(tmp_path / "data"), "download": True}
-        for _ in range(2):
-            population = load("cifar10", options, "iid", {"clients": 2})
-        assert sum(len(part) for client in population.clients for part in client.parts) == 46
-        assert server.requests == {"/c.tar.gz": 1}
-        assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["cifar-10-batches-py"]
-
     def test_wilds_archive_has_no_folder_and_its_table_is_counted(self, monkeypatch, server, published, tmp_path):
         image_sets.camelyon17(published)
         folder = published / "camelyon17_v1.0"

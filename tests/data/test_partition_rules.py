@@ -34,12 +34,6 @@ class TestShards:
             assert len(hand) == 4
         assert sorted(np.concatenate(hands)) == list(range(12))
 
-    def test_mcmahans_setting(self):
-        dataset = of(np.arange(700) % 10, is_test=np.arange(700) >= 600)
-        parts = split("shards", dataset, clients=100, common_test=True, validation=0.0)
-        assert {(len(part.train), len(part.test)) for part in parts} == {(6, 1)}
-        assert max(len(set(dataset.labels[part.train])) for part in parts) == 2
-
 
 class TestPathological:
     def test_groups_of_clients_share_their_classes(self):
@@ -73,11 +67,7 @@ class TestPathological:
         ("present", "options", "words"),
         [
             (4, {"clients": 1}, r"class 2 of tiny; 1 clients x 2 should be a multiple of its 4"),
-            (
-                4,
-                {"clients": 5, "classes_per_client": 1},
-                r"no client is left for class 3",
-            ),  # 2 for each of 0, 1; 1 for 2
+            (4, {"clients": 5, "classes_per_client": 1}, r"no client is left for class 3"),  # 2 for 0 and 1; 1 for 2
             (4, {"clients": 4, "classes_per_client": 5}, r"classes_per_client=5: tiny has 4 classes"),
             (2, {"clients": 2}, r"client 1 gets 0 samples of tiny"),
         ],

@@ -299,8 +299,8 @@ class TestRefusals:
             (BySize(), {"algorithm": FedProto()}, "algorithm.name=fedproto averages nothing"),
             (PowerOfChoice(), {"algorithm": Adcol()}, "algorithm.name=adcol averages nothing"),
             (BySize(), {"availability": Availability(dropout=0.1)}, "availability.* makes some"),
-            (PowerOfChoice(candidates=1), {}, "sampling.candidates=1: give at least the cohort (2)"),
-            (PowerOfChoice(candidates=5), {}, "at most the number of clients (4)"),
+            (PowerOfChoice(candidates=1), {}, "sampling.candidates=1: expected 2 (cohort) to 4 (clients)"),
+            (PowerOfChoice(candidates=5), {}, "sampling.candidates=5: expected 2 (cohort) to 4"),
         ],
     )
     def test_one_line(self, sampler, changes, message):

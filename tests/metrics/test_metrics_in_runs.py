@@ -64,15 +64,6 @@ def test_all_metrics_arrive_where_they_should(tmp_path):
     assert set(places["client"]) == {0, 1, 2, 3}
 
 
-def test_metrics_change_nothing(tmp_path):
-    plain, measured = run(tmp_path, experiment="a"), run(tmp_path, {"metrics": ALL}, experiment="b")
-    assert plain.weights_hash == measured.weights_hash
-    keys = ["round", "client", "split", "point", "metric"]
-    both = plain.metrics.merge(measured.metrics, on=keys, how="left")
-    assert (both["value_x"] == both["value_y"]).all()
-    assert len(both) == len(plain.metrics)
-
-
 def test_models_that_diverged_in_the_last_step_end_no_trial(tmp_path):
     """The loss was finite before that step, so the trial is done; nobody can fit a head to what is infinite."""
     diverging = {"algorithm.name": "solo", "local.lr": 3e37, "local.steps": 1, "rounds": 1, "batch_norm": "frozen"}
