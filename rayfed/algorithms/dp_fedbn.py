@@ -5,9 +5,8 @@ Laplace noise) and appendix B.12 for a trusted one (the server adds Gaussian noi
     dp_fedbn:           client:  Δ_i clipped to an L1 norm of C;  sends w_t + Δ_i + Lap(2C/ε_round) on each coordinate
                         server:  FedBN, with equal weights unless weighting=examples
     gaussian_dp_fedbn:  client:  Δ_i clipped to an L2 norm of C;  sends w_t + Δ_i
-                        server:  w_{t+1} = w_t + 1/m · Σ_i s_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m
-                                 clients of a round;  s_i = 1, or with weighting=examples  s_i = min(n_i, B)/B  for a
-                                 public bound B of a client's examples
+                        server:  w_{t+1} = w_t + 1/m · Σ_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m
+                                 clients of a round
 
 Integer buffers are sent as they were received. The budget covers the rounds in which a client can take part: all rounds
 with full participation, else one in ⌊N/cohort⌋, since clients are sampled without replacement until all have taken part
@@ -17,11 +16,10 @@ Laplace: two clipped updates are at most 2C apart in L1, so a round spends ε_ro
 split evenly over the rounds. Equal weights are the default because ε covers what a client sends, and its number of
 examples would be sent beside it.
 
-Gaussian: replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m,
-since every s_i lies in [0, 1] and the denominator is the same. This is the estimator with a fixed denominator of
-McMahan et al.; weights n_i/Σn would change for all clients with the size of one. Clients of fewer than B examples move
-the model less. σ is the least noise multiplier for which the rounds together satisfy (ε, δ), by Rényi accounting.
-Amplification by sampling is not counted, since cohorts have a fixed size. This notion of neighbours is our choice.
+Gaussian: replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m;
+weights n_i/Σn would change for all clients with the size of one. σ is the least noise multiplier for which the rounds
+together satisfy (ε, δ), by Rényi accounting. Amplification by sampling is not counted, since cohorts have a fixed size.
+This notion of neighbours is our choice.
 """
 
 import math
@@ -136,16 +134,10 @@ class GaussianDPFedBN(ClippedFedBN):
     order: ClassVar[int] = 2
 
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
-    weighting: str = weighting_option("equal", "; of examples, at most max_examples count")
-    max_examples: int | None = option(None, low=1, help="B; needed with weighting=examples")
+    weighting: str = option("equal", choices=("equal",), help="ε would not cover the numbers of examples")
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        if self.weighting == "examples" and self.max_examples is None:
-            raise UsageError(
-                "algorithm.weighting=examples: the size of one client would change the weights of all, which ε does "
-                "not cover; give algorithm.max_examples, a public bound of a client's examples, or use weighting=equal"
-            )
         check_budget(self.epsilon, self.delta, problem.rounds)
 
     def sigma(self, ctx: Context) -> float:
@@ -163,20 +155,10 @@ class GaussianDPFedBN(ClippedFedBN):
             SIMULATION_NOTE,
         )
 
-    def weight(self, ctx: Context, examples: int) -> float:
-        """Return s_i."""
-        return 1.0 if self.max_examples is None else min(examples, self.max_examples) / self.max_examples
-
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        before, mean = server["weights"], super().aggregate(ctx, server, replies)["weights"]
-        count = len(replies.each)
-        share = sum(self.weight(ctx, reply.examples) for reply in replies.each) / count  # 1/m Σ s_i, 1 if equal
-        std = self.sigma(ctx) * 2 * self.clip / count
-        noisy = {
-            name: (value if share == 1 else before[name].lerp(value, share)) + std * _noise(value)
-            for name, value in mean.items()
-            if value.is_floating_point()
-        }
+        mean = super().aggregate(ctx, server, replies)["weights"]
+        std = self.sigma(ctx) * 2 * self.clip / len(replies.each)
+        noisy = {name: value + std * _noise(value) for name, value in mean.items() if value.is_floating_point()}
         return server | {"weights": mean | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:

@@ -9,7 +9,6 @@ from helpers.federations import Maps, Point, blobs, blueprint, net, quadratic, q
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.centralised import ERM, MMREx
 from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
-from rayfed.algorithms.dp_fedbn import GaussianDPFedBN
 from rayfed.algorithms.fada import FADA
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedgen import FedGen
@@ -33,7 +32,6 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (DPAdcol(**TINY), {}, "algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"),
         (DPAdcol(server_batch_size=47), TWO, "algorithm.server_batch_size: a round may have only 46 representations"),
         (LocalDPAdcol(share_predictor=True), {}, "algorithm.share_predictor=true: local_dp_adcol does not protect"),
-        (GaussianDPFedBN(weighting="examples"), {}, "algorithm.weighting=examples: the size of one client would"),
         (AFL(), TWO, "cohort=2: algorithm.name=afl weighs .* leave out cohort"),
         (AFL(lambda_min=0.4), {}, "algorithm.lambda_min=0.4: at most 1/4 = 0.25 for 4 clients$"),
         (VM(), {}, "batch_norm=aggregate: algorithm.name=vm may give .* negative"),
