@@ -70,14 +70,12 @@ class DomainSelection:
         raise NotImplementedError
 
     def selected_domains(self) -> tuple[str, ...]:
-        """Return the domains in use, with those that no client holds; UsageError if a name is unknown or repeated."""
+        """Return the domains in use, with those that no client holds; UsageError if a name is unknown."""
         available = self.available_domains()
         for name in self.domains:
             if name not in available:
                 raise UsageError(f"data.domains={name}: no such domain; {suggestion(name, available)}")
-        if len(set(self.domains)) < len(self.domains):
-            raise UsageError(f"data.domains={self.domains}: a domain is named twice")
-        return tuple(self.domains) or available
+        return tuple(dict.fromkeys(self.domains)) or available
 
     def without(self, domains: Sequence[str]) -> Self:
         """Return the same options for a dataset of which no client holds `domains`."""

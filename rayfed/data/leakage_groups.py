@@ -73,14 +73,11 @@ def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
 def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.ndarray:
     """Return the rows of a domain that is left out, without leakage groups that clients train on or validate with."""
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
+    if dataset.leakage_group is not None:
+        rows = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]
     if not len(rows):
-        raise UsageError(f"dataset {dataset.name}: {domain}, which is left out, has no examples to score")
-    if dataset.leakage_group is None:
-        return rows
-    remaining = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]
-    if not len(remaining):
-        raise UsageError(f"dataset {dataset.name}: every example of {domain}, which is left out, is trained on")
-    return remaining
+        raise UsageError(f"dataset {dataset.name}: {domain}, which is left out, has no example that nobody trains on")
+    return rows
 
 
 def _fitted_rows(clients: list[ClientRows]) -> np.ndarray:

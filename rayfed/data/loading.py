@@ -138,7 +138,7 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
     dataset: Dataset = data.load()
     if leave_out is not None:
         dataset = dataset_without_domain(dataset, leave_out)
-    clients = _checked_clients(dataset, partition)
+    clients = checked_clients(dataset, partition)
     _tell_equal_images(dataset)
     untested = [client.id for client in clients if not len(client.test)]
     if 0 < len(untested) < len(clients):
@@ -155,24 +155,24 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
     return cls
 
 
-def _checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
-    """Return the clients of a partition, which has ids in order, training samples for all, and no row twice."""
+def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
+    """Return the clients of a partition, numbered from 0; each has training samples, and no row is used twice."""
     clients, name = [], type(partition).__name__
-    for number, (id, domain, *given) in enumerate(partition.split(dataset)):
+    for number, (_, domain, *given) in enumerate(partition.split(dataset)):
         parts = [np.asarray(rows) for rows in given]
-        if id != number:
-            raise UsageError(f"partition: client {number} of {name} has the id {id}; expected 0..N-1 in order")
         for rows in parts:
             if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
                 raise UsageError(
-                    f"partition: client {id} of {name} has rows that are {rows.dtype} {list(rows.shape)}; expected "
+                    f"partition: client {number} of {name} has rows that are {rows.dtype} {list(rows.shape)}; expected "
                     "positions in the dataset, integers [n], such as np.flatnonzero(mask)"
                 )
-        if not len(parts[0]):
-            raise UsageError(f"partition: client {id} ({domain}) of {dataset.name} has no training samples")
-        clients.append(ClientRows(id, str(domain), *(rows.astype(np.int64) for rows in parts)))
-    if not clients:
-        raise UsageError(f"partition: {name} made no clients of {dataset.name}")
+        clients.append(ClientRows(number, str(domain), *(rows.astype(np.int64) for rows in parts)))
+    if empty := [client for client in clients if not len(client.train)]:
+        raise UsageError(
+            f"partition: client {empty[0].id} ({empty[0].domain}) of {dataset.name} has no training samples "
+            f"({len(empty[0].test)} test samples only), as {len(empty)} of {len(clients)} clients; use fewer clients, "
+            "leave their rows out, or draw test examples from all rows, as with partition.test=0.25"
+        )
     rows = np.concatenate([rows for client in clients for rows in client[2:]])
     check_rows(dataset, rows)
     values, counts = np.unique(rows, return_counts=True)

@@ -54,9 +54,7 @@ OWN = """
             return {
                 "good": [(0, "a", rows[:20], rows[20:], none), ],
                 "shared": [(0, "a", rows, none, none), (1, "b", rows[:1], none, none)],
-                "numbered": [(1, "a", rows, none, none)],
                 "empty": [(0, "a", none, rows, none)],
-                "nobody": [],
             }[self.what]
 
     def function():
@@ -91,9 +89,7 @@ def test_own_dataset_and_partition(own):
     ("what", "words"),
     [
         ("shared", "row 0 of lines is in 2 parts"),
-        ("numbered", r"client 0 of Chosen has the id 1; expected 0..N-1"),
         ("empty", r"client 0 \(a\) of lines has no training samples"),
-        ("nobody", r"Chosen made no clients of lines"),
     ],
 )
 def test_own_partitions_are_held_to_the_rules(own, what, words):

@@ -325,9 +325,6 @@ class TestCsv:
         for name, word in (("one.csv", "cat"), ("two.csv", "ant")):
             self.csv(tmp_path, "x,y", f"1,{word}", f"2,{word}", name=name)
         assert self.table(str(tmp_path), features=["x"], label="y").labels.tolist() == [1, 1, 0, 0]
-        pandas.DataFrame({"x": [1.0], "y": [0]}).to_parquet(tmp_path / "three.parquet")
-        with pytest.raises(UsageError, match=r"has .parquet and .csv files; give a folder with one kind"):
-            self.table(str(tmp_path), features=["x"], label="y")
 
     @pytest.mark.parametrize(
         ("line", "text", "options", "words"),

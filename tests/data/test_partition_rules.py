@@ -215,5 +215,7 @@ class TestNatural:
         assert [(part.domain, len(part.train), len(part.test)) for part in parts] == [
             ("client-3", 6, 2), ("client-8", 9, 3),
         ]  # fmt: skip
-        with pytest.raises(UsageError, match=r"client 8 of tiny has no training samples \(12 test samples only\)"):
+        with pytest.raises(
+            UsageError, match=r"client 1 \(client-8\) of tiny has no training samples \(12 test samples only\)"
+        ):
             split("natural", dataset)

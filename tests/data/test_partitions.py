@@ -112,11 +112,10 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
 @pytest.mark.parametrize(
     ("name", "options", "facts"),
     [
-        ("iid", {"clients": 1201}, ["partition.clients=1201", "1200 samples of toy"]),
+        ("iid", {"clients": 1201, "test": 0.0}, ["client 1200 (mixed) of toy", "as 1 of 1201 clients; use fewer"]),
         ("dirichlet", {"clients": 5000}, ["partition.clients=5000", "1200 samples"]),
-        ("iid", {"clients": 1200, "test": 0.25}, ["client 0 gets 1 samples", "partition.test=0.25"]),
-        ("iid", {"clients": 1200}, ["client 3 gets 1 samples", "all of them test examples"]),
-        ("domains", {"clients_per_domain": 481}, ["clients_per_domain=481", "domain left", "480 training samples"]),
+        ("iid", {"clients": 1200}, ["client 3 (", "no training samples (1 test samples only), as 240 of 1200 clients"]),
+        ("domains", {"clients_per_domain": 481}, ["client 480 (left) of toy has no training samples"]),
         ("natural", {}, ["toy does not define clients", "domains, iid or dirichlet"]),
         ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 samples", "has 1200"]),
         ("dirichlet", {"alpha": 0}, ["partition.alpha=0", "more than 0"]),
@@ -140,7 +139,7 @@ def test_common_test_parts_share_out_what_the_dataset_keeps_for_testing(name):
     assert [len(part.test) for part in parts] == [48] * 5
     assert set(np.concatenate([part.test for part in parts])) == set(np.flatnonzero(dataset.is_test))
     assert set(np.concatenate([part.train for part in parts])) == set(np.flatnonzero(~dataset.is_test))
-    with pytest.raises(UsageError, match=r"common_test=true: toy has 0 test samples of its own for 5 clients"):
+    with pytest.raises(UsageError, match=r"common_test=true: toy has 0 test samples of its own"):
         split(name, toy(is_test=np.zeros(1200, bool)), clients=5, common_test=True)
 
 

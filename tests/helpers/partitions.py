@@ -5,6 +5,7 @@ import numpy as np
 from rayfed.core.options import build
 from rayfed.core.registry import resolve
 from rayfed.data.dataset import Dataset
+from rayfed.data.loading import checked_clients
 from rayfed.data.partitions import PARTITIONS
 
 OWNED = {"client": np.arange(1200) % 7}
@@ -29,4 +30,4 @@ def toy(size=1200, **changes):
 
 
 def split(name, dataset, **options):
-    return build(resolve(name, PARTITIONS, where="partition"), options, where="partition").split(dataset)
+    return checked_clients(dataset, build(resolve(name, PARTITIONS, where="partition"), options, where="partition"))

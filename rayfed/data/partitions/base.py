@@ -90,9 +90,12 @@ class PooledPartition(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         rows = dataset.rows(is_test=False if self.common_test else None)
-        if self.clients > len(rows):
-            raise UsageError(f"partition.clients={self.clients}: more than the {len(rows)} samples of {dataset.name}")
-        common_tests = self._common_tests(dataset) if self.common_test else None
+        common_tests = None
+        if self.common_test:
+            tests = numpy_generator(self.seed, TEST).permutation(dataset.rows(is_test=True))
+            if len(tests) < self.clients:
+                raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own")
+            common_tests = np.array_split(tests, self.clients)
         share, tested = self._drawn_share(dataset), own_tests(dataset)
         clients = []
         for client, assigned in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
@@ -105,12 +108,6 @@ class PooledPartition(Partition):
                 train, test = shuffled[~tested[shuffled]], shuffled[tested[shuffled]]
             else:
                 train, test = np.split(shuffled, [floor_share(len(shuffled), 1 - share)])
-            if not len(train):
-                why = "all of them test examples" if share is None else f"none to train on after partition.test={share}"
-                raise UsageError(
-                    f"partition.clients={self.clients}: client {client} gets {len(shuffled)} samples of "
-                    f"{dataset.name}, {why}; use fewer clients, or another partition.test"
-                )
             parts = self.client_rows(client, domain, train, test)[2:]
             held = ClientRows(client, domain, *(expand_groups(dataset, part, rows) for part in parts))
             clients.append(held if common_tests is None else held._replace(test=common_tests[client]))
@@ -124,13 +121,6 @@ class PooledPartition(Partition):
     def _drawn_share(self, dataset: Dataset) -> float | None:
         """Return the share of a client's rows that is drawn for testing; None: its tests are the dataset's own."""
         return 0.25 if self.test is None and not _has_tests(dataset) else self.test
-
-    def _common_tests(self, dataset: Dataset) -> list[np.ndarray]:
-        tests = dataset.rows(is_test=True)
-        if len(tests) < self.clients:
-            few = f"{dataset.name} has {len(tests)} test samples of its own for {self.clients} clients"
-            raise UsageError(f"partition.common_test=true: {few}")
-        return np.array_split(numpy_generator(self.seed, TEST).permutation(tests), self.clients)
 
 
 def describe_tests(dataset: Dataset, share: float | None) -> str:

@@ -58,8 +58,6 @@ class Domains(Partition):
             domain = dataset.domains[position]
             parts = zip(self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True)
             for client_train, client_test in parts:
-                if not len(client_train):
-                    raise UsageError(f"partition.clients_per_domain: {domain} has {len(train)} rows to train on")
                 clients.append(self.client_rows(len(clients), domain, client_train, client_test, validated))
         return clients
 
@@ -174,9 +172,6 @@ class Classes(Partition):
             for group, classes in enumerate(groups):
                 rows = train[np.isin(labels[train], classes)]
                 rows = numpy_generator(self.seed, ASSIGNMENT, position, group).permutation(rows)[: self.per_client]
-                if not len(rows):
-                    span = f"{classes[0]}..{classes[-1]}"
-                    raise UsageError(f"partition=classes: domain {domain} of {dataset.name} has no example of {span}")
                 clients.append(self.client_rows(len(clients), domain, rows, test[test_groups == group]))
         return clients
 
@@ -212,7 +207,7 @@ class Natural(Partition):
         rows = dataset.rows()
         file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
         by_client = rows[np.argsort(dataset.client[rows], kind="stable")]
-        clients, empty = [], []
+        clients = []
         for number, held in enumerate(np.split(by_client, np.cumsum(counts)[:-1])):
             if self.test is None:
                 train, test = held[~dataset.is_test[held]], held[dataset.is_test[held]]
@@ -220,13 +215,6 @@ class Natural(Partition):
                 train, test = self._drawn(held, self.test, number)
             domain = dataset.domain_of(held) if len(dataset.domains) > 1 else f"client-{file_numbers[number]}"
             clients.append(self.client_rows(number, domain, train, test))
-            empty += [] if len(train) else [number]
-        if empty:
-            raise UsageError(
-                f"partition=natural: client {file_numbers[empty[0]]} of {dataset.name} has no training samples "
-                f"({len(clients[empty[0]].test)} test samples only), as {len(empty)} of {len(clients)} clients; leave "
-                "their rows out, or draw test examples from all rows, as with partition.test=0.25"
-            )
         return clients
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:

@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.paths import absolute, looked_in, writing
+from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import existing, readable
 
 if TYPE_CHECKING:
     import pandas  # imported late by pyarrow: takes a second
@@ -44,8 +44,6 @@ class File(Partition):
         clients = []
         for number, file_number in enumerate(np.unique(client)):
             train, val, test = (rows[(client == file_number) & (split == name)] for name in SPLITS)
-            if not len(train):
-                raise UsageError(f"partition.file={self.file}: client {file_number} has no row with split=train")
             if "domain" in table:
                 domain = str(table["domain"].to_numpy()[np.argmax(client == file_number)])
             else:
@@ -57,9 +55,8 @@ class File(Partition):
         return clients
 
     def _read(self) -> "pandas.DataFrame":
-        path, where, needed = absolute(self.file), f"partition.file={self.file}", ", ".join(COLUMNS)
-        if not path.is_file():
-            raise UsageError(f"{where}: no such file{looked_in(self.file)}; expected a Parquet file of {needed}")
+        where, needed = f"partition.file={self.file}", ", ".join(COLUMNS)
+        path = existing("partition.file", self.file, f"expected a Parquet file of {needed}")
         with readable(where, "a Parquet file"):
             stored = parquet.read_table(path)
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.core.paths import absolute
 from rayfed.data.population import count_classes, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
-from rayfed.data.readers.files import note
+from rayfed.data.readers.files import existing, note
 from rayfed.data.readers.tables import TEST, TRAINING
 
 IMAGE_COLUMNS = ("image", "img")
@@ -167,17 +166,10 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
 
 def tokens(files: Sequence[Path], name: str, folder: str, length: int | None) -> dict[str, np.ndarray]:
     """Return a column of texts as the tokens, and where they are, of a tokenizer: int64 [rows, length] each."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UsageError(f"data.tokenizer={folder}: needs transformers; pip install transformers") from error
-    texts = column(files, name)
-    if not pa.types.is_string(texts.type):
-        raise UsageError(f"{files[0]}: column {name!r} is {texts.type}; data.tokenizer needs texts")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(absolute(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"data.tokenizer={folder}: has no tokenizer ({str(error).splitlines()[0]})") from error
+    from transformers import AutoTokenizer
+
+    path = existing("data.tokenizer", folder, "expected what tokenizer.save_pretrained writes", "folder")
+    texts, tokenizer = column(files, name), AutoTokenizer.from_pretrained(path, local_files_only=True)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     padding = True if length is None else "max_length"

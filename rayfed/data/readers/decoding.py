@@ -124,13 +124,10 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
         width, height = (size, size) if size else _decoded(first, place).size
         grey = all(_opened(cell, place).mode in GREY for place, cell in itertools.chain([(place, first)], cells))
         images = create("images", (rows, 1 if grey else 3, height, width), "uint8")
-        cells, start = _cells(files, column), 0
-        while block := list(itertools.islice(cells, ROWS)):
-            end = start + len(block)
-            _decode(images[start:end], block, resize=size is not None, name=name)
-            start = end
-        if start < rows:
-            raise UsageError(f"{files[-1]}: {start} images in column {column!r}, but {rows} rows; the file is damaged")
+        cells = _cells(files, column)
+        for start in range(0, rows, ROWS):
+            block = list(itertools.islice(cells, ROWS))
+            _decode(images[start : start + ROWS], block, resize=size is not None, name=name)
 
     key = {
         "version": VERSION,

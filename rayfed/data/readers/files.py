@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rayfed.core.errors import UsageError
-from rayfed.core.paths import absolute
+from rayfed.core.paths import absolute, looked_in
 
 ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, else data"
 
@@ -18,6 +18,14 @@ ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, els
 def datasets_folder(root: str | None) -> Path:
     """Return the folder of datasets: `root`, else the environment variable RAYFED_DATA, else "data"."""
     return absolute(root or os.environ.get("RAYFED_DATA") or "data")
+
+
+def existing(option: str, path: str | Path, expected: str, kind: str = "file") -> Path:
+    """Return the absolute `path` of a user's file, or folder by `kind`; UsageError if there is none."""
+    found = absolute(path)
+    if not (found.is_dir() if kind == "folder" else found.is_file()):
+        raise UsageError(f"{option}={path}: no such {kind}{looked_in(path)}; {expected}")
+    return found
 
 
 def is_hidden(name: str) -> bool:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import ipc, parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.readers.files import files_below, readable
+from rayfed.data.readers.files import existing, files_below, readable
 
 ENDINGS = (".parquet", ".arrow")
 CSV = ".csv"
@@ -137,8 +137,7 @@ FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a da
 
 def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     """Return the Parquet or Arrow files of each split of a Hugging Face dataset in a local folder, in order."""
-    if not folder.is_dir():
-        raise UsageError(f"data.folder={folder}: no such folder; {FORMATS}")
+    existing("data.folder", folder, FORMATS, "folder")
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json").get("splits", [])
         return {split: _saved(folder / split) for split in splits}

@@ -11,7 +11,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.paths import absolute, looked_in
+from rayfed.core.paths import absolute
 from rayfed.data.dataset import Dataset, from_two_files, index_within_group
 from rayfed.data.dataset_options import (
     IMAGENET_MEAN,
@@ -32,7 +32,7 @@ from rayfed.data.readers.class_folders import (
     walk,
 )
 from rayfed.data.readers.decoding import decode_images
-from rayfed.data.readers.files import readable, tell_left_out
+from rayfed.data.readers.files import existing, readable, tell_left_out
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 Spellings = dict[str, tuple[str, ...]]  # the common spellings of the folder of each domain
@@ -278,9 +278,7 @@ class ImageFolder(ImageFiles):
 
     def _layout(self) -> tuple[dict[str, bool], tuple[str, ...], tuple[str, ...]]:
         """Return whether each folder of a split ("": there are none) has test images, the domains, and the classes."""
-        root, where = absolute(self.folder), f"data.folder={self.folder}"
-        if not root.is_dir():
-            raise UsageError(f"{where}: no such folder{looked_in(self.folder)}; {LAYOUT}")
+        root, where = existing("data.folder", self.folder, LAYOUT, "folder"), f"data.folder={self.folder}"
         outer = folders(root)
         names = {name.lower() for name in outer}
         tests = TEST if names & TEST else VAL

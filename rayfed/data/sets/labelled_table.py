@@ -96,11 +96,7 @@ class LabelledTable(ChannelNormalisation):
                 remedy = f"set data.features to the input columns, from {', '.join(names)}"
                 raise UsageError(f"{path}: no column image or img; {remedy}")
             return {"": self.features or images}
-        parts = {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
-        for name, chosen in parts.items():
-            if not isinstance(chosen, list) or not chosen or not all(isinstance(column, str) for column in chosen):
-                raise UsageError(f"data.features.{name}={chosen!r}: expected one or more names of columns")
-        return parts
+        return {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
 
     def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
         """Return the inputs [rows, ...] of each part."""
@@ -143,8 +139,6 @@ class Table(LabelledTable):
             tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
         if not files or not files[0].is_file():
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
-        if len({tables.is_csv(file) for file in files}) > 1:
-            raise UsageError(f"data.file={self.file}: has .parquet and .csv files; give a folder with one kind of them")
         size = sum(len(tables.read(file, [self._first_label])) for file in files)
         is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
         return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import generator
 from rayfed.data.dataset import Dataset, from_two_files, index_within_group
@@ -156,10 +155,6 @@ class MnistViews(IdxFiles):
     tests_per_domain: int | None = option(None, low=1, help="maximum of test images per view; null: an equal share")
     size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed before the view")
     seed: int = option(0, low=0, help="seed of the assignment of images to views, and of textures and noise")
-
-    def __post_init__(self) -> None:
-        if not self.views or len(set(self.views)) < len(self.views):
-            raise UsageError(f"data.views={self.views}: expected at least one view, each once")
 
     def load(self) -> Dataset:
         """Return the views one after the other, each with its training images before its test images."""

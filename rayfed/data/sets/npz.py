@@ -5,16 +5,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.paths import absolute, looked_in
+from rayfed.core.paths import absolute
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.lazy_rows import as_lazy_rows
 from rayfed.data.population import check_inputs, count_classes, model_inputs, targets
-from rayfed.data.readers.files import files_hash, readable
+from rayfed.data.readers.files import existing, files_hash, readable
 
 VERSION = 2  # raise it when the cached array changes
 EXPECTED = ("images", "labels", "client", "is_test")
@@ -41,10 +40,8 @@ class Npz(ChannelNormalisation):
         Raises:
             UsageError: The file is missing, truncated or not an .npz, or an array is missing or of a wrong kind.
         """
-        path, where = absolute(self.file), f"data.file={self.file}"
-        if not path.is_file():
-            needed = ", ".join(EXPECTED)
-            raise UsageError(f"{where}: no such file{looked_in(self.file)}; expected an .npz file with {needed}")
+        where = f"data.file={self.file}"
+        path = existing("data.file", self.file, f"expected an .npz file with {', '.join(EXPECTED)}")
         key = {"version": VERSION, "files": files_hash(path.parent, [path.name])}
         arrays = cached_arrays("npz", key, lambda: _read(self.file))
         images, labels, num_classes = as_lazy_rows(arrays["images"]), np.array(arrays["labels"]), self.num_classes

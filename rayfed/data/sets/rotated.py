@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import generator, stream_seed
 from rayfed.data.cache import array_hash, memory_mapped
@@ -154,11 +153,6 @@ class RotatedCifar(CifarFiles):
     seed: int = option(0, low=0, help="seed of the mixes and of each image's angle")
 
     default_partition: ClassVar[str] = "lda"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.angles or len(set(self.angles)) < len(self.angles):
-            raise UsageError(f"data.angles={self.angles}: expected at least one angle, each once")
 
     def load(self) -> Dataset:
         """Return the training images, which the client view rotates, and the common test sets."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.published import Published
@@ -52,9 +51,6 @@ def _read(folder: Path) -> Arrays:
     for side in SIDES:
         labels.append(_integers(folder / side / f"y_{side}.txt"))
         clients.append(_integers(folder / side / f"subject_{side}.txt"))
-        if len(clients[-1]) != len(labels[-1]) or labels[-1].max() > CLASSES:
-            found = f"{len(clients[-1])} subjects, {len(labels[-1])} labels, the highest {labels[-1].max()}"
-            raise UsageError(f"{folder / side}: {found}; expected as many of both, and labels 1..{CLASSES}")
         paths = [folder / side / "Inertial Signals" / f"{signal}_{side}.txt" for signal in SIGNALS]
         signals.append(np.stack([_numbers(path, (len(labels[-1]), LENGTH)) for path in paths], 1)[:, :, None])
     return {
