@@ -50,9 +50,7 @@ class ImageAugment(Augment):
     def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         if len(shape) != 3:
             sizes = "x".join(map(str, shape)) or "single numbers"
-            raise UsageError(
-                f"augment.name: {type(self).__name__} needs images, but the inputs of this data are {sizes}"
-            )
+            raise UsageError(f"augment.name: {type(self).__name__} needs images, but the inputs are {sizes}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,7 @@ class ArrayFile:
                 raise UsageError(f"{self.path}: {error.strerror} on this machine; {REMEDY}") from error
             weakref.finalize(self, os.close, file)
             if self._checksum is not None and self._sum(file) != self._checksum:
-                raise UsageError(
-                    f"{self.path}: differs on this machine from the machine that started the run; {REMEDY}"
-                )
+                raise UsageError(f"{self.path}: differs from that of the machine that started the run; {REMEDY}")
             self._file = file
         return self._file
 

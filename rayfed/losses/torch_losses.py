@@ -20,13 +20,6 @@ class CrossEntropy(NamedLoss):
     )
     ignore_index: int = option(-100, help="label of the examples or positions that do not count")
 
-    def outputs(self, label_shape: tuple[int, ...], num_classes: int) -> int:
-        if self.weight is not None and len(self.weight) != num_classes:
-            raise UsageError(
-                f"loss.weight={self.weight}: {len(self.weight)} weights, but there are {num_classes} classes"
-            )
-        return num_classes
-
     def __call__(self, outputs: Tensor, y: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         weight = None if self.weight is None else torch.tensor(self.weight, dtype=outputs.dtype, device=outputs.device)
         return F.cross_entropy(outputs, y, weight, ignore_index=self.ignore_index, label_smoothing=label_smoothing)

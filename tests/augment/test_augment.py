@@ -254,7 +254,7 @@ def built(name, **options):
 @pytest.mark.parametrize(
     ("augment", "shape", "dtype", "words"),
     [
-        (Rotation(), (6,), np.float32, "augment.name: Rotation needs images, but the inputs of this data are 6"),
+        (Rotation(), (6,), np.float32, "augment.name: Rotation needs images, but the inputs are 6"),
         (Moderate(), (3, 8, 8), np.float32, "augment.name=moderate: colour jitter needs uint8"),
         (Moderate(), (2, 8, 8), np.uint8, "augment.name=moderate: colour jitter needs uint8"),
         (Noise(), (9,), np.int64, "augment.name=noise: needs images or floats"),

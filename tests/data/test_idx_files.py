@@ -97,8 +97,8 @@ def break_file(path, change):
     [
         ("train-images-idx3-ubyte", lambda b: b[:-1], ["truncated", "IDX file of images", "9407"]),
         ("train-images-idx3-ubyte", lambda b: b"<htm" + b[4:], ["0x3c68746d", "IDX file of images"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels for 12 images"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["10..10; expected integers 0..9"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels of uint8; expected 12"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["expected 12 integers 0..9"]),
         ("t10k-images-idx3-ubyte", lambda b: b[:40] + bytes(20) + b[60:], ["damaged", "IDX file of images"]),
         ("t10k-labels-idx1-ubyte", lambda b: b"not gzip at all", ["damaged", "IDX file of labels"]),
     ],

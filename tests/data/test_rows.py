@@ -95,7 +95,7 @@ def test_a_receiver_without_the_file_or_with_another_of_that_name_is_told(home, 
     np.save(tmp_path / "own.npy", WHOLE)
     sent = pickle.dumps(as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r")))
     np.save(tmp_path / "own.npy", WHOLE ^ 1)
-    with pytest.raises(UsageError, match="differs on this machine from the machine that started the run"):
+    with pytest.raises(UsageError, match="differs from that of the machine that started the run"):
         pickle.loads(sent)[:]
 
 

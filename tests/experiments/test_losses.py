@@ -140,7 +140,6 @@ def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_
     ("values", "message"),
     [
         ({"loss.name": "cross_entropie"}, "loss.name=cross_entropie: did you mean cross_entropy?"),
-        ({"loss.weight": [1, 2]}, r"loss.weight=\[1.0, 2.0\]: 2 weights, but there are 3 classes"),
         (
             {"loss.name": "bce_with_logits"},
             "loss.name=bce_with_logits has one logit for 3 classes",

@@ -40,9 +40,7 @@ class WrappedModel(nn.Module):
     def __init__(self, model: Any, name: str, extra: nn.Module):
         super().__init__()
         if isinstance(model, torch.jit.ScriptModule):
-            raise UsageError(
-                f"model: {name} adds a layer, which TorchScript refuses; give the module that was compiled"
-            )
+            raise UsageError(f"model: {name} adds a layer, which TorchScript refuses; give the module itself")
         self.__dict__["model"] = model
         self._parameters, self._buffers = model._parameters, model._buffers
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
@@ -105,10 +103,8 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
     features = torch.zeros((2, *task.feature_shape), device=task.device)
     logits = task.head(task.initial_weights(), features, train=False)
     if logits.ndim != 2:
-        found = f"of this model are {list(logits.shape[1:])} for an example; algorithm.widths=[] trains without it"
-        raise UsageError(
-            f"algorithm.widths: a projection head makes a vector for each example, and the outputs {found}"
-        )
+        found = f"the outputs are {list(logits.shape[1:])} for an example"
+        raise UsageError(f"algorithm.widths: a projection head makes a vector, and {found}; widths=[] is without it")
     first = next(itertools.chain(module.parameters(), module.buffers())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.view(-1).view(torch.uint8).numpy().tobytes()))

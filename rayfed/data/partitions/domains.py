@@ -202,8 +202,7 @@ class Natural(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         if dataset.client is None:
-            remedy = "choose domains, iid or dirichlet"
-            raise UsageError(f"partition=natural: {dataset.name} does not define clients; {remedy}")
+            raise UsageError(f"partition=natural: {dataset.name} does not define clients; choose domains or iid")
         rows = dataset.rows()
         file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
         by_client = rows[np.argsort(dataset.client[rows], kind="stable")]

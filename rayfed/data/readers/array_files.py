@@ -48,7 +48,7 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
     """Return `images` and `labels` of a file as `Arrays` without test examples.
 
     Raises:
-        UsageError: Images are not uint8 [n, *shape] with n > 0, where None stands for any size, or labels are not n
+        UsageError: Images are not uint8 [n, *shape], where None stands for any size, or labels are not n
             integers from 0 below `classes`.
     """
     with readable(path, "arrays of images and labels"):  # as with rows of uneven lengths
@@ -58,11 +58,10 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
     if not fits or pixels.dtype != np.uint8:
         form = ", ".join("any" if side is None else str(side) for side in shape)
         raise UsageError(f"{path}: images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {form}]")
-    if not len(pixels) or len(numbers) != len(pixels):
-        raise UsageError(f"{path}: {len(numbers)} labels for {len(pixels)} images; expected one each, at least one")
-    if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= classes:
-        actual = f"{numbers.min()}..{numbers.max()}" if numbers.dtype.kind in "iu" else numbers.dtype
-        raise UsageError(f"{path}: labels are {actual}; expected integers 0..{classes - 1}")
+    labels_fit = numbers.dtype.kind in "iu" and np.isin(numbers, range(classes)).all()
+    if len(numbers) != len(pixels) or not labels_fit:
+        found = f"{len(numbers)} labels of {numbers.dtype}"
+        raise UsageError(f"{path}: {found}; expected {len(pixels)} integers 0..{classes - 1}")
     return Arrays(pixels, numbers.astype(np.int64), np.zeros(len(pixels), bool))
 
 

@@ -21,6 +21,11 @@ MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
 NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
 
 
+def misfit(file: object, name: str, found: str, expected: str) -> UsageError:
+    """Return the error of a column that has, or is, something else than expected."""
+    return UsageError(f"{file}: column {name!r} {found}; expected {expected}")
+
+
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
     """Return one column of all files; its type must be the same in all of them, and no cell may be empty."""
     pieces = [tables.read(path, [name])[name] for path in files]
@@ -30,10 +35,8 @@ def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
     values = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
     if values.null_count:
         empty = values.is_null().to_numpy()
-        raise UsageError(
-            f"{tables.place(files, name, int(empty.argmax()))}: column {name!r} is empty, as in {empty.sum()} of "
-            f"{len(empty)} rows; fill these cells in, or leave the rows out"
-        )
+        found = f"is empty, as in {empty.sum()} of {len(empty)} rows; fill these cells in, or leave the rows out"
+        raise UsageError(f"{tables.place(files, name, int(empty.argmax()))}: column {name!r} {found}")
     return values
 
 
@@ -61,17 +64,15 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
         is_word = pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy()
         rows = np.flatnonzero(is_word) if tables.is_csv(files[0]) else np.empty(0, int)
         if 0 < len(rows) < len(values):  # the numbers would be words as well
-            raise UsageError(
-                f"{tables.place(files, name, int(rows[0]))}: column {name!r} has {values[int(rows[0])].as_py()!r}, and "
-                "numbers in other rows; labels are all integers or all words"
-            )
+            found = f"has {values[int(rows[0])].as_py()!r}, and numbers in other rows"
+            raise misfit(tables.place(files, name, int(rows[0])), name, found, "all integers or all words as labels")
         labels = _numbered(files, name, values)[0]
     elif _is_number(values.type):
         labels = targets("", values.to_numpy(), lambda row: f"{tables.place(files, name, row)}: column {name!r}")
         if labels.dtype.kind == "f":
             return labels, num_classes or 1
     else:
-        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
+        raise misfit(files[0], name, f"is {values.type}", "integers or strings as labels")
     count = num_classes or _declared_classes(files[0], name)
     is_too_high = count and len(labels) and labels.max() >= count
     where = tables.place(files, name, int(labels.argmax())) if is_too_high else files[0]
@@ -102,7 +103,7 @@ def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[st
             return numbers, tuple(map(str, np.unique(numbers)))
         return _numbered(files, name, values.cast(pa.string()))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings") from error
+        raise misfit(files[0], name, f"is {values.type}", "integers or strings") from error
 
 
 def _numbered(files: Sequence[Path], name: str, values: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -125,7 +126,7 @@ def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
         return values.to_numpy()
     splits = np.char.lower(np.char.strip(values.to_numpy().astype(str)))
     for unknown in sorted(set(splits.tolist()) - {*TEST, *TRAINING}):
-        raise UsageError(f"{files[0]}: column {name!r} has {unknown!r}; expected {', '.join((*TEST, *TRAINING))}")
+        raise misfit(files[0], name, f"has {unknown!r}", ", ".join((*TEST, *TRAINING)))
     return np.isin(splits, TEST)
 
 
@@ -182,13 +183,12 @@ def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray
     for name in names:
         cells = _typed(files, column(files, name))
         if not (_is_number(cells.type) or pa.types.is_string(cells.type)):
-            expected = "expected numbers, or one column of lists or images"
-            raise UsageError(f"{files[0]}: column {name!r} is {cells.type}; {expected}")
+            raise misfit(files[0], name, f"is {cells.type}", "numbers, or one column of lists or images")
         numbers = pandas.to_numeric(cells.to_pandas(), errors="coerce").to_numpy()
         if len(wrong := np.flatnonzero(np.isnan(numbers))):
             cell, row = cells[int(wrong[0])].as_py(), tables.place(files, name, int(wrong[0]))
             found = repr(cell) if isinstance(cell, str) else "a gap"
-            raise UsageError(f"{row}: column {name!r} has {found}, no number, as {len(wrong)} of {len(cells)} rows")
+            raise misfit(row, name, f"has {found}, no number, as {len(wrong)} of {len(cells)} rows", "numbers")
         with np.errstate(over="ignore"):
             yield numbers.astype(np.float32)
 
@@ -213,12 +213,12 @@ def _stack_lists(column_values: pa.ChunkedArray, path: Path, name: str) -> np.nd
     while _is_list(values.type):
         lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False)) if len(values) else np.zeros(1, int)
         if len(lengths) != 1 or not lengths[0] > 0:
-            raise UsageError(f"{path}: column {name!r} has lists of {lengths.tolist()[:4]} values; expected one length")
+            raise misfit(path, name, f"has lists of {lengths.tolist()[:4]} values", "one length")
         shape.append(int(lengths[0]))
         values = values.flatten()
     if values.null_count or not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         kind = "empty values" if values.null_count else values.type
-        raise UsageError(f"{path}: column {name!r} has lists of {kind}; expected numbers")
+        raise misfit(path, name, f"has lists of {kind}", "numbers")
     array = values.to_numpy(zero_copy_only=False).reshape(shape)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return array.reshape(len(array), -1, *array.shape[-2:])
