@@ -78,7 +78,7 @@ def test_a_wrong_table_is_one_line(write, changes, facts):
 
 
 def test_wrong_files(write, tmp_path):
-    with pytest.raises(UsageError, match=r"no column 'source' \(found: client, split, index\)"):
+    with pytest.raises(UsageError, match=r"no column 'source'; it has client, split, index"):
         File(file=write(table().drop(columns="source"))).split(dataset())
     text = tmp_path / "text.parquet"
     text.write_text("client,split,source,index\n")

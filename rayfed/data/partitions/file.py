@@ -15,6 +15,7 @@ from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
 from rayfed.data.readers.files import existing, readable
+from rayfed.data.readers.tables import check_columns
 
 if TYPE_CHECKING:
     import pandas  # imported late by pyarrow: takes a second
@@ -55,16 +56,14 @@ class File(Partition):
         return clients
 
     def _read(self) -> "pandas.DataFrame":
-        where, needed = f"partition.file={self.file}", ", ".join(COLUMNS)
-        path = existing("partition.file", self.file, f"expected a Parquet file of {needed}")
+        where = f"partition.file={self.file}"
+        path = existing("partition.file", self.file, f"expected a Parquet file of {', '.join(COLUMNS)}")
+        check_columns(path, COLUMNS)
         with readable(where, "a Parquet file"):
             stored = parquet.read_table(path)
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one
             # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
-        if absent := set(COLUMNS) - set(table):
-            present = ", ".join(map(str, table.columns))
-            raise UsageError(f"{where}: no column {min(absent)!r} (found: {present}); needs {needed}")
         for name in ("client", "index"):
             if table[name].dtype.kind not in "iu" or (name == "client" and (table[name] < 0).any()):
                 found = f"{table[name].dtype} from {table[name].min()}"
