@@ -41,7 +41,7 @@ class ChannelNormalisation:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if len(values) not in (1, channels):
-                raise UsageError(f"data.{name}={values}: give 1 or {channels} numbers, for {channels} channels")
+                raise UsageError(f"data.{name}={values}: expected {channels} numbers, or one for all channels")
             pairs[name] = tuple(values) * (channels if len(values) == 1 else 1)
         return pairs
 

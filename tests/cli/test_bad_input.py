@@ -81,7 +81,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
         (["unseen_clients=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
         (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
-        (["partition={name: iid, clients: 100000}", *QUICK], "partition.clients=100000"),
+        (["partition={name: iid, clients: 100000}", *QUICK], "partition: client 4"),
         (
             ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
             "placement.vmap_clients=2: clients that train at once",

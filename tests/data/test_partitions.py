@@ -113,7 +113,7 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
     ("name", "options", "facts"),
     [
         ("iid", {"clients": 1201, "test": 0.0}, ["client 1200 (mixed) of toy", "as 1 of 1201 clients; use fewer"]),
-        ("dirichlet", {"clients": 5000}, ["partition.clients=5000", "1200 samples"]),
+        ("dirichlet", {"clients": 5000}, ["5000 clients would need 5000 samples, toy has 1200"]),
         ("iid", {"clients": 1200}, ["client 3 (", "no training samples (1 test samples only), as 240 of 1200 clients"]),
         ("domains", {"clients_per_domain": 481}, ["client 480 (left) of toy has no training samples"]),
         ("natural", {}, ["toy does not define clients", "choose domains or iid"]),

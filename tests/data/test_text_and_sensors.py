@@ -37,7 +37,7 @@ class TestAgNews:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"label": [2, 4, 3]}, r"labels 1..4, but num_classes=4 allows 0..3"),
+            ({"label": [2, 4, 3]}, r"ag_news: label 4, but there are 4 classes"),
             (None, r"AG_NEWS: has no train\*.parquet and test\*.parquet"),
         ],
     )
@@ -75,7 +75,7 @@ class TestUciHar:
     @pytest.mark.parametrize(
         ("file", "damage", "words"),
         [
-            ("y_train.txt", lambda text: text.replace("6", "7"), "labels 0..6, but num_classes=6 allows"),
+            ("y_train.txt", lambda text: text.replace("6", "7"), "uci_har: label 6, but there are 6 classes"),
             ("y_train.txt", lambda text: text[:-2], r"train.txt: .* not 35 lines of 128 numbers"),
             ("y_train.txt", lambda text: "", r"y_train.txt: .*empty"),
             ("subject_train.txt", lambda text: text.replace("1\n", "0\n", 1), "lines of one integer from 1 .*from 0"),
