@@ -19,7 +19,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, on_node
-from rayfed.distributed.host_actor import SMALL_BYTES, Message, SmallStates, pack, unpack
+from rayfed.distributed.host_actor import SMALL_BYTES, Message, SmallStates, pack, pack_state, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.engine.blueprint import Blueprint
@@ -113,6 +113,7 @@ class RayFleet:
         self._rates = Rates()
         self._steps: dict[tuple[Hashable, int], int] = {}  # steps of a client by kind of work and number of examples
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
+        self._homes: dict[ClientIndex, int] = {}  # the host that had a client last
         self._number = 0  # of the last payload for all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._ahead: dict[ClientIndex, Any] = {}
@@ -152,7 +153,10 @@ class RayFleet:
 
         blocks = _blocks(request.clients, request.vmap_clients)
         costs = {client: self._cost(request, kind, exchange, client) for client in request.clients}
-        units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
+        units = [
+            Unit(block, cost=max(costs[client] for client in block) * len(block), home=self._homes.get(block[0]))
+            for block in blocks
+        ]
         result, new_states = ExchangeResult(), dict[ClientIndex, Any]()
         schedule = self._schedule(units, kind)
         chunks = list[Chunk]()
@@ -160,6 +164,7 @@ class RayFleet:
             clients = chunk.clients
             result.add(self._unpack(part))
             chunks.append(chunk)
+            self._homes.update(dict.fromkeys(clients, chunk.host))
             self._bytes_from_hosts += sum(state.nbytes for state in small.values())
             new_states.update(zip(clients, others, strict=False))
             self._unweighted.update(zip(clients, others[len(clients) :], strict=False))
@@ -219,7 +224,7 @@ class RayFleet:
         self.states.clear()
         self._number += 1
         for client, state in states:
-            self.states.commit({client: _kept(pack(state))}, self._number)
+            self.states.commit({client: _kept(pack_state(state))}, self._number)
 
     def take_traffic(self) -> tuple[int, int]:
         taken = self._bytes_to_hosts, self._bytes_from_hosts

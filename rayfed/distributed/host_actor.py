@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import pickle
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -13,25 +14,29 @@ import torch
 from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
+from rayfed.algorithm import State
 from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
+from rayfed.core.trees import named_tensors, nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
-from rayfed.engine.serialization import state_hash, tensor_bytes
+from rayfed.engine.serialization import as_bytes, state_hash, tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
+_LARGE = 2**15  # bytes of a tensor, above which a copy takes longer than an array of its own
 _ALIGNMENT = 64  # bytes, as torch allocates tensors; with others, kernels may be slow or round differently
 
 
 class Message(NamedTuple):
     """A value for another process: its pickle with a number in place of each tensor, and the tensors.
 
-    A tensor is its bytes in row-major order, its dtype and its shape.
+    A tensor is its bytes in row-major order, its dtype and its shape. A flat message has one array with the bytes of
+    all tensors, and their places, dtypes and shapes in its pickle.
     """
 
     pickle: bytes
@@ -43,13 +48,25 @@ class Message(NamedTuple):
         return sum(data.nbytes for data, _, _ in self.tensors)
 
 
-def pack(value: Any) -> Message:
-    """Return a value that can be pickled as a message."""
+def pack_state(state: State) -> Message:
+    """Return a state as a message: a flat one, which takes one transfer, but for large tensors on a CPU."""
+    tensors = [tensor for _, tensor in named_tensors(state)]
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    return pack(state, flat=not on_cpu or nbytes(state) <= _LARGE * len(tensors))
+
+
+def pack(value: Any, *, flat: bool = False) -> Message:
+    """Return a value that can be pickled as a message, a `flat` one after one transfer from the device."""
     file = io.BytesIO()
     pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
-    pickler.tensors = []
+    pickler.tensors, pickler.places, pickler.size = [], [] if flat else None, 0
     pickler.dump(value)
-    return Message(file.getvalue(), pickler.tensors)
+    if not pickler.places:
+        return Message(file.getvalue(), pickler.tensors)
+    buffer = torch.empty(pickler.size, dtype=torch.uint8, device=pickler.places[0][0].device)
+    for tensor, start in pickler.places:
+        buffer[start : start + tensor.nbytes] = as_bytes(tensor)
+    return Message(file.getvalue(), [(tensor_bytes(buffer), torch.uint8, (pickler.size,))])
 
 
 def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
@@ -63,12 +80,19 @@ def unpack(message: Message, device: torch.device, *, shared: bool = False) -> A
 
 class _Pickler(CloudPickler):
     tensors: list[tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
+    places: list[tuple[Tensor, int]] | None  # the tensors of a flat message, and where they begin
+    size: int
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return None
-        self.tensors.append((tensor_bytes(value), value.dtype, tuple(value.shape)))
-        return len(self.tensors) - 1
+        if self.places is None:
+            self.tensors.append((tensor_bytes(value), value.dtype, tuple(value.shape)))
+            return len(self.tensors) - 1
+        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        self.places.append((value, start))
+        self.size = start + value.nbytes
+        return start, value.dtype, tuple(value.shape)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -76,17 +100,27 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(message.pickle))
         self._tensors, self._device = message.tensors, device
         self._shared = shared or device.type != "cpu"  # the device has memory of its own
+        self._flat: Tensor | None = None  # the bytes of a flat message
 
-    def persistent_load(self, number: int) -> Tensor:
-        data, dtype, shape = self._tensors[number]
+    def persistent_load(self, place: Any) -> Tensor:
+        if isinstance(place, int):
+            data, dtype, shape = self._tensors[place]
+            return self._bytes(data).view(dtype).reshape(shape)
+        start, dtype, shape = place
+        if self._flat is None:
+            self._flat = self._bytes(self._tensors[0][0])
+        return self._flat[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+    def _bytes(self, data: np.ndarray) -> Tensor:
+        """Return an array of a message on the device."""
         if not data.size:
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        if not self._shared or data.ctypes.data % _ALIGNMENT:
-            data = data.copy()
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
             raw = torch.from_numpy(data)
-        return raw.view(dtype).reshape(shape).to(self._device)
+        if not self._shared or data.ctypes.data % _ALIGNMENT:
+            raw = raw.clone()
+        return raw.to(self._device)
 
 
 SmallStates = Mapping[ClientIndex, Message | None]
@@ -159,7 +193,7 @@ class HostMethods:
         """
         done = self._of_clients(self.host.exchange, message, number, down, small, large)
         self._hold(number, [reply.client for reply in done.replies], {"": done.total})
-        after = {client: pack(state) for client, state in done.states.items()}
+        after = {client: pack_state(done.states.pop(client)) for client in list(done.states)}
         result = pack(dataclasses.replace(done, total=ExactSum(), states={}, unweighted={}))
         if not separate:
             return result, after

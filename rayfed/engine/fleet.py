@@ -111,7 +111,7 @@ class LocalFleet:
             self._ahead |= {client: owned(state) for client, state in done.states.items()}
             if not request.origins:
                 self.commit(done.states)
-            self._unweighted |= done.unweighted
+            self._unweighted |= owned(done.unweighted)
             result.add(done)
         return result
 

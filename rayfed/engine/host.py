@@ -15,7 +15,7 @@ from rayfed.algorithm import ClientData, Context, Exchange, Phase, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.core.trees import nbytes
+from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_kernels
@@ -111,7 +111,7 @@ class Host:
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
         result.sent[client] = bytes_by_field(up)
-        others = {name: up[name] for name in up if name not in exchange.averaged}
+        others = owned({name: up[name] for name in up if name not in exchange.averaged})
         result.replies.append(Reply(client, ctx.examples, others))
         return {name: up[name] for name in exchange.averaged if name in up}
 

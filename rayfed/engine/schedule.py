@@ -8,6 +8,7 @@ is expected to finish last. Where and in which order clients run changes the tim
 Nothing here knows about processes. Times are arguments, so that a schedule can be simulated.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -29,11 +30,13 @@ class Unit:
 
     Attributes:
         cost: The predicted cost, in the same measure for all units of a schedule, such as training steps.
+        home: The host that had the clients last. It gets them where others would take as long: it has their data.
     """
 
     clients: tuple[ClientIndex, ...] = ()
     tests: tuple[int, ...] = ()
     cost: float = 1.0
+    home: int | None = None
 
 
 @dataclass(eq=False)
@@ -128,11 +131,16 @@ class Schedule:
         self._left = len(self.units)
         self._least = _LEAST_SHARE * sum(unit.cost for unit in self.units) / max(1, len(self.free))
         seconds = dict.fromkeys(self.free, 0.0)
-        for unit in sorted(self.units, key=lambda unit: -unit.cost):  # to the host that is going to be free first
-            ends = {host: seconds[host] + unit.cost * self._rate(host) for host in self.free}
-            best = min(ends, key=lambda host: (ends[host], host))
-            seconds[best] = ends[best]
-            self._plans[best].append(unit)
+        for cost, units in itertools.groupby(sorted(self.units, key=lambda unit: -unit.cost), lambda unit: unit.cost):
+            of_home: dict[int | None, deque[Unit]] = {}
+            for unit in units:
+                of_home.setdefault(unit.home, deque()).append(unit)
+            while any(of_home.values()):  # to the host that is going to be free first
+                ends = {host: seconds[host] + cost * self._rate(host) for host in self.free}
+                best = min(ends, key=lambda host: (ends[host], not of_home.get(host), host))
+                seconds[best] = ends[best]
+                own = of_home.get(best) or max(of_home.values(), key=len)
+                self._plans[best].append(own.popleft())
         costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
         self.predicted: dict[int, float] | None = (
             None if self.rates is None else {host: cost * self._rate(host) for host, cost in costs.items()}

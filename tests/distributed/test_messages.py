@@ -1,10 +1,11 @@
 """Values arrive in other processes as they were sent."""
 
 import numpy as np
+import pytest
 import torch
 
 from rayfed.core.trees import named_tensors
-from rayfed.distributed.host_actor import pack, unpack
+from rayfed.distributed.host_actor import pack, pack_state, unpack
 from rayfed.engine.serialization import state_hash
 
 PAYLOAD = {
@@ -23,8 +24,10 @@ PAYLOAD = {
 }
 
 
-def test_pack_and_unpack_give_back_every_bit():
-    back = unpack(pack(PAYLOAD), torch.device("cpu"))
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_pack_and_unpack_give_back_every_bit(flat, shared):
+    back = unpack(pack(PAYLOAD, flat=flat), torch.device("cpu"), shared=shared)
     assert state_hash(back) == state_hash(PAYLOAD)
     for (path, sent), (other, found) in zip(named_tensors(PAYLOAD), named_tensors(back), strict=True):
         assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
@@ -46,6 +49,28 @@ def test_a_message_is_plain_bytes_and_what_arrives_is_our_own():
     back.add_(1)
     assert weights.tolist() == [1, 1, 1]
     assert not back.requires_grad
+
+
+def test_a_flat_message_is_one_array_with_aligned_tensors_and_may_stay_where_it_arrived():
+    state = {"w": torch.arange(2000.0), "none": torch.zeros(0), "n": torch.tensor(3), "v": torch.ones(5)}
+    ((data, *_),) = pack(state, flat=True).tensors
+    assert data.nbytes == 8000 + 64 + 20
+    room = np.zeros(len(data) + 128, np.uint8)
+    aligned = -room.ctypes.data % 64
+    for offset, shared in ((aligned, True), (aligned, False), (aligned + 4, True)):
+        place = room[offset : offset + len(data)]
+        place[:] = data
+        message = pack(state, flat=True)._replace(tensors=[(place, torch.uint8, place.shape)])
+        back = unpack(message, torch.device("cpu"), shared=shared)
+        assert state_hash(back) == state_hash(state)
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in back.values() if tensor.numel())
+        assert (back["w"].data_ptr() == place.ctypes.data) == (shared and offset == aligned)
+
+
+def test_states_are_flat_unless_their_tensors_are_large_and_on_a_cpu():
+    small, large = {"a": torch.ones(9), "b": torch.ones(9, 2)}, {"a": torch.ones(20000), "b": torch.ones(9)}
+    assert [len(pack_state(state).tensors) for state in (small, large, {"weights": {}})] == [1, 2, 0]
+    assert state_hash(unpack(pack_state(small), torch.device("cpu"))) == state_hash(small)
 
 
 def test_large_tensors_may_stay_where_they_arrived(recwarn):

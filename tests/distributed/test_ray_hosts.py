@@ -4,6 +4,7 @@ Starting an actor takes seconds, most of it the import of torch. So all algorith
 up one simulation after the other, and only the way through `rayfed.run` starts its own.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -11,6 +12,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -268,12 +270,34 @@ def test_a_client_that_runs_twice_is_added_once_and_a_sum_is_of_its_own_exchange
         methods.sums(2, {0, 1, 2})
 
 
+def test_clients_return_to_the_host_that_has_their_states(pool, equal_hosts):
+    planned = []
+
+    class Noting(SharedFleet):
+        def _schedule(self, units, kind):
+            schedule = super()._schedule(units, kind)
+            planned.append([(unit.home, host) for host, plan in schedule._plans.items() for unit in plan])
+            return schedule
+
+    population = blobs(6, sizes=(20,))
+    plan = blueprint(Scaffold(), population)
+    list(Server(plan, population, Noting(plan, population, pool, 2), Evaluation(points=())).run())
+    first, second = planned
+    assert {home for home, _ in first} == {None}
+    had = Counter(home for home, _ in second)
+    assert had.total() == 6
+    assert sum(home == host for home, host in second) == sum(min(3, count) for count in had.values())
+
+
 def test_a_host_that_dies_before_it_sent_its_sum_ends_the_attempt(session):
     lonely = HostPool(Placement(hosts=1, cpus=0.0), [{}] * 2, None)
 
     class Dying(SharedFleet):
         def _sums(self, *given, **changes):
             lonely.close()
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                while True:  # it takes a moment to die
+                    ray.get(lonely.actors[0].call.remote("hashes", {}))
             return super()._sums(*given, **changes)
 
     plan = blueprint(Scaffold(), SIX)

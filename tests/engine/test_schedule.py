@@ -91,6 +91,24 @@ def test_hosts_finish_together_where_clients_differ_in_size(hosts, bound):
     assert np.mean(ratios) <= bound
 
 
+@pytest.mark.parametrize(
+    ("costs", "homes", "plans"),
+    [
+        ([5, 5, 5, 5], [1, 1, 0, 0], {0: [2, 3], 1: [0, 1]}),
+        ([5, 5, 5, 5], [1, None, 1, 1], {0: [1, 2], 1: [0, 3]}),  # no host gets more for it
+        ([3, 3, 2, 2, 1], [1, 0, 1, 0, 1], {0: [1, 3], 1: [0, 2, 4]}),
+        ([4, 2, 2], [1, 1, 0], {0: [1, 2], 1: [0]}),
+        ([4, 3, 2, 1], [None] * 4, {0: [0, 3], 1: [1, 2]}),
+    ],
+)
+def test_clients_return_to_the_host_that_had_them_where_the_end_is_the_same(costs, homes, plans):
+    given = [Unit((client,), cost=costs[client], home=home) for client, home in enumerate(homes)]
+    schedule = Schedule(given, range(2))
+    assert {host: sorted(unit.clients[0] for unit in plan) for host, plan in schedule._plans.items()} == plans
+    ends = [Schedule(some, range(2), {0: 1.0, 1: 1.0}).predicted for some in (given, units(costs))]
+    assert sorted(ends[0].values()) == sorted(ends[1].values())
+
+
 def test_an_idle_host_takes_what_a_slow_one_was_not_sent():
     believed, real = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 4.0}
     simulation = Simulation(Schedule(units([1] * 100), range(2), believed), real).run()
