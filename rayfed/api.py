@@ -29,7 +29,7 @@ from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import make_experiment_folder, open_storage
-from rayfed.records.tracking import check_trackers
+from rayfed.records.tracking import check_tracking
 from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
 from rayfed.reports.summary import View
 from rayfed.result import Report, Result, SweepResult
@@ -71,7 +71,7 @@ def run(
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     config = _config_of(config, overrides, has_clients=clients is not None)
     check_run(config.placement)
-    check_trackers(vars(config.tracking), config.results)
+    check_tracking(config.tracking, config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
     make_experiment_folder(config.results, config.experiment)
     check_rounds({plan.trial: config})

@@ -41,7 +41,8 @@ REMOVED = {
     "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
     "faults.stop_early": "a sweep runs all its trials; leave it out",
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
-    "tracking.mlflow": "use tracking.tensorboard or tracking.wandb, or read the tables with pandas",
+    "tracking.mlflow": "use tracking.tensorboard, or read the tables with pandas",
+    "tracking.wandb": "give tracking.tensorboard=true; `wandb sync` uploads the folder tensorboard",
     "profile": "`rayfed docs running` shows how to use other profilers",
 }
 """The keys and options of earlier versions, with what to do without them."""

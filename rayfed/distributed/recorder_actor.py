@@ -4,8 +4,6 @@ If the actor dies, the command ends with one line. `resume=true` then goes on fr
 """
 
 import contextlib
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +17,8 @@ from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
-from rayfed.records.tracking import CLOSE_SECONDS
 
-_TRACKERS_VARIABLES = "WANDB_"
+_CLOSE_SECONDS = 60.0
 _GAUGES = {
     "round": "The last round of the trial that was recorded",
     "score": "The last value of the metric that selects rounds: on validation examples; without any, on test examples",
@@ -37,13 +34,10 @@ class RecorderProcess(Recorder):
     Args:
         folder, experiment, in_sweep: As for `Recorder`.
         here: The folder in which the command was given.
-        variables: Environment variables of the command that trackers read. A process of a cluster that was there
-            before has those of the cluster's start.
     """
 
-    def __init__(self, folder: str, experiment: str, *, in_sweep: bool, here: Path, variables: Mapping[str, str]):
+    def __init__(self, folder: str, experiment: str, *, in_sweep: bool, here: Path):
         enter(here)
-        os.environ.update(variables)
         super().__init__(folder, experiment, in_sweep=in_sweep)
         tags = {"score": ("trial", "metric", "split")}
         self._gauges = {
@@ -75,7 +69,6 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
         experiment,
         in_sweep=in_sweep,
         here=working_folder(),
-        variables={name: value for name, value in os.environ.items() if name.startswith(_TRACKERS_VARIABLES)},
     )
 
 
@@ -113,10 +106,10 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
         self.actor.doing.remote(trial, what)
 
     def close(self) -> list[str]:
-        """End the recorder's process when all trials have ended, and return a line on each tracker that failed."""
+        """End the recorder's process when all trials have ended, and return a line on each failure of TensorBoard."""
         lines: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):
-            lines = ray.get(self.actor.close.remote(), timeout=2 * CLOSE_SECONDS)
+            lines = ray.get(self.actor.close.remote(), timeout=_CLOSE_SECONDS)
         ray.kill(self.actor)
         return lines
 

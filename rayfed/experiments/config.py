@@ -252,15 +252,12 @@ class StateMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """tracking.*: experiment trackers beside the tables. No result depends on them."""
+    """tracking.*: TensorBoard's files beside the tables. No result depends on them."""
 
     tensorboard: bool | None = option(
         None, help="write TensorBoard files to RESULTS/EXPERIMENT/tensorboard; null: in sweeps, but not in single runs"
     )
-    wandb: str | None = option(
-        None, help="project of Weights & Biases to log to; WANDB_MODE=offline logs to RESULTS/EXPERIMENT/wandb"
-    )
-    folder: str | None = option(None, help="local folder for the trackers' files; null: RESULTS/EXPERIMENT")
+    folder: str | None = option(None, help="local folder in place of RESULTS/EXPERIMENT")
 
 
 @dataclass(frozen=True, kw_only=True)

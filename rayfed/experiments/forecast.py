@@ -29,7 +29,7 @@ from rayfed.experiments.run_summary import counted, run_summary
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
 from rayfed.experiments.trial import check_rounds
-from rayfed.records.tracking import check_trackers
+from rayfed.records.tracking import check_tracking
 
 _CLIENTS, _BATCHES = 2, 8  # of a probe, and batches of each client
 _SCORED = 128  # examples of each part of a client that a probe scores
@@ -56,7 +56,7 @@ def run_text(plan: Plan) -> str:
     """Return what `plan` is, what it reserves, and how long it will take."""
     config = plan.config
     check_run(config.placement)
-    check_trackers(vars(config.tracking), config.results)
+    check_tracking(config.tracking, config.results)
     check_rounds({plan.trial: config})
     about = expected = _estimated(plan, {})
     if isinstance(expected, Estimate):

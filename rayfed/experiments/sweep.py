@@ -19,7 +19,7 @@ from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.user_code import named_objects
 from rayfed.records.recorder import Progress, traceback_file
-from rayfed.records.tracking import check_trackers
+from rayfed.records.tracking import check_tracking
 
 MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
@@ -129,8 +129,8 @@ def plan_sweep(
     if len(set(names)) < len(names):
         same = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"arms: two trials have the same configuration ({same}); each must differ in more than rounds")
-    for tracking in dict.fromkeys(config.tracking for config in configs):  # once each, since a server may be asked
-        check_trackers(vars(tracking), first.results)
+    for config in configs:
+        check_tracking(config.tracking, first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
     if space.adaptive:
         return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state)

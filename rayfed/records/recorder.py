@@ -20,7 +20,7 @@ from rayfed.records.checkpoints import CheckpointStore, SavedPart
 from rayfed.records.files import Holding, write_holdings, write_map
 from rayfed.records.owners import Owner
 from rayfed.records.storage import join, open_storage, storage_errors
-from rayfed.records.tracking import Feed
+from rayfed.records.tracking import TensorBoard
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
@@ -196,7 +196,7 @@ class Recorder:
         self._home = open_storage(folder).child(experiment)
         self._trials: defaultdict[str, _Trial] = defaultdict(_Trial)
         self._owner: Owner | None = None
-        self._feed = Feed(self._home, experiment, working_folder() / lasting(""), in_sweep=in_sweep)
+        self._tensorboard = TensorBoard(self._home, working_folder() / lasting(""), in_sweep=in_sweep)
 
     def begin(
         self,
@@ -235,7 +235,7 @@ class Recorder:
             known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
             if holdings and values.get("partition_hash"):
                 write_holdings(self._home, values["partition_hash"], holdings)
-        self._feed.begin(trial, values, keep_through_round)
+        self._tensorboard.begin(trial, values, keep_through_round)
 
     def record(self, trial: str, record: Record) -> None:
         """Record a finished round of a trial that has begun."""
@@ -247,7 +247,7 @@ class Recorder:
                 record_trial(self.folder, self.experiment, trial, {"vmap_clients": record.vmap_clients})
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
-        self._feed.record(trial, record)
+        self._tensorboard.record(trial, record)
         self._trials[trial].add(record)
 
     def event(self, trial: str, event: Event) -> None:
@@ -314,7 +314,7 @@ class Recorder:
         progress.status, progress.error, progress.doing = str(values["status"]), values.get("error"), None
         progress.has_traceback = values.get("traceback") is not None
         progress.stop_reason = values.get("stop_reason")
-        self._feed.end(trial, progress.status, progress.error)
+        self._tensorboard.end(trial, progress.status)
         measured: dict[str, Any] = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
         if known.began is None:
             self._owner = self._owner or Owner(self._home)
@@ -342,8 +342,8 @@ class Recorder:
         return progress is not None and progress.rounds > 0
 
     def close(self) -> list[str]:
-        """Give up the claim to the trials, which have ended, and return a line on each tracker that failed."""
-        lines = self._feed.close()
+        """Give up the claim to the trials, which have ended, and return a line on each failure of TensorBoard."""
+        lines = self._tensorboard.close()
         if self._owner is not None:
             self._owner.release()
             self._owner = None

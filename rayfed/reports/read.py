@@ -20,7 +20,7 @@ from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
 from rayfed.records.writer import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
-from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
+from rayfed.reports.selection import TRIAL, aggregate_clients
 from rayfed.reports.trial_groups import countable_trials, group_trials
 
 TABLES = ("metrics", "rounds", "trials")
@@ -72,27 +72,6 @@ def count_scores(metrics: pd.DataFrame) -> pd.DataFrame:
     hashes = pd.Series(pd.util.hash_array(scored["client"].to_numpy()), scored["group"], dtype="uint64")
     cohort = hashes.groupby(level=0).sum().reindex(of_group.index, fill_value=0)  # a sum does not depend on the order
     return metrics.loc[~group.duplicated(), _COUNTED].reset_index(drop=True).assign(**of_group, cohort=cohort)
-
-
-def picked_values(
-    scores: Iterable[TrialScores], trials: pd.DataFrame, metric: str, split: str, criteria: Mapping[str, str]
-) -> pd.DataFrame:
-    """Return the participants' values of a metric on a split at the rounds that rules pick (see `pick_rounds`).
-
-    The quantities are those of `aggregate_clients` and of `client_values`. Values of clients have a `domain`, which is
-    that of the client's first score. Only trials in `trials` count.
-    """
-    parts = []
-    for of_trial in scores:
-        rows = scores_of(_as_strings(of_trial.frame()).merge(trials[TRIAL], on=TRIAL), metric, split, criteria)
-        rows = rows[~rows["unseen"]]
-        curves = scores_of(of_trial.curves.merge(trials[TRIAL], on=TRIAL), metric, split, criteria)
-        clients = client_values(rows[(rows["metric"] == metric) & (rows["split"] == split)])
-        picked = pick_rounds(pd.concat([curves[~curves["unseen"]], clients], ignore_index=True), criteria)
-        first = rows.drop_duplicates([*TRIAL, "client"])
-        domains = first.assign(quantity=CLIENT + first["client"].astype(str))[[*TRIAL, "quantity", "domain"]]
-        parts.append(picked.merge(domains.fillna({"domain": ""}), on=[*TRIAL, "quantity"], how="left"))
-    return pd.concat(parts, ignore_index=True)
 
 
 def _as_strings(frame: pd.DataFrame) -> pd.DataFrame:

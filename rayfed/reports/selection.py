@@ -8,7 +8,6 @@ Frames are long, with a column `quantity`, which is one of
 - `best10`, `worst10`  the mean over the tenth of the clients (rounded up) with the best or the worst values; only with
               more than `FEW_CLIENTS`
 - `domain:X`  the mean over the clients of domain X
-- `client:I`  the value of client I (from `client_values` only)
 
 Where a trial has values of clients for a point, split and metric, those of the server are ignored; otherwise they stand
 in (a global model on a domain that no client has). Unseen clients, which took no part in training, are never mixed with
@@ -30,7 +29,6 @@ BEST = 5
 FEW_CLIENTS = 20
 """The most clients without columns for the best and the worst tenth, and the most domains with a column each."""
 DOMAIN = "domain:"
-CLIENT = "client:"
 
 
 def aggregate_clients(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -68,12 +66,6 @@ def _tenths(rows: pd.DataFrame) -> dict[str, pd.Series]:
         name: rows[costs.rank(method="first", ascending=best) <= tenth].groupby("group")["value"].mean()
         for name, best in (("best10", True), ("worst10", False))
     }
-
-
-def client_values(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return each client's values in the columns of `aggregate_clients`, with the quantity `client:I`."""
-    rows = metrics[metrics["value"].notna() & (metrics["client"] != SERVER)]
-    return rows.assign(quantity=CLIENT + rows["client"].astype(str))[[*CURVE, "round", "quantity", "value"]]
 
 
 def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:

@@ -109,22 +109,6 @@ class TestKinds:
         order = {key: panel["layer"][0]["encoding"]["x"]["sort"] for key, panel in panels.items()}
         assert order == {"local.epochs": ["2", "none"], "cohort_share": ["0.5", "1"]}
 
-    def test_clients(self, folder: Path) -> None:
-        rows = data_of(spec_of("clients", folder)).set_index(["method", "client"])
-        assert rows.loc["dp_fedbn", "value"].tolist() == pytest.approx([22.0, 42.0])
-        assert rows.loc["fedavg", "value"].tolist() == pytest.approx([47.0, 67.0])
-        assert rows.loc["fedavg", "holder"].tolist() == ["0\na", "1\nb"]
-
-    def test_a_client_of_another_domain_in_each_trial_is_not_mixed(self, tmp_path: Path) -> None:
-        """As where trials leave out one domain each, so that the number of a client says nothing about its domain."""
-        for name, domains, left_out in (("t0", "ab", "c"), ("t1", "bc", "a")):
-            scores = ((0, domains[0], 0.2), (1, domains[1], 0.4))
-            rows = [row(1, *who, "test", "global", "accuracy", value, 10) for *who, value in scores]
-            add_rows(tmp_path, name, rows, leave_out=left_out)
-        rows = data_of(spec_of("clients", tmp_path))
-        values = {(domain, client): value for domain, client, value in rows[["domain", "client", "value"]].to_numpy()}
-        assert values == {("a", 0): 20, ("b", 0): 20, ("b", 1): 40, ("c", 1): 40}
-
     def test_partitions(self, folder: Path) -> None:
         (panel,) = panels_of("partition", folder)  # h1 was not recorded
         assert panel["title"] == "h0, seed 0"
@@ -155,8 +139,7 @@ class TestKinds:
     def test_infinite_means_are_not_drawn(self, tmp_path: Path) -> None:
         for mu, loss in ((0, float("inf")), (1, 1.5)):
             add_rows(tmp_path, f"t{mu}", [row(1, 0, "a", "test", "global", "loss", loss, 10)], algorithm__mu=mu)
-        for kind in ("curves", "clients"):
-            assert data_of(spec_of(kind, tmp_path))["method"].tolist() == ["fedavg mu=1"]
+        assert data_of(spec_of("curves", tmp_path))["method"].tolist() == ["fedavg mu=1"]
 
     def test_many_methods_are_those_that_validation_chose(self, tmp_path: Path) -> None:
         for number in range(9):

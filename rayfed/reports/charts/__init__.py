@@ -27,7 +27,6 @@ KINDS: Mapping[str, Kind] = {
     "clock": Kind("scores:over_clock", "the score over the time on the simulated clock"),
     "epsilon": Kind("scores:over_epsilon", "the score against the privacy budget spent"),
     "sensitivity": Kind("scores:of_each_key", "the score against each hyperparameter that varies"),
-    "clients": Kind("scores:each_client", "a heat map of methods and clients"),
     "partition": Kind("recorded:all_partitions", "who holds how many examples of which class"),
     "tsne": Kind("recorded:last_of_each_method", "maps of representations, where metrics.tsne was measured"),
     "time": Kind("recorded:seconds", "where the time of a round went"),

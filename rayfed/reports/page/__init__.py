@@ -29,7 +29,6 @@ _OF_A_VIEW = {
     "clock": "Over simulated time",
     "epsilon": "Against the privacy budget spent",
     "sensitivity": "Sensitivity",
-    "clients": "Clients",
 }
 _OF_THE_EXPERIMENT = {"tsne": "Maps of representations", "time": "Where the time went"}
 _MOST_CHARACTERS = 2_000_000
