@@ -18,7 +18,6 @@ from rayfed.experiments.trained_model import save_module, trained_model
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url, join
 from rayfed.reports.charts import plot as draw_plot
-from rayfed.reports.page import write_page
 from rayfed.reports.read import read, selection_metrics
 from rayfed.reports.render import render
 from rayfed.reports.summary import View
@@ -45,6 +44,8 @@ class Report(str):
         if plot is not None:
             draw_plot(folder, tables, plot, view=view)
         if html is not None:
+            from rayfed.reports.page import write_page  # imports Altair, which takes half a second
+
             write_page(folder, experiment, html, view)
         return text
 

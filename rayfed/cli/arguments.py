@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.experiments.sources import from_arguments, from_file, merged
 
 
 def add_values(parser: argparse.ArgumentParser, file: str, help: str) -> None:
@@ -37,6 +37,20 @@ def readable_values(arguments: Sequence[str]) -> list[Mapping[str, Any]]:
         with contextlib.suppress(UsageError):
             sources += read_values([argument]) if not argument.startswith("-") else []
     return sources
+
+
+def start_ray_meanwhile(sources: Sequence[Mapping[str, Any]]) -> None:
+    """Begin to start Ray, if the configuration has hosts, while torch is imported and the plan is made.
+
+    A configuration that is then refused ends this process, and Ray with it.
+    """
+    placement = merged(*sources).get("placement")
+    hosts = placement.get("hosts") if isinstance(placement, Mapping) else 0
+    if isinstance(hosts, int) and hosts > 0:
+        with contextlib.suppress(ImportError):  # what needs Ray says so
+            from rayfed.distributed.cluster import begin
+
+            begin(dashboard=False)
 
 
 def packaged_folder(name: str) -> Path:

@@ -6,6 +6,7 @@ only when its command is given, and imports torch, which takes seconds, only whe
 """
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"rayfed: {error.args[0] if error.args else 'interrupted'}", file=sys.stderr)
         code = INTERRUPTED
+    gc.freeze()  # otherwise the interpreter would search all modules for garbage at exit, for most of a second
     return TERMINATED if code == INTERRUPTED and received else code
 
 

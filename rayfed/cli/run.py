@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values
+from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values, start_ray_meanwhile
 from rayfed.cli.help import config_keys, values_help
 from rayfed.core.errors import UsageError, error_line
 from rayfed.experiments.config import Config
@@ -36,7 +36,10 @@ def execute(options: argparse.Namespace) -> int:
     for name in files_of(options.values):
         if name in spaces and not Path(name).is_file():
             raise UsageError(f"{name}: a packaged search space; rayfed sweep {name} runs it")
-    config = Config.read(*read_values(options.values))
+    sources = read_values(options.values)
+    if not options.dry_run:
+        start_ray_meanwhile(sources)
+    config = Config.read(*sources)
     if options.dry_run:
         from rayfed.experiments.forecast import run_text
         from rayfed.experiments.plan import make_plan

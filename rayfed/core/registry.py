@@ -3,11 +3,20 @@
 import importlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.options import suggestion
 from rayfed.core.paths import working_folder
+
+
+class ModuleSource(NamedTuple):
+    """The source of a user's module as it was imported, with which machines without its file import it."""
+
+    name: str
+    file: str
+    is_package: bool
+    text: str
 
 
 def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:

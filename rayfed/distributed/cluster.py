@@ -9,13 +9,15 @@ import logging
 import os
 import secrets
 import socket
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfed.core.errors import HostLost, RayNotStarted
+from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.distributed.ray_internals import on_loopback
 from rayfed.experiments.capacity import (
     Bundle,
@@ -33,6 +35,28 @@ from rayfed.experiments.config import Config, Placement
 _CONNECT_SECONDS = 10
 _SPREAD_SECONDS = 5.0  # until GPUs that should be idle count as used by others
 _LOOPBACK = "127.0.0.1"
+_started: Future[Any] | None = None  # what `ray.init` returns, from `begin` until `connect` has taken it
+
+
+def begin(*, dashboard: bool) -> None:
+    """Begin to start Ray on this machine for `connect`, unless there is a cluster to join or Ray runs already.
+
+    Ray takes seconds to start, in which this process can import torch and make its plan. Ray's processes die with the
+    thread that started them, so the thread stays.
+    """
+    global _started
+    if _started is not None or ray.is_initialized() or cluster_is_running():
+        return
+    _started = future = Future[Any]()
+
+    def start() -> None:
+        try:
+            future.set_result(start_here(include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False))
+        except Exception as error:  # Ray raises bare exceptions here
+            future.set_exception(error)
+        threading.Event().wait()
+
+    threading.Thread(target=start, daemon=True).start()
 
 
 def connect(placement: Placement, *, dashboard: bool) -> str:
@@ -43,25 +67,29 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         HostLost: The running cluster does not answer, or cannot be joined.
         RayNotStarted: Ray did not start.
     """
+    global _started
     url = ""
-    if not ray.is_initialized():
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        joins = cluster_is_running()
-        if joins:
-            _check_reachable()
-        else:
-            check_fits(placement, this_machine())
-            options["include_dashboard"] = dashboard
+    if _started is not None or not ray.is_initialized():
+        joins = _started is None and cluster_is_running()
         try:
-            url = (ray.init if joins else start_here)(**options).dashboard_url or ""
+            if joins:
+                _check_reachable()
+                url = ray.init(logging_level=logging.ERROR, log_to_driver=False).dashboard_url
+            else:
+                check_fits(placement, this_machine())
+                begin(dashboard=dashboard)
+                assert _started is not None, "there is no cluster to join"
+                url, _started = _started.result().dashboard_url, None
+        except (HostLost, UsageError):
+            raise
         except Exception as error:  # Ray raises bare exceptions here
-            words = " ".join(str(error).split())[:200]
+            _started, words = None, " ".join(str(error).split())[:200]
             if joins:
                 where = f"the Ray cluster at {cluster_address() or 'auto'}"
                 raise HostLost(f"{where} cannot be joined ({words}); check the address, or {_alone()}") from error
             raise RayNotStarted(f"Ray did not start ({words}); its logs are in {log_folder()}") from error
     check_fits(placement, known_nodes() or [])
-    return url
+    return url or ""
 
 
 def start_here(**options: Any) -> Any:

@@ -11,24 +11,13 @@ import sys
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import ray
 
 from rayfed.core.paths import enter, working_folder
+from rayfed.core.registry import ModuleSource
 from rayfed.data.readers.files import datasets_folder
-
-if TYPE_CHECKING:
-    from rayfed.experiments.user_code import ModuleSource
-
-
-class SentModule(NamedTuple):
-    """The source of a user's module for a process that may lack the file; see `ModuleSource`."""
-
-    name: str
-    file: str
-    is_package: bool
-    text: str
 
 
 class SentFiles(NamedTuple):
@@ -36,7 +25,7 @@ class SentFiles(NamedTuple):
 
     folder: Path
     datasets: Path
-    modules: tuple[SentModule, ...]
+    modules: tuple[ModuleSource, ...]
 
 
 def register_user_modules() -> None:
@@ -47,10 +36,9 @@ def register_user_modules() -> None:
         ray.cloudpickle.register_pickle_by_value(module)
 
 
-def to_send(sources: "Iterable[ModuleSource]") -> SentFiles:
+def to_send(sources: Iterable[ModuleSource]) -> SentFiles:
     """Return `sources` for other processes, with the folders of this process."""
-    modules = (SentModule(source.name, source.file, source.is_package, source.text) for source in sources)
-    return SentFiles(working_folder(), datasets_folder(None), tuple(modules))
+    return SentFiles(working_folder(), datasets_folder(None), tuple(sources))
 
 
 def install(files: SentFiles | None) -> None:
@@ -68,7 +56,7 @@ def install(files: SentFiles | None) -> None:
 
 
 class _SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    def __init__(self, modules: Iterable[SentModule]) -> None:
+    def __init__(self, modules: Iterable[ModuleSource]) -> None:
         self._sources = {module.name: module for module in modules}
 
     def find_spec(

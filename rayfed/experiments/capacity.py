@@ -1,4 +1,7 @@
-"""What a trial reserves, and whether the nodes that Ray has or would have here offer it. Ray is not imported."""
+"""What a trial reserves, and whether the nodes that Ray has or would have here offer it.
+
+Ray is not imported, and torch only when it is asked for GPUs.
+"""
 
 import math
 import os
@@ -6,10 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
-
 from rayfed.core.errors import UsageError
-from rayfed.engine.device import device_for
 from rayfed.experiments.config import Config, Placement
 
 _SERVERS_SHARE = 0.25  # of what the first host would reserve of a GPU
@@ -21,6 +21,8 @@ Bundle = dict[str, float]
 
 def this_machine() -> list[Bundle]:
     """Return the one node that Ray would start here."""
+    import torch
+
     return [{"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}]
 
 
@@ -144,6 +146,8 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
 def check_run(placement: Placement) -> None:
     """Raise UsageError if a single run lacks resources here. A running cluster is asked when it is joined."""
     if not placement.hosts:
+        from rayfed.engine.device import device_for
+
         device_for(bundles(placement)[0].get("GPU", 0.0))
     else:
         check_sweep([placement])

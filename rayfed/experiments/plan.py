@@ -19,7 +19,7 @@ from rayfed.core.layout import Layout
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
-from rayfed.core.registry import resolve
+from rayfed.core.registry import ModuleSource, resolve
 from rayfed.core.rng import floor_share, global_generators_seeded, torch_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
@@ -40,7 +40,6 @@ from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks
 from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
 from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.user_code import (
-    ModuleSource,
     check_base,
     checked_code_hash,
     display_name,

@@ -2,20 +2,17 @@
 
 A module is the user's own if its file belongs neither to rayfed, nor to Python, nor to an installed package.
 
-- `code_hash` covers the sources of the user's modules from which objects come, and of the user's modules that these
-  import, comments included. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a notebook,
-  it covers the bytecode of the functions and classes that the objects use. The values of globals do not count.
+- `code_hash` covers the sources of the user's modules from which objects come, and of those that these import, comments
+  included; of `__main__`, a script or a notebook, the bytecode of the functions and classes that the objects use. The
+  values of globals do not count. `resume=true` refuses to continue if it has changed.
 - `object_hash` tells objects given in Python apart ("own:Net-1a2b3c"): by their names and modules, the bytecode of
   their functions, and the values in closures, defaults, attributes and tensors.
 """
 
 import ast
-import contextlib
 import enum
 import functools
 import hashlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import random
 import re
@@ -23,8 +20,6 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +27,7 @@ import torch
 from torch import nn
 
 from rayfed.core.errors import UsageError, is_user_file
-from rayfed.core.registry import resolve
+from rayfed.core.registry import ModuleSource, resolve
 from rayfed.data.user_clients import Clients
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
@@ -93,10 +88,8 @@ def model_hash(given: Any, built: nn.Module) -> str:
 def code_hash(objects: Mapping[str, Any]) -> str | None:
     """Return a hash of all code of the user's own that `objects` use, or None if they use none."""
     walk, sources = _walked(objects), module_sources(objects)
-    if not walk.modules and not sources:
-        return None
     walk.digest.update(repr([(source.name, source.text) for source in sources]).encode())
-    return walk.digest.hexdigest()
+    return walk.digest.hexdigest() if walk.modules or sources else None
 
 
 def checked_code_hash(config: Config, trial: str, objects: Mapping[str, Any]) -> str | None:
@@ -126,34 +119,18 @@ def check_base(config: Config, trial: str, base_hash: str | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ModuleSource:
-    """The source of a module as it was imported, with which machines without its file import it."""
-
-    name: str
-    file: str
-    is_package: bool
-    text: str
-
-
 def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
     """Return the user's modules from which `objects` come, and those that they import, parents before children.
 
     `__main__` and modules without Python source are left out.
     """
-    sources: dict[str, ModuleSource] = {}
-    named = [key.partition(":")[0] for key in objects if ":" in key]
-    seen, pending = {"", "__main__"}, [*named, *_walked(objects).modules]
+    sources: dict[str, ModuleSource | None] = {"": None, "__main__": None}
+    pending = [*(key.partition(":")[0] for key in objects if ":" in key), *_walked(objects).modules]
     while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        pending.append(name.rpartition(".")[0])
-        if (spec := _spec(name)) is not None and (source := _source(name, spec)) is not None:
-            sources[name] = source
-            pending += _imports(source)
-    return [source for _, source in sorted(sources.items())]
+        if (name := pending.pop()) not in sources:
+            sources[name] = source = _source(name)
+            pending += [name.rpartition(".")[0], *(_imports(source) if source else ())]
+    return [source for _, source in sorted(sources.items()) if source is not None]
 
 
 def _walked(objects: Mapping[str, Any]) -> "_Walk":
@@ -165,39 +142,33 @@ def _walked(objects: Mapping[str, Any]) -> "_Walk":
 
 def _imports(source: ModuleSource) -> Iterator[str]:
     """Yield the names that a module imports, also inside functions. Some are attributes of modules."""
-    package = source.name if source.is_package else source.name.rpartition(".")[0]
+    package = source.name.split(".") if source.is_package else source.name.split(".")[:-1]
     for node in ast.walk(ast.parse(source.text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            above = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module of the user's own, None of any other. The packages around the module are imported."""
-    with contextlib.suppress(Exception):  # a name of no module, or a package that cannot be imported
-        root = importlib.util.find_spec(name.partition(".")[0])
-        if root is not None and is_user_file(root.origin or next(iter(root.submodule_search_locations or ()))):
-            return importlib.util.find_spec(name)
-    return None
-
-
-_SOURCES: dict[str, tuple[importlib.machinery.ModuleSpec, ModuleSource | None]] = {}
+_SOURCES: dict[str, tuple[Any, ModuleSource | None]] = {}
 """The sources that were read, with the spec of the import: a file edited after its import counts as it was."""
 
 
-def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | None:
-    """Return the source of a module, None if it is not written in Python."""
-    if name not in _SOURCES or _SOURCES[name][0] is not spec:
-        text, file = None, Path(spec.origin or "")
-        if file.suffix == ".py" and file.is_file():
-            text = importlib.util.decode_source(file.read_bytes())
-        elif isinstance(spec.loader, importlib.abc.InspectLoader):
-            text = spec.loader.get_source(name)
-        is_package = spec.submodule_search_locations is not None
-        _SOURCES[name] = spec, None if text is None else ModuleSource(name, str(file), is_package, text)
+def _source(name: str) -> ModuleSource | None:
+    """Return the source of a module of the user's own, None without one. The packages around it are imported."""
+    try:
+        root = importlib.util.find_spec(name.partition(".")[0])
+        if root is None or not is_user_file(root.origin or next(iter(root.submodule_search_locations or ()))):
+            return None
+        spec: Any = importlib.util.find_spec(name)
+        if name not in _SOURCES or _SOURCES[name][0] is not spec:
+            is_package, text = spec.submodule_search_locations is not None, spec.loader.get_source(name)
+            source = None if text is None else ModuleSource(name, str(spec.origin or ""), is_package, text)
+            _SOURCES[name] = spec, source
+    except Exception:  # a name of no module, or a package that cannot be imported
+        return None
     return _SOURCES[name][1]
 
 

@@ -4,7 +4,7 @@ The scores of a large sweep would take gigabytes as data frames. A report shows 
 clients in a few rounds only. Both follow from the scores of one trial at a time, so the files stay compressed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any

@@ -242,7 +242,8 @@ class TestUserModules:
         assert [source.name for source in sources] == names
         code = f"""
             from pathlib import Path
-            from rayfed.distributed.user_modules import SentFiles, SentModule, install
+            from rayfed.distributed.user_modules import SentFiles, install
+            from rayfed.core.registry import ModuleSource
             from rayfed.experiments import user_code
             install(SentFiles(Path(), Path(), {to_send(sources).modules!r}))
             import uc_pieces

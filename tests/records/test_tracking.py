@@ -105,7 +105,6 @@ class TestTensorBoard:
             assert [path.parent.parent.name for path in tmp_path.glob("*/tensorboard/t")] == [written] * bool(written)
             shutil.rmtree(tmp_path / (written or "r"), ignore_errors=True)
 
-
     def test_a_folder_that_cannot_be_written_is_reported_once_and_ends_nothing(self, tmp_path):
         (tmp_path / "file").touch()
         board = TensorBoard(open_storage(tmp_path), tmp_path)
