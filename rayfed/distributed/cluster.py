@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.distributed.ray_internals import on_loopback
 from rayfed.experiments.capacity import (
-    Bundle,
     check_fits,
     cluster_address,
     cluster_is_running,
     known_nodes,
     ray_folder,
-    reserved,
-    spread,
     this_machine,
 )
-from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.config import Placement
 
 _CONNECT_SECONDS = 10
-_SPREAD_SECONDS = 5.0  # until GPUs that should be idle count as used by others
 _LOOPBACK = "127.0.0.1"
 _started: Future[Any] | None = None  # what `ray.init` returns, from `begin` until `connect` has taken it
 
@@ -142,18 +137,6 @@ def _check_reachable() -> None:
 
 def _alone() -> str:
     return f"{'unset RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'run ray stop'} to use this machine alone"
-
-
-def bundles_of_run(config: Config) -> list[Bundle]:
-    """Return what a single run reserves: as many GPUs as it can use, unless other jobs use them now."""
-    packed, spread_out = reserved(config), spread(config, known_nodes() or [])
-    if spread_out == packed:
-        return packed
-    group = placement_group([bundle for bundle in spread_out if bundle], strategy="PACK")
-    try:
-        return spread_out if ray.wait([group.ready()], timeout=_SPREAD_SECONDS)[0] else packed
-    finally:
-        remove_placement_group(group)
 
 
 def on_node(address: str | None) -> str:

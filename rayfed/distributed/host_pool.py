@@ -48,7 +48,7 @@ class HostPool:
     """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
 
     Args:
-        bundles: What the trial reserved: the server's bundle, possibly empty, and those that hosts share in turn.
+        bundles: What the trial reserved: the server's bundle, possibly empty, and one for each host.
         group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
         name: The name of the processes in Ray's dashboard, before their positions.
     """
@@ -61,22 +61,18 @@ class HostPool:
         files: SentFiles | None = None,
         name: str = "",
     ):
-        server, first_host, *_ = [*bundles, {}]
-        of_hosts = len(bundles) - 1
+        server, *hosts = bundles
         actor_class: Any = ray.remote(RayHost)
-        self.actors, self.gpus = [], []
-        for position in range(placement.hosts):
-            gpus = placement.gpus
-            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has a share of the first host's
-                gpus = first_host["GPU"]
+        self.gpus = [bundle.get("GPU", 0.0) for bundle in hosts]  # the server may have a share of the first host's
+        self.actors = []
+        for position, gpus in enumerate(self.gpus):
             options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
             if group is not None:
-                bundle = (1 if server else 0) + position % of_hosts  # an empty bundle is not part of the group
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=bundle
+                    group,
+                    placement_group_bundle_index=position + bool(server),  # an empty bundle is not part of it
                 )
             self.actors.append(actor_class.options(**options).remote(files, f"{name} host {position}"))
-            self.gpus.append(gpus)
 
     def close(self) -> None:
         for actor in self.actors:

@@ -32,7 +32,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_sigterm
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.distributed.cluster import bundles_of_run, connect, is_private, on_node
+from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
 from rayfed.distributed.ray_internals import cause_of_death, skip_callback_statistics
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
@@ -40,7 +40,7 @@ from rayfed.distributed.server_actor import SentJob, ServerActor
 from rayfed.distributed.trial import ENDED, GAIN, RAISED
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
-from rayfed.experiments.capacity import Bundle, reserved
+from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
 from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import Plan
@@ -86,7 +86,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
         mark_interrupted(config.results, config.experiment, [name])
         return str(stopped(trials.last_progress))
 
-    space = {"job": trials.begin(job, bundles_of_run(config))}
+    space = {"job": trials.begin(job)}
     files = to_send(plan.sources)
     with trials.recorded(lambda progress: one_trial(progress[0]), terminated):
         _tuner(trials, [config], Search(), space, files, {"plan": sent}).fit()
@@ -182,8 +182,8 @@ class _Trials(tune.Callback, tune.Stopper):
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
 
-    def begin(self, job: Job, bundles: list[Bundle] | None = None) -> SentJob:
-        """Note a trial, and return what Tune is given. The trial reserves `bundles`, by default what it needs."""
+    def begin(self, job: Job) -> SentJob:
+        """Note a trial, and return what Tune is given."""
         self._jobs[job["trial"]] = job
         if self._names is not None:
             name_next(self._names, job["trial"])
@@ -192,7 +192,7 @@ class _Trials(tune.Callback, tune.Stopper):
             trial=job["trial"],
             restarts=config.faults.restarts,
             placement=config.placement,
-            bundles=bundles or reserved(config),
+            bundles=reserved(config),
             job=ray.cloudpickle.dumps(job),
         )
 

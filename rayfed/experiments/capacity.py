@@ -13,7 +13,6 @@ from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config, Placement
 
 _SERVERS_SHARE = 0.25  # of what the first host would reserve of a GPU
-_MORE_THAN_HALF = 0.5001
 
 Bundle = dict[str, float]
 """Amounts of "CPU" and "GPU"; what is absent is 0."""
@@ -119,28 +118,6 @@ def reserved(config: Config) -> list[Bundle]:
 def servers_gpus(config: Config) -> float:
     """Return the GPUs that the process of the server reserves. Without hosts it is the only process."""
     return reserved(config)[0].get("GPU", 0.0)
-
-
-def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
-    """Return what a trial of `config` reserves on idle `nodes`, with its hosts on as many GPUs as there are.
-
-    Ray fills a GPU before it takes the next one. So hosts that share GPUs get one bundle per GPU, host h of n bundles
-    the bundle at position h % n, and each bundle takes more than half of a GPU. Without hosts to spread, these are the
-    bundles `reserved`.
-    """
-    server, *hosts = needed = reserved(config)
-    place = config.placement
-    if not (place.hosts and 0 < place.gpus < 1) or place.autoscale:
-        return needed
-    gpus = sum(int(node.get("GPU", 0)) for node in nodes)
-    for number in range(min(len(hosts), gpus), math.ceil(len(hosts) * place.gpus - 1e-6), -1):
-        by_gpu = []
-        for shared in (hosts[first::number] for first in range(number)):
-            gpus_of = max(round(sum(host["GPU"] for host in shared), 4), _MORE_THAN_HALF)
-            by_gpu.append(_bundle(sum(host.get("CPU", 0.0) for host in shared), gpus_of))
-        if fits([server, *by_gpu], nodes):
-            return [server, *by_gpu]
-    return needed
 
 
 def check_run(placement: Placement) -> None:

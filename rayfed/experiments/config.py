@@ -179,7 +179,9 @@ class Placement:
         "cannot train at once",
     )
     cpus: float = option(1.0, low=0, help="CPUs to reserve per host")
-    gpus: float = option(0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k for an integer k")
+    gpus: float = option(
+        0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k, so that k hosts fill a GPU before the next"
+    )
     server_cpus: float = option(0.0, low=0, help="CPUs to reserve for the server, which works while the hosts wait")
     server_gpus: float | None = option(
         None,

@@ -1,6 +1,5 @@
 """The progress of trials: rounds, time left, clients per second, and the best score so far."""
 
-import statistics
 import sys
 import threading
 import time
@@ -54,10 +53,10 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
     work = sum(max(0, p.round - p.first_round) for p in trials)
     rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (len(names) - len(trials))
     finished = sum(p.rounds if p.status != "running" else min(p.round, p.rounds) for p in trials)
-    left = seconds_left(trials, names, seconds)
     doing = {p.doing for p in trials if p.doing}
-    if work and left is not None and (len(trials) < len(names) or any(not p.doing for p in trials if p in running)):
-        parts.append(f"{span(left)} left")
+    if work and seconds and (len(trials) < len(names) or any(not p.doing for p in running)):
+        of_a_round = sum(p.seconds for p in trials) / work  # without the start of the first trials
+        parts.append(f"{span(of_a_round * (rounds - finished) / max(1, len(running)))} left")
         parts.append(f"{sum(p.clients for p in trials) / seconds:.3g} clients/s")
     parts += sorted(doing)
     gains = {p.trial: p.selection.gain(p.best_val) for p in trials if p.best_val is not None}
@@ -80,27 +79,6 @@ def bars_of_sweep(names: Sequence[str]) -> Callable[[list[Progress]], list[Bar]]
     return bars
 
 
-def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> float | None:
-    """Return how long a sweep will still take, or None if nothing is known.
-
-    A trial that has not started is expected to take the median time of the started trials of its algorithm, or of all
-    started trials. As many trials are assumed to run at once as run now.
-    """
-    whole: dict[str, list[float]] = {}
-    for trial in trials:
-        if trial.round > trial.first_round and (trial.status == "done" or trial.left is not None):
-            left = (trial.left or 0.0) if trial.status == "running" else 0.0
-            whole.setdefault(_algorithm(trial.trial), []).append(trial.seconds + left)
-    if not whole or not seconds:
-        return None
-    common = [value for values in whole.values() for value in values]
-    expected = {name: statistics.median(whole.get(_algorithm(name), common)) for name in names}
-    running = {t.trial: expected[t.trial] if t.left is None else t.left for t in trials if t.status == "running"}
-    started = {trial.trial for trial in trials}
-    pending = sum(running.values()) + sum(expected[name] for name in names if name not in started)
-    return max(pending / max(1, len(running)), *running.values(), 0.0)
-
-
 def _score(split: str, progress: Progress, value: float | None) -> str:
     """Return a score as text: "val 91.2%", or "val loss 0.31"."""
     metric = progress.selection.metric
@@ -111,10 +89,6 @@ def _number(progress: Progress, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1%}" if is_fraction(progress.selection.metric) else f"{value:.4g}"
-
-
-def _algorithm(trial: str) -> str:
-    return trial.rpartition("-seed")[0]
 
 
 def note(line: str) -> None:

@@ -6,9 +6,8 @@ command runs, so that all results arrive there, whichever node a trial runs on.
 
 import contextlib
 import math
-import statistics
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,8 +24,6 @@ from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
 _TRACEBACKS = "tracebacks"
-_LONG = 20.0  # seconds of a first round from which on its warming up hardly counts
-_ROUNDS = 50  # the last rounds count, so that the estimate follows a machine that has become busy
 
 
 @dataclass
@@ -69,37 +66,6 @@ def traceback_file(folder: str, experiment: str, trial: str) -> str:
     return f"{join(folder, experiment)}/{_TRACEBACKS}/{trial}.txt"
 
 
-class Pace:
-    """Estimates the time left from the median time of a round, and of a round after which models are scored.
-
-    A median is not moved by a checkpoint that took long, or by a process that was replaced. The first round of each
-    kind, which includes warming up, counts until there is a second one.
-
-    Args:
-        rounds: The number of rounds.
-        every: Rounds between scores; the last round is scored in any case.
-    """
-
-    def __init__(self, rounds: int, every: int = 1):
-        self.rounds, self.every = rounds, max(1, every)
-        self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=_ROUNDS) for kind in (False, True)}
-
-    def add(self, round: int, seconds: float) -> None:
-        """Take the wall-clock seconds of a round, everything after the round before included."""
-        self._seconds[round % self.every == 0 or round >= self.rounds].append(seconds)
-
-    def left(self, round: int) -> float | None:
-        """Return the seconds that the rounds after `round` take, or None before the second, unless they are long."""
-        known = {kind: list(seconds) for kind, seconds in self._seconds.items() if seconds}
-        medians = {kind: statistics.median(seconds[1:] or seconds) for kind, seconds in known.items()}
-        if not medians or (sum(map(len, known.values())) == 1 and max(medians.values()) < _LONG):
-            return None
-        last = max(self.rounds, round)
-        scored = last // self.every - round // self.every + (last > round and last % self.every != 0)
-        slower, faster = max(medians.values()), min(medians.values())
-        return scored * medians.get(True, slower) + (last - round - scored) * medians.get(False, faster)
-
-
 @dataclass
 class _Trial:
     """The recorder's knowledge of a trial. Times are those of `time.monotonic`.
@@ -108,16 +74,15 @@ class _Trial:
         progress: None before the trial has begun or was lost.
         writer: The writer of its rows; None unless the trial runs.
         began: The time at which the trial began; None before.
-        recorded: The time at which the trial began or last recorded a round.
+        warm: The time of the first round of this attempt, which warmed up, and its number; None before.
         work: Each round with its clients and its seconds.
         lost: The time and the cause of the loss of a process; None if the trial has begun again since.
     """
 
     progress: Progress | None = None
     writer: TrialWriter | None = None
-    pace: Pace = field(default_factory=lambda: Pace(0))
     began: float | None = None
-    recorded: float = 0.0
+    warm: tuple[float, int] | None = None
     work: list[tuple[int, int, float]] = field(default_factory=list)
     lost: tuple[float, str] | None = None
 
@@ -145,10 +110,9 @@ class _Trial:
             events.append(self._restart_event(before.round, done, now - self.lost[0], self.lost[1]))
         self.work = [work for work in self.work if goes_on and work[0] <= done]
         progress.selection = Selection.of(values)
-        self.progress, self.lost, self.recorded = progress, None, now
+        self.progress, self.lost, self.warm = progress, None, None
         if self.began is None or not goes_on:
             self.began = now - progress.seconds
-        self.pace = Pace(rounds, int(values.get("evaluate", {}).get("every", 1)))
         return events
 
     def add(self, record: Record) -> None:
@@ -161,9 +125,9 @@ class _Trial:
         self.work.append((record.round, record.cohort, record.seconds["total"]))
         if record.stage == "round":
             progress.rounds_done = record.round
-            self.pace.add(record.round, now - self.recorded)
-            progress.left = self.pace.left(record.round)
-        self.recorded = now
+            since, first = self.warm = self.warm or (now, record.round)
+            if record.round > first:
+                progress.left = (now - since) / (record.round - first) * max(0, progress.rounds - record.round)
         means = record.means(progress.selection.metric, progress.selection.point)
         progress.val, progress.test = means.get("val", progress.val), means.get("test", progress.test)
         values = [v for v in (progress.best_val, progress.val) if v is not None and not math.isnan(v)]

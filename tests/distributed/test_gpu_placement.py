@@ -9,7 +9,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from helpers.ray_session import start_ray
-from rayfed.distributed import cluster
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.server_actor import ServerActor
 from rayfed.experiments.capacity import reserved, servers_gpus
@@ -53,16 +52,15 @@ def config_of(**tree):
 @pytest.mark.parametrize(
     ("name", "placement", "picture"),
     [
-        ("fedavg", {"hosts": 4, "gpus": 0.5}, "0: host 0; 1: host 1; 2: host 2; 3: host 3; CPU: server"),
+        ("fedavg", {"hosts": 4, "gpus": 0.5}, "0: host 0, host 1; 1: host 2, host 3; CPU: server"),
         ("adcol", {"hosts": 4, "gpus": 1}, "0: server, host 0; 1: host 1; 2: host 2; 3: host 3"),
-        ("fedavg", {"hosts": 5, "gpus": 0.25}, "0: host 0, host 4; 1: host 1; 2: host 2; 3: host 3; CPU: server"),
-        ("fedavg", {"hosts": 2, "gpus": 0.25, "server_gpus": 0.5}, "0: server; 1: host 0; 2: host 1"),
+        ("fedavg", {"hosts": 2, "gpus": 0.25, "server_gpus": 0.5}, "0: server, host 0, host 1"),
     ],
 )
-def test_hosts_and_server_are_on_as_many_gpus_as_there_are(monkeypatch, name, placement, picture):
+def test_hosts_and_server_fill_a_gpu_before_the_next(monkeypatch, name, placement, picture):
     config = config_of(algorithm={"name": name}, placement=placement)
     monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", Probe)
-    bundles = cluster.bundles_of_run(config)
+    bundles = reserved(config)
     group = reserve(bundles)
     try:
         probes = {"server": started(group, share)} if (share := servers_gpus(config)) else {}
@@ -84,13 +82,3 @@ def test_two_trials_of_a_sweep_share_a_gpu():
     finally:
         for group in groups:
             remove_placement_group(group)
-
-
-def test_gpus_that_others_use_are_left_to_them(monkeypatch):
-    monkeypatch.setattr(cluster, "_SPREAD_SECONDS", 0.5)
-    other = reserve(cluster.bundles_of_run(config_of(placement={"hosts": 2, "gpus": 1})))
-    try:
-        server, *hosts = cluster.bundles_of_run(config_of(placement={"hosts": 4, "gpus": 0.5}))
-        assert (server, [bundle["GPU"] for bundle in hosts]) == ({}, [0.5] * 4)
-    finally:
-        remove_placement_group(other)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.capacity import bundles, check_fits, fits, reserved, spread
+from rayfed.experiments.capacity import bundles, check_fits, reserved
 from rayfed.experiments.config import Config, Placement
 
 
@@ -105,30 +105,7 @@ class TestMessage:
         assert "fewer hosts" not in text
 
 
-class TestSpreading:
-    """Where Ray puts the bundles is tested in tests/distributed/test_gpu_placement.py."""
-
-    @pytest.mark.parametrize(
-        ("nodes", "placement", "gpus"),
-        [
-            ([node(8, 4)], {"hosts": 4, "gpus": 0.5}, [0.5001] * 4),
-            ([node(8, 2)], {"hosts": 4, "gpus": 0.25}, [0.5001] * 2),
-            ([node(8, 2)], {"hosts": 3, "gpus": 0.5}, [0.5] * 3),
-            ([node(8, 2)], {"hosts": 2, "gpus": 0.25, "server_gpus": 1}, [0.25] * 2),
-            ([node(8, 2)], {"hosts": 2, "gpus": 1}, [1] * 2),
-        ],
-    )
-    def test_as_many_gpus_as_there_are(self, nodes, placement, gpus):
-        config = Config.read({"placement": placement})
-        bundles = spread(config, nodes)
-        assert [bundle["GPU"] for bundle in bundles[1:]] == gpus
-        assert fits(bundles, nodes)
-
-    def test_over_nodes(self):
-        config = Config.read({"placement": {"hosts": 4, "gpus": 0.25}})
-        assert [bundle["GPU"] for bundle in spread(config, [node(2, 2), node(2, 2)])[1:]] == [0.5001] * 4
-        assert [bundle["GPU"] for bundle in spread(config, [node(4, 1), node(0, 3)])[1:]] == [0.25] * 4  # the CPUs
-
+class TestReserved:
     def test_a_server_that_trains_shares_the_first_hosts_gpu(self):
         tree = {"algorithm": {"name": "adcol"}, "placement": {"hosts": 2, "gpus": 1}}
         config = Config.read(tree)

@@ -146,6 +146,8 @@ class TestTypes:
             ("algorithm.name=3", "algorithm.name=3: expected a string, got int"),
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=.nan", "local.lr=nan: must be a finite number"),
+            ("local.lr=1e-50", "local.lr=1e-50: would be 0 in float32, with which models are trained"),
+            ("local.weight_decay=1e39", "local.weight_decay=1e+39: would be inf in float32, with which models"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
         ],
     )

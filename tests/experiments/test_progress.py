@@ -1,4 +1,4 @@
-"""Progress: the time left from robust estimates, bars within the width of the terminal, and plain lines elsewhere."""
+"""Progress: the time left from the rounds so far, bars within the width of the terminal, and plain lines elsewhere."""
 
 import io
 import sys
@@ -10,31 +10,8 @@ from rich.console import Console
 
 from rayfed.core import terminal
 from rayfed.core.terminal import Bar, StatusLine
-from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, seconds_left, watched
-from rayfed.records.recorder import Pace, Progress
-
-
-class TestPace:
-    def test_rounds_with_and_without_scores_are_told_apart(self):
-        pace = Pace(20, every=5)
-        for round in range(1, 11):
-            pace.add(round, 4.0 if round % 5 == 0 else 1.0)
-        assert pace.left(10) == pytest.approx(8 * 1.0 + 2 * 4.0)
-        assert pace.left(20) == 0
-
-    def test_the_first_round_warms_up(self):
-        pace = Pace(10)
-        assert pace.left(0) is None
-        pace.add(1, 30.0)
-        assert pace.left(1) == pytest.approx(270.0)
-        pace.add(2, 1.0)
-        assert pace.left(2) == pytest.approx(8.0)
-
-    def test_the_last_round_is_scored_in_any_case(self):
-        pace = Pace(12, every=5)
-        pace.add(4, 1.0)
-        pace.add(5, 4.0)
-        assert [pace.left(round) for round in (5, 9, 10, 11, 12)] == [13.0, 9.0, 5.0, 4.0, 0.0]
+from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, watched
+from rayfed.records.recorder import Progress
 
 
 def trial(name, seed=0, **values):
@@ -42,26 +19,10 @@ def trial(name, seed=0, **values):
 
 
 class TestSweep:
-    def test_trials_take_as_long_as_those_of_their_algorithm(self):
-        """Two at a time: 40 s of slow and 10 s of fast trials are left, and 25 s of those that run."""
-        trials = [
-            trial("slow", 0, status="done", round=10, seconds=40.0),
-            trial("fast", 0, status="done", round=10, seconds=10.0),
-            trial("slow", 1, left=20.0),
-            trial("fast", 1, left=5.0, seconds=5.0),
-        ]
-        names = [p.trial for p in trials] + ["slow-seed2-x", "fast-seed2-x"]
-        assert seconds_left(trials, names, 40.0) == pytest.approx((20 + 5 + 40 + 10) / 2)
-
-    def test_never_less_than_the_longest_that_runs(self):
-        trials = [trial("a", seed, status="done", round=10) for seed in range(9)] + [trial("b", left=50.0)]
-        assert seconds_left(trials, [p.trial for p in trials], 20.0) == pytest.approx(50.0)
-
     def test_the_setup_of_the_first_trials_is_no_part_of_all_others_rounds(self):
         """After 30 s of setup, each of two has done a round of 1 s: 38 s of rounds are left, two at a time."""
         trials = [trial("a", seed, round=1, seconds=1.0, left=9.0) for seed in (0, 1)]
         names = [p.trial for p in trials] + ["a-seed2-x", "a-seed3-x"]
-        assert seconds_left(trials, names, 31.0) == pytest.approx((9 + 9 + 10 + 10) / 2)
         assert "19 s left" in many_trials(trials, names, 31.0)[1].words
 
     def test_the_clock_starts_with_the_first_trial(self, monkeypatch):
