@@ -69,7 +69,7 @@ def run(
     """
     quiet = not is_watched() if quiet is None else quiet
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    config = _config_of(config, overrides, has_clients=clients is not None)
+    config = _config_of(config, overrides)
     check_run(config.placement)
     check_tracking(config.tracking, config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
@@ -118,7 +118,7 @@ def sweep(
     quiet = not is_watched() if quiet is None else quiet
     drawn = read_space(_values_of(space), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    configs = configurations(drawn, has_clients=clients is not None)
+    configs = configurations(drawn)
     failed = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state)
     return SweepResult.of(configs[0].results, configs[0].experiment, failed)
 
@@ -243,7 +243,7 @@ def check(
         UsageError: The configuration cannot work.
     """
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    return tuple(iter_findings(_config_of(config, overrides, has_clients=clients is not None), given))
+    return tuple(iter_findings(_config_of(config, overrides), given))
 
 
 def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
@@ -253,13 +253,11 @@ def iter_findings(config: Config, given: Given | None = None) -> Iterator[Findin
     return findings(plan, lambda small: launch.run_trial(small, (), quiet=True))
 
 
-def _config_of(
-    config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any], *, has_clients: bool
-) -> Config:
+def _config_of(config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any]) -> Config:
     """Return the configuration that `run` and `check` are called with."""
     if isinstance(config, Config):
         return Config.read(config.tree(), overrides) if overrides else config
-    return Config.read(_values_of(config or {}), overrides, has_clients=has_clients)
+    return Config.read(_values_of(config or {}), overrides)
 
 
 def _values_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:

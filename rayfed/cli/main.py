@@ -106,8 +106,6 @@ def _execute(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         from rayfed.core.options import suggestion
 
-        if "=" in name or name.endswith((".yaml", ".yml")):
-            raise UsageError(f"{name}: expected a command first, such as rayfed run {name}")
         raise UsageError(f"{name}: no such command; {suggestion(name, COMMANDS)}")
     module = importlib.import_module(f"rayfed.cli.{name}")
     parser = Parser(prog=f"rayfed {name}")
@@ -123,11 +121,9 @@ def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
     """Raise UsageError if `unknown` holds arguments that `parser` does not have."""
     if not unknown:
         return
-    from rayfed.core.options import REMOVED, suggestion
+    from rayfed.core.options import suggestion
 
     first, key = unknown[0], unknown[0].lstrip("-")
-    if key in REMOVED:
-        raise UsageError(f"{first}: was removed; {REMOVED[key]}")
     if not first.startswith("-"):
         raise UsageError(f"{first}: unexpected argument; see {parser.prog} --help")
     if "=" in key:

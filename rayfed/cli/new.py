@@ -1,7 +1,6 @@
 """`rayfed new`: write a file to start from, a method, a dataset or a search space, with a test where it is code."""
 
 import argparse
-import importlib.util
 import keyword
 import shlex
 
@@ -88,8 +87,6 @@ def execute(options: argparse.Namespace) -> int:
             raise UsageError(f"{name}: not a name that Python can import; use letters, digits and _")
     if there := [file for file in files if (folder / file).exists()]:
         raise UsageError(f"{there[0]}: is there already, and nothing is overwritten; choose another name")
-    if options.kind != "sweep" and importlib.util.find_spec(name):
-        raise UsageError(f"{name}: an installed module has this name, which the file would hide; choose another")
     for file, text in files.items():
         with writing(folder / file):
             (folder / file).write_text(text.replace("$name", name).replace("$Name", class_name), encoding="utf-8")

@@ -44,7 +44,6 @@ REMOVED = {
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
     "tracking.mlflow": "use tracking.tensorboard, or read the tables with pandas",
     "tracking.wandb": "give tracking.tensorboard=true; `wandb sync` uploads the folder tensorboard",
-    "profile": "`rayfed docs running` shows how to use other profilers",
 }
 """The keys and options of earlier versions, with what to do without them."""
 

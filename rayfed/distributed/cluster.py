@@ -63,7 +63,7 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         RayNotStarted: Ray did not start.
     """
     global _started
-    url = ""
+    url: str | None = ""
     if _started is not None or not ray.is_initialized():
         joins = _started is None and cluster_is_running()
         try:

@@ -145,18 +145,14 @@ def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
     needed = bundles(placement)
     if placement.autoscale or fits(needed, nodes):
         return
-    but = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with "
-    but += "; ".join(map(_amounts, nodes))
-    if not placement.hosts:
-        key = "gpus" if needed[0].get("GPU") else "cpus"
-        value = getattr(placement, key)
-        raise UsageError(f"placement.{key}={value:g}: the process needs {_amounts(needed[0])}, {but}")
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
-    server = f" and a server of {_amounts(needed[0])}" if needed[0] else ""
+    largest = max(needed, key=lambda bundle: (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)))
+    key = "hosts" if placement.hosts else "gpus" if needed[0].get("GPU") else "cpus"
     raise UsageError(
-        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {_amounts(needed[-1])}{server} need "
-        f"{_amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
-        f"placement.autoscale=true if nodes can still start"
+        f"placement.{key}={getattr(placement, key):g}: a trial needs {_amounts(total)}, of which {_amounts(largest)} on "
+        f"one node, but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with "
+        f"{'; '.join(map(_amounts, nodes))}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+        "placement.autoscale=true if nodes can still start"
     )
 
 

@@ -14,7 +14,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
 from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import SCHEDULES
-from rayfed.core.options import checked_options, is_required, type_hints
+from rayfed.core.options import checked, checked_options, is_required, type_hints
 from rayfed.core.registry import resolve
 from rayfed.core.round_schedule import ROUND_SCHEDULES
 from rayfed.data.partitions import PARTITIONS
@@ -47,8 +47,6 @@ BASES = {
 """The classes from which components of a kind derive. Other kinds also take functions, or classes of any base."""
 
 _BESIDE = {"model": "head", "algorithm": "personal"}
-_HOOKS = ("init", "start", "step", "finish", "aggregate")
-"""The hooks that every algorithm has."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,8 @@ def _globs(given: Any, cls: type, where: str) -> list[str]:
     if not hasattr(cls, "personal"):
         to_base = "give it to algorithm.base" if "base" in type_hints(cls) else "use a method that derives from fedavg"
         raise UsageError(f"{where}: this method does not say which weights stay with the client; {to_base}")
-    patterns = [part.strip() for part in given.split(",")] if isinstance(given, str) else given
-    if not (isinstance(patterns, list) and patterns and all(isinstance(part, str) and part for part in patterns)):
-        raise UsageError(f"{where}={given!r}: expected patterns of names of weights, such as '*.lora_B.*'")
-    return patterns
+    patterns: list[str] = checked(given.split(",") if isinstance(given, str) else given, list[str], {}, where=where)
+    return [pattern.strip() for pattern in patterns]
 
 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -152,9 +148,8 @@ def _is_algorithm(hint: Any) -> bool:
 
 
 def _nested(value: Any, where: str) -> Component:
-    if not isinstance(value, (str, Mapping)):
-        raise UsageError(f"{where}={value!r}: expected the name of an algorithm, or a mapping with its keys")
-    return choose("algorithm", {"name": value} if isinstance(value, str) else value, "fedavg", where=where)
+    given = checked(value, str | dict, {}, where=where)
+    return choose("algorithm", {"name": given} if isinstance(given, str) else given, "fedavg", where=where)
 
 
 def _check_class(kind: str, cls: Any, where: str) -> None:
@@ -162,10 +157,6 @@ def _check_class(kind: str, cls: Any, where: str) -> None:
     base = resolve(BASES[kind], {}, where=kind)
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
         raise UsageError(f"{where}: must be a dataclass that derives from {base.__module__}.{base.__name__}")
-    missing = [hook for hook in _HOOKS if getattr(cls, hook) is getattr(base, hook)] if kind == "algorithm" else []
-    if missing:
-        hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
-        raise UsageError(f"{where}: {cls.__name__} has no hook {hooks}")
 
 
 def choose_partition(values: Mapping[str, Any], data: Component) -> Component:

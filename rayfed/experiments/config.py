@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
     from rayfed.metrics.base import Metric
 
-NO_OTHER_DATA = "clients= are given in place of data and partition; leave out {}.*"
 BATCH_NORM_POLICIES = ("aggregate", "local", "local_statistics", "frozen")
 """The policies for batch-norm layers; see `rayfed.core.task.Task`."""
 
@@ -288,9 +287,9 @@ class Config:
     state: StateMemory
     tracking: Tracking
     rounds: int = option(10, low=1, high=10**9, help="communication rounds")
-    cohort: int | float | None = option(None, help="clients per round; null: the share cohort_share of them")
+    cohort: int | None = option(None, low=1, help="clients per round; null: the share cohort_share of them")
     cohort_share: float = option(1.0, above=0, high=1, help="share of the participants that takes part in a round")
-    unseen_clients: int | float = option(
+    unseen_clients: int = option(
         0, low=0, help="clients that take no part in training and are scored after it; drawn with the seed"
     )
     unseen_share: float = option(
@@ -345,12 +344,11 @@ class Config:
         return [choice for component in chosen for choice in component.choices]
 
     @classmethod
-    def read(cls, *sources: Mapping[str, Any], has_clients: bool = False) -> "Config":
+    def read(cls, *sources: Mapping[str, Any]) -> "Config":
         """Return the configuration that `sources` give; later sources take precedence.
 
         Args:
             sources: Mappings with nested keys ({"local": {"lr": 0.1}}) or dotted keys ({"local.lr": 0.1}).
-            has_clients: Whether clients given in Python take the place of data and partition, which are refused then.
 
         Raises:
             UsageError: The configuration cannot work; the message names the key.
@@ -358,9 +356,6 @@ class Config:
         tree = _with_home(merged(*sources))
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
         _check_keys(tree, [*GROUPS, "algorithm", *COMPONENTS, "metrics", *scalars])
-        for group in ("data", "partition") if has_clients else ():
-            for key in tree.get(group, {}):
-                raise UsageError(f"{group}.{key}: {NO_OTHER_DATA.format(group)}")
         hints = type_hints(cls)
         given = {name: f for name, f in scalars.items() if name in tree}
         values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}
@@ -438,7 +433,10 @@ def _check_together(settings: Any) -> None:
     _check_availability(settings.availability, settings.clock, settings.local)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-    _check_counts(settings)
+    for key, share in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
+        value, part = getattr(settings, key), getattr(settings, share)
+        if value and part != getattr(Config, share):
+            raise UsageError(f"{key}={value} and {share}={part} are both given; give one of them")
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
@@ -450,18 +448,6 @@ def _check_together(settings: Any) -> None:
         if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
             better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)
             raise UsageError(f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}")
-
-
-def _check_counts(settings: Any) -> None:
-    """Raise UsageError for a cohort without clients, a share given as a number of clients, or both of them."""
-    if settings.cohort is not None and isinstance(settings.cohort, int) and settings.cohort < 1:
-        raise UsageError(f"cohort={settings.cohort}: must be at least 1")
-    for key, share in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
-        value = getattr(settings, key)
-        if isinstance(value, float):
-            raise UsageError(f"{key}={value}: expected an integer, the number of clients; a share is {share}={value}")
-        if value and getattr(settings, share) != getattr(Config, share):
-            raise UsageError(f"{key}={value} and {share}={getattr(settings, share)} are both given; give one of them")
 
 
 def _with_selected(metrics: Any, selected: str | None) -> Any:

@@ -35,7 +35,7 @@ from rayfed.engine.clock import Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
-from rayfed.experiments.config import NO_OTHER_DATA, Config
+from rayfed.experiments.config import Config
 from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks, refuse_mixing
 from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
 from rayfed.experiments.plan_model import ModelFactory, model_of
@@ -376,7 +376,7 @@ def _check_no_other_data(config: Config) -> None:
     for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
         given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
         if given:
-            raise UsageError(f"{key}.{given[0]}: {NO_OTHER_DATA.format(key)}")
+            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
 
 
 def _blueprint(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> Blueprint:
@@ -446,7 +446,7 @@ def _cohort_size(config: Config, clients: int) -> int:
         return max(1, floor_share(clients, config.cohort_share))
     if config.cohort > clients:
         raise UsageError(f"cohort={config.cohort}: there are {clients} clients; give at most that, or a cohort_share")
-    return int(config.cohort)
+    return config.cohort
 
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:

@@ -158,10 +158,8 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         UsageError: The loss does not return one scalar for a batch that its outputs determine.
     """
     loss = blueprint.loss
-    if isinstance(loss, type) or not callable(loss):
-        name = loss.__name__ if isinstance(loss, type) else repr(loss)
-        hint = f"; give an instance, {name}()" if isinstance(loss, type) else ""
-        raise UsageError(f"loss: expected a function (outputs, labels) -> scalar, got {name}{hint}")
+    if isinstance(loss, type):
+        raise UsageError(f"loss: got the class {loss.__name__}; give an instance, {loss.__name__}()")
     loss = loss_on("cpu", loss)  # its buffers may change
     outputs, labels = first_outputs(blueprint, population, 2)
     with warnings.catch_warnings(), torch.enable_grad():

@@ -1,13 +1,11 @@
 """The model of a plan: chosen by name, or the user's own, with the weights that follow from the seed."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout, layout_of
@@ -21,7 +19,6 @@ from rayfed.losses.base import Loss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.build import build_model
 from rayfed.models.split_model import check_whole, ensure_split, initialise_lazy_layers
-from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
 
@@ -86,21 +83,13 @@ def fresh_module(
         layout: The parts of an input, if it has several.
 
     Raises:
-        UsageError: There is no module, or it cannot be copied.
+        UsageError: There is no module.
     """
     module = model if isinstance(model, nn.Module) else _made(model)
     if module is not model:
         initialise_lazy_layers(module, shape, dtype, layout)
-    elif any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
-        raise UsageError(
-            f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
-            "it, so that they are drawn by the seed"
-        )
     _refuse_gradient_hooks(module)
-    try:
-        return copied(module).cpu()  # each process moves its own copy to its device
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
+    return copied(module).cpu()  # each process moves its own copy to its device
 
 
 def _refuse_gradient_hooks(module: nn.Module) -> None:
@@ -126,18 +115,11 @@ def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
 
 def _made(model: ModelFactory) -> nn.Module:
     """Return the module that a function makes, or raise UsageError."""
-    expected = "model: expected a torch.nn.Module, or a function without arguments that makes one"
-    if not callable(model):
-        named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
-        raise UsageError(f"{expected}; got {type(model).__name__}{named}")
-    try:
-        inspect.signature(model).bind()
-    except TypeError as error:
-        name = getattr(model, "__name__", type(model).__name__)
-        raise UsageError(f"{expected}; calling {name}() fails ({error})") from error
-    except ValueError:  # some callables have no signature
-        pass
-    module = model()
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"{expected}; got a function that returns {type(module).__name__}")
-    return module
+    module = model() if callable(model) else model
+    if isinstance(module, nn.Module):
+        return module
+    named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
+    raise UsageError(
+        "model: expected a torch.nn.Module, or a function without arguments that makes one; got "
+        f"{'a function that returns ' * callable(model)}{type(module).__name__}{named}"
+    )

@@ -120,9 +120,11 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in SPACE_KEYS} for s in sources))
     common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in SPACE_KEYS} for s in sources)
     search = build(Search, checked(sweep.get("search", {}), dict, {}, where="search"), where="search")
+    if search.kind != "grid" and search.samples is None:
+        raise UsageError(f"search.samples: required for search.kind={search.kind}; give the configurations per arm")
     arms = checked(_listed(sweep.get("arms", [{}])), list[dict[str, Any]], {}, where="arms")
     trees = [merged(common, arm, *overrides) for arm in arms]
-    adaptive = tuple(_adaptive(tree, search) for tree in trees) if search.kind == "optuna" else ()
+    adaptive = tuple(_adaptive(tree) for tree in trees) if search.kind == "optuna" else ()
     if adaptive:
         drawn = tuple(tuple(arm.corners()) for arm in adaptive)
     else:
@@ -138,19 +140,17 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     return Space(search, tuple(seeds), drawn, adaptive)
 
 
-def configurations(space: Space, *, has_clients: bool = False) -> tuple[Config, ...]:
+def configurations(space: Space) -> tuple[Config, ...]:
     """Return the configuration of every trial of `space`, in the order of `space.trials()`; see `Config.read`.
 
     Raises:
         UsageError: One of them cannot work; the message names the key.
     """
-    configs = [Config.read(values, has_clients=has_clients) for arm in space.arms for values in arm]
+    configs = [Config.read(values) for arm in space.arms for values in arm]
     return tuple(replace(config, seed=seed) for seed in space.seeds for config in configs)
 
 
-def _adaptive(tree: dict[str, Any], search: Search) -> AdaptiveArm:
-    if search.samples is None:
-        raise UsageError("search.samples: required for search.kind=optuna; give the number of configurations per arm")
+def _adaptive(tree: dict[str, Any]) -> AdaptiveArm:
     spaces = dict(_spaces(tree, ""))
     for key in spaces:
         if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
@@ -166,10 +166,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
     """Yield the configurations of arm number `arm`."""
     spaces = dict(_spaces(tree, ""))
     if search.kind == "random" and spaces:
-        if search.samples is None:
-            raise UsageError(
-                "search.samples: required for search.kind=random; give the number of configurations per arm"
-            )
+        assert search.samples is not None, "checked above"
         rng = generator(search.seed, "search", arm=arm)
         drawn: set[str] = set()
         while len(drawn) < min(search.samples, _size(spaces)):

@@ -122,10 +122,9 @@ def plan_sweep(
     _check_packages(space)
     first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
-    if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
-        raise UsageError("results and experiment: all arms of a sweep share them; give them outside the arms")
-    if any(config.select != first.select for config in configs):
-        raise UsageError("select: all arms of a sweep are chosen by one metric; give it outside the arms")
+    for key in ("results", "experiment", "select"):
+        if any(getattr(config, key) != getattr(first, key) for config in configs):
+            raise UsageError(f"{key}: all arms of a sweep share it; give it outside the arms")
     if len(set(names)) < len(names):
         same = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"arms: two trials have the same configuration ({same}); each must differ in more than rounds")

@@ -149,7 +149,7 @@ def test_het_lora_prunes_ranks_that_have_become_smaller():
 
 def test_fedsa_lora_averages_a_and_keeps_b():
     people, model = population(), adapted(net(batch_norm=False))
-    algorithm = Config.read({"algorithm": {"name": "fedavg", "personal": "*lora_B*"}}, has_clients=True).algorithm
+    algorithm = Config.read({"algorithm": {"name": "fedavg", "personal": "*lora_B*"}}).algorithm
     server = run(algorithm, people, model, rounds=1)
     trained = [descend(model, *data(people, i), 2) for i in range(3)]
     mean = sum(

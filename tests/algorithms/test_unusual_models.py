@@ -80,7 +80,7 @@ def test_trains_or_says_why_not(name, kind):
     model = ensure_split(MODELS[kind](), population.shape, dtype)
     if name in BATCH_NORM and dtype == torch.float32:
         (model.features if kind == "spare outputs" else model.features.body)[1] = nn.BatchNorm1d(8)
-    algorithm = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}}, has_clients=True).algorithm
+    algorithm = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}}).algorithm
     plan = blueprint(algorithm, population, model=model, rounds=1, batch_size=10)
     if name in REFUSED[kind]:
         with pytest.raises(UsageError, match=f"algorithm.name={name}: (needs|the model has no)"):

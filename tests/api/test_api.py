@@ -433,7 +433,7 @@ class TestErrors:
             ({}, {"model": lambda: nn.Linear(6, 2)}, "model: .* 2 .*3 classes"),
             ({}, {"num_classes": 2}, r"^clients: label 2, but there are 2 classes \(0..1\); see num_classes"),
             ({"partition.clients": 3}, {}, r"^partition\.clients: clients= are given in place of data and partition"),
-            ({"data.name": "mini_digits"}, {}, r"^data\.name: clients= are given in place of data and partition"),
+            ({"data.name": "mnist"}, {}, r"^data\.name=mnist: clients= are given in place of data and partition"),
         ],
     )
     def test_usage(self, run, tmp_path, config, changes, message):

@@ -263,7 +263,7 @@ def test_saved_models_have_all_weights(run, tmp_path):
 
 
 def test_summary_says_what_is_trained_and_sent():
-    plan = make_plan(Config.read({"local.batch_size": 10}, has_clients=True), clients=clients(), model=Half)
+    plan = make_plan(Config.read({"local.batch_size": 10}), clients=clients(), model=Half)
     lines = run_summary(plan)
     assert "135 parameters, 63 trained, 103 multiply-accumulates" in lines
     assert "download per client: weights 324 B" in lines  # 63 parameters, 16 statistics and a counter
@@ -325,7 +325,7 @@ def test_a_pattern_is_an_argument_of_the_command():
         ({"algorithm.personal": "*lora_C*"}, r"algorithm.personal=\*lora_C\*: matches no weight of the model, such as"),
         ({"algorithm.personal": "base.*"}, "matches no weight"),  # constants stay anyway
         ({"algorithm.name": "erm", "algorithm.personal": "fc.*"}, "algorithm.personal: algorithm.name=erm trains one"),
-        ({"algorithm.personal": 3}, "algorithm.personal=3: expected patterns of names"),
+        ({"algorithm.personal": 3}, "algorithm.personal=3: expected a list of strings"),
         ({"algorithm.name": "mixup", "algorithm.personal": "fc.*"}, "algorithm.personal: .* give it to algorithm.base"),
     ],
 )

@@ -229,7 +229,7 @@ def test_words_outside_the_embedding_are_found_before_the_start_and_padding_has_
 def test_batch_norm_and_the_summary_know_the_parts(tmp_path):
     people = clients(sizes=(21, 20, 20))
     values = {"results": str(tmp_path), "local.batch_size": 10, "local.drop_last": False}
-    config = Config.read(values, has_clients=True)
+    config = Config.read(values)
     with pytest.raises(UsageError, match="leave a batch of one example"):
         make_plan(config, clients=people, model=lambda: Two(norm=True))
     plan = make_plan(config, clients=people, model=Two)
@@ -255,7 +255,7 @@ class OwnSplit(Two):
 
 
 def test_a_split_of_the_models_own_is_kept(run):
-    config = Config.read({"local.batch_size": 10, "algorithm.name": "fedrep"}, has_clients=True)
+    config = Config.read({"local.batch_size": 10, "algorithm.name": "fedrep"})
     model = make_plan(config, clients=clients(), model=OwnSplit).blueprint.model
     assert (len(model.head), model.feature_shape) == (3, (7,))
     result = run(model=OwnSplit, **{"algorithm.name": "fedrep"})

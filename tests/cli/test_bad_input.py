@@ -73,7 +73,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
         ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),
         (["cohort=0"], "cohort=0: must be at least 1"),
-        (["cohort=1.0"], "cohort=1.0: expected an integer, the number of clients; a share is cohort_share=1.0"),
+        (["cohort=0.5"], "cohort=0.5: expected an integer or null, got float"),
         (["placement.vmap_clients=all"], "placement.vmap_clients=all: give a number of clients, or auto"),
         (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
         # what the data say

@@ -78,8 +78,6 @@ class TestHelp:
     [
         (["rnu"], "rnu: no such command; did you mean run?"),
         (["--hepl"], "--hepl: no such option of rayfed; did you mean --help?"),
-        (["local.lr=1"], "local.lr=1: expected a command first, such as rayfed run local.lr=1"),
-        (["run", "--profile"], "--profile: was removed; `rayfed docs running` shows how to use other profilers"),
         (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
         (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
         (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),

@@ -55,7 +55,6 @@ def test_nothing_is_overwritten(new, tmp_path, capsys, there):
         (("method", "my-method"), "my-method: not a name that Python can import"),
         (("method", "class"), "class: not a name that Python can import"),
         (("sweep", "../mine"), "NAME='../mine': use a name without /"),
-        (("method", "random"), "random: an installed module has this name"),
         (("metric", "mine"), "argument kind: invalid choice: 'metric'"),
     ],
 )

@@ -287,13 +287,13 @@ class TestRefused:
             (["space.yaml", "arms=[{}, {}]"], "arms: two trials have the same configuration"),
             (
                 ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
-                "results and experiment: all arms of a sweep share",
+                "experiment: all arms of a sweep share",
             ),
             (
                 ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
                 "search.scheduler=asha: needs valid",
             ),
-            (["space.yaml", "placement.hosts=5"], "placement.hosts=5: 5 hosts of 1 CPU and 0 GPU need 5 CPU"),
+            (["space.yaml", "placement.hosts=5"], "placement.hosts=5: a trial needs 5 CPU"),
         ],
     )
     def test_in_one_line(self, here, capsys, tmp_path, arguments, beginning):

@@ -1,7 +1,5 @@
 """Whether a trial can be placed: pure arithmetic, before Ray starts."""
 
-import re
-
 import pytest
 
 from rayfed.core.errors import UsageError
@@ -89,20 +87,12 @@ class TestFitting:
         refusal(nodes, **placement)
 
 
-class TestMessage:
-    def test_has_the_numbers(self):
-        text = refusal([node(2)], hosts=12, cpus=1, gpus=0.5, server_cpus=2)
-        assert text.startswith("placement.hosts=12: 12 hosts of 1 CPU and 0.5 GPU and a server of 2 CPU and 0 GPU")
-        assert "14 CPU and 6 GPU in all" in text
-        assert "1 node with 2 CPU and 0 GPU" in text
-        assert {"placement.cpus", "placement.gpus", "placement.autoscale=true"} <= set(
-            re.findall(r"placement[.\w=]+", text)
-        )
-
-    def test_of_one_process(self):
-        text = refusal([node(2)], gpus=1)
-        assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
-        assert "fewer hosts" not in text
+def test_a_refusal_has_the_numbers():
+    text = refusal([node(2)], hosts=12, cpus=1, gpus=0.5, server_cpus=2)
+    assert text.startswith(
+        "placement.hosts=12: a trial needs 14 CPU and 6 GPU, of which 1 CPU and 0.5 GPU on one node, but there is 1 "
+        "node with 2 CPU and 0 GPU; use fewer hosts"
+    )
 
 
 class TestReserved:

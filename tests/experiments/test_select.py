@@ -187,5 +187,5 @@ class TestPlan:
 
     def test_arms_share_it(self, tmp_path):
         arms = [{"select.metric": "ece"}, {"select.metric": "loss"}]
-        with pytest.raises(UsageError, match=r"^select: all arms of a sweep are chosen by one metric"):
+        with pytest.raises(UsageError, match=r"^select: all arms of a sweep share it"):
             rayfed.sweep({**QUICK, "results": str(tmp_path), "seeds": [0], "arms": arms})

@@ -56,7 +56,7 @@ def plan(sources, tmp_path):
     def plan(clients=None, source="encoder", **changes):
         values = {"model.name": "huggingface", "model.source": sources[source], "results": str(tmp_path), "rounds": 2}
         values |= {"local.batch_size": 10, "local.lr": 0.1, "local.momentum": 0.5} | changes
-        return make_plan(Config.read(values, has_clients=True), clients=clients or texts(20, 30))
+        return make_plan(Config.read(values), clients=clients or texts(20, 30))
 
     return plan
 
