@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import functools
 import os
-import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,15 +141,11 @@ def open_storage(location: str | Path) -> Storage:
         return Storage(_filesystem("file"), Path(location).as_posix(), location)
     scheme, _, address = str(location).partition("://")
     if scheme == "file":
-        if not address.startswith("/"):
-            raise UsageError(f"results={location}: expected an absolute path after file://, such as file:///results")
         return open_storage(address)
     if scheme not in (*SCHEMES, "memory"):
         expected = ", ".join(f"{name}://" for name in SCHEMES)
         raise UsageError(f"results={location}: unknown scheme; expected a path or a URL that begins with {expected}")
     address = address.strip("/")
-    if not address:
-        raise UsageError(f"results={location}: no bucket; expected {scheme}://BUCKET/FOLDER")
     bucket = address.partition("/")[0]
     if "?" in address or "@" in bucket:  # what is there may be secret
         variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
@@ -205,7 +200,6 @@ def _filesystem(scheme: str, bucket: str = "") -> Any:
             protocol, _, host = emulator.rstrip("/").rpartition("://")
             at_host = {"scheme": protocol or "http", "endpoint_override": host}
             return fs.GcsFileSystem(anonymous=True, retry_time_limit=patience, **at_host)
-        _check_google_credentials()
         return fs.GcsFileSystem(retry_time_limit=patience)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -218,20 +212,6 @@ def _filesystem(scheme: str, bucket: str = "") -> Any:
         request_timeout=_REQUEST_SECONDS,
         allow_delayed_open=True,  # one request for a small object, and not three
     )
-
-
-def _check_google_credentials() -> None:
-    """Raise OSError if there are no credentials for Google Cloud, for which pyarrow would search for two minutes."""
-    file = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or file.exists():
-        return
-    try:  # machines of Google Cloud ask this server
-        socket.getaddrinfo(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), 80)
-    except OSError as error:
-        raise OSError(
-            "no credentials: set GOOGLE_APPLICATION_CREDENTIALS to a file of them, or run gcloud auth "
-            "application-default login"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -108,8 +108,6 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
     groups = groups.sort_values("order", ignore_index=True)
     if names:
         first, second = (find_group(name, groups) for name in names)
-        if first == second:
-            raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
         pairs, labels, best = [(first, second)], {first: names[0], second: names[1]}, None
     else:
         labels = _chosen_methods(groups[groups["order"].isin(values.columns)])
@@ -183,16 +181,13 @@ def _compared(values: pd.DataFrame, data: pd.DataFrame, orders: tuple[int, int],
     """Return the comparison of two methods, with p-values before the correction.
 
     Raises:
-        UsageError: The methods have fewer than two seeds in common, trials with the same seed had different clients,
-            or a value is infinite.
+        UsageError: The methods have fewer than two seeds in common, or trials with the same seed had different clients.
     """
     both = values[list(orders)].dropna()
-    if both.empty:
-        seeds = [
-            f"{name} has seeds {', '.join(map(str, values[order].dropna().index))}"
-            for name, order in zip(names, orders, strict=True)
-        ]
-        raise UsageError(f"compare: {' and '.join(seeds)}; a paired comparison needs seeds that both have")
+    if len(both) < 2:
+        seeds = (", ".join(map(str, values[order].dropna().index)) for order in orders)
+        each = " and ".join(f"{name} has seeds {of_name}" for name, of_name in zip(names, seeds, strict=True))
+        raise UsageError(f"compare: {each}; a paired comparison needs two seeds or more that both have")
     for seed in both.index:
         first, second = (data.loc[(order, seed)] for order in orders)
         for column in first.index[first != second]:
@@ -201,10 +196,6 @@ def _compared(values: pd.DataFrame, data: pd.DataFrame, orders: tuple[int, int],
                 f"{seed}; pairs need the same clients and examples"
             )
     differences = both[orders[1]] - both[orders[0]]
-    if len(infinite := differences.index[~np.isfinite(differences)]):
-        raise UsageError(f"compare: seed {infinite[0]} has an infinite value, so there is no mean difference")
-    if len(differences) < 2:
-        raise UsageError(f"compare: both have only seed {differences.index[0]}; a comparison needs two seeds or more")
     from scipy import stats
 
     count, mean = len(differences), float(differences.mean())

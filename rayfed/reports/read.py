@@ -246,10 +246,9 @@ def list_experiments(folder: str | Path) -> list[str]:
             raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({one_line(error)})") from error
-    if not found:
-        raise UsageError(f"{folder}: no such folder of results")
     if not names:
-        raise UsageError(f"{folder}: no results in it; give the folder that runs write to, as in results={folder}")
+        what = "no results in it" if found else "no such folder of results"
+        raise UsageError(f"{folder}: {what}; give the folder that runs write to, as in results={folder}")
     return names
 
 

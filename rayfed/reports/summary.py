@@ -14,7 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, is_fraction
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import RULES, TRIAL, criterion_rows, pick_rounds, ranking_cost
+from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds, ranking_cost
 from rayfed.reports.trial_groups import LEFT_OUT
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
@@ -191,13 +191,9 @@ def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, st
     groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
     if rule is None:
         rule = "selected" if groups.get("selected") == groups["final"] else "final"
-    if rule not in RULES:
-        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
     if rule not in groups:
-        raise UsageError(
-            f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "
-            "round that the rule picks; use final"
-        )
+        why = "; without validation scores in the round that selected picks, use final" if rule == "selected" else ""
+        raise UsageError(f"rule={rule}: {suggestion(rule, groups)}{why}")
     return rows[rows["rule"] == rule], rule
 
 

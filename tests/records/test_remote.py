@@ -201,8 +201,6 @@ class TestRefusals:
         ("location", "message"),
         [
             ("ftp://host/results", "unknown scheme; expected a path or a URL that begins with file://, s3://, gs://"),
-            ("s3://", r"no bucket; expected s3://BUCKET/FOLDER"),
-            ("file://results", "expected an absolute path after file://"),
             ("s3://lab/folder?region=eu", "use s3://BUCKET/FOLDER, and environment variables such as AWS_REGION"),
             (
                 "gs://me:secret@lab/folder",
@@ -227,7 +225,7 @@ class TestRefusals:
         assert lines[0].startswith(f"rayfed: results={location}: ")
         return lines[0]
 
-    def test_google_without_an_answer_a_bucket_or_credentials(self, capsys, gs_endpoint, monkeypatch, tmp_path):
+    def test_google_without_an_answer_or_a_bucket(self, capsys, gs_endpoint, monkeypatch):
         monkeypatch.setattr(storage, "_RETRY_SECONDS", 1)
         line = self.one_line(
             capsys, {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{free_port()}"}, "gs://bucket/results"
@@ -236,12 +234,9 @@ class TestRefusals:
         assert len(line) < 400
         line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": gs_endpoint}, "gs://nobodys/results")
         assert len(line) < 400
-        nobody = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "metadata.invalid", "GOOGLE_APPLICATION_CREDENTIALS": ""}
-        line = self.one_line(capsys, {**nobody, "STORAGE_EMULATOR_HOST": ""}, "gs://bucket/results")
-        assert "cannot be reached (no credentials: " in line
 
     def test_reading_what_is_not_there(self, results):
-        with pytest.raises(UsageError, match=r"no such folder of results$"):
+        with pytest.raises(UsageError, match=r"no such folder of results;"):
             rayfed.read_results(results)
         open_storage(results).child("run", "trials").write("other.txt", b"x")
         with pytest.raises(UsageError, match="no results in it"):

@@ -299,7 +299,7 @@ def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path
     assert "ORACLE: " in render(tmp_path, view=View(rule="oracle"))
     with pytest.raises(UsageError, match="rule=orakle: did you mean oracle"):
         render(tmp_path, view=View(rule="orakle"))
-    with pytest.raises(UsageError, match="rule=selected: no validation split"):
+    with pytest.raises(UsageError, match="rule=selected: known: best5, final, oracle; without validation"):
         render(tmp_path, view=View(rule="selected"))
 
 

@@ -77,8 +77,6 @@ def _at_rounds(data: ChartData, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
-    if rows.empty:
-        raise UsageError("plot: no evaluated round has a place on this axis")
     rows = with_methods(rows)
     y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
     frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds"]]
