@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.core.errors import UsageError
 from rayfed.experiments.sources import from_arguments, from_file, merged
 
 
@@ -28,15 +27,6 @@ def pairs_of(values: Sequence[str]) -> dict[str, Any]:
 def read_values(values: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the content of the files in their order, then that of the KEY=VALUE arguments, which override it."""
     return [*map(from_file, files_of(values)), pairs_of(values)]
-
-
-def readable_values(arguments: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return what `read_values` returns for those of a command's arguments that are values and can be read."""
-    sources = []
-    for argument in arguments:
-        with contextlib.suppress(UsageError):
-            sources += read_values([argument]) if not argument.startswith("-") else []
-    return sources
 
 
 def start_ray_meanwhile(sources: Sequence[Mapping[str, Any]]) -> None:

@@ -2,10 +2,9 @@
 
 import argparse
 import textwrap
-from collections.abc import Sequence
 
 from rayfed.cli.arguments import add_values, read_values
-from rayfed.cli.help import config_keys, values_help
+from rayfed.cli.help import VALUES, config_keys
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -22,13 +21,9 @@ the contract is broken.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{VALUES}\n{config_keys()}"
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration, as for `rayfed run`")
-
-
-def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help."""
-    return values_help(values, config_keys())
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -1,22 +1,18 @@
 """Help on configuration keys, made from the declared options."""
 
-import contextlib
 import dataclasses
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from rayfed.cli.arguments import readable_values
-from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.experiments.components import KINDS, description, summary
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
-from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
 from rayfed.metrics import PREFIX
 
-_VALUES = """\
+VALUES = """\
 Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort_share=0.5
 A name may also be your own module:Class: algorithm.name=mine:MyMethod for a file mine.py in the working directory.
 """
@@ -37,11 +33,6 @@ _MEANINGS = {
     "lr_schedule": "how local.lr and the method's own rates change over the rounds",
     "schedule": "when the server updates its model",
 }
-
-
-def values_help(values: Sequence[str], keys: str, first: str = "") -> str:
-    """Return how values are written, then the keys: `first`, those of what `values` choose by name, and `keys`."""
-    return f"{_VALUES}\n{first}{chosen_keys(readable_values(values))}\n{keys}"
 
 
 def config_keys() -> str:
@@ -94,22 +85,6 @@ def one_choice(kind: str, name: str) -> str:
     if kind == "algorithm" and (source := summary(kind, name)):
         lines += [f"  source: {source}", ""]
     return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
-
-
-def chosen_keys(sources: Sequence[Mapping[str, Any]]) -> str:
-    """Return one entry per key of what a configuration chooses by name, "" if it chooses nothing that exists."""
-    tree = merged(*sources)
-    chosen = {kind: group.get("name") for kind in KINDS if isinstance(group := tree.get(kind), Mapping)}
-    metrics = tree.get("metrics")
-    pairs = [(kind, name) for kind, name in chosen.items() if isinstance(name, str)]
-    pairs += [("metrics", str(name)) for name in metrics] if isinstance(metrics, Mapping) else []
-    lines = []
-    for kind, name in pairs:
-        with contextlib.suppress(UsageError, TypeError):  # an unknown name, or an object without declared options
-            keys = _keys_of(kind, name)
-            title = f"keys of metrics.{name}:" if kind == "metrics" else f"keys of {kind}.name={name}:"
-            lines += [title, *(keys or ["  none"]), ""]
-    return "\n".join(lines)
 
 
 def _keys_of(kind: str, name: str) -> list[str]:

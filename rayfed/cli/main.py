@@ -1,8 +1,8 @@
 """The program `rayfed`: one parser with a subcommand per module of this package.
 
 A command's module defines `configure(parser)`, which adds its arguments, and `execute(options) -> int`, which returns
-the exit code. Where the end of its help depends on the arguments, it defines `epilog(arguments)`, too. It is imported
-only when its command is given, and imports torch, which takes seconds, only when the request is known to be sound.
+the exit code. It is imported only when its command is given, and imports torch, which takes seconds, only when the
+request is known to be sound.
 """
 
 import argparse
@@ -110,8 +110,6 @@ def _execute(name: str, arguments: Sequence[str]) -> int:
     module = importlib.import_module(f"rayfed.cli.{name}")
     parser = Parser(prog=f"rayfed {name}")
     module.configure(parser)
-    if {"-h", "--help"} & set(arguments) and hasattr(module, "epilog"):
-        parser.epilog = module.epilog(arguments)
     options, unknown = parser.parse_known_intermixed_args(arguments)
     _refuse_unknown(parser, unknown)
     return module.execute(options)

@@ -1,11 +1,10 @@
 """`rayfed partition`: print, save or draw which client holds which examples."""
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rayfed.cli.arguments import add_values, read_values
-from rayfed.cli.help import partition_keys, values_help
+from rayfed.cli.help import VALUES, partition_keys
 from rayfed.experiments.config import Config
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ The partition can be saved as a table that partition.name=file reads, and drawn.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{VALUES}\n{partition_keys()}"
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "configuration as for rayfed run; only the keys below have an effect")
     parser.add_argument("--save", metavar="FILE", help="write the partition as Parquet, one row per example")
@@ -27,11 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE", help="draw the number of examples by client and class as PNG, PDF or SVG"
     )
     parser.add_argument("--examples", metavar="FILE.png", help="draw sample images, one row per domain")
-
-
-def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help."""
-    return values_help(values, partition_keys())
 
 
 def execute(options: argparse.Namespace) -> int:

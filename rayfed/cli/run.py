@@ -2,11 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values, start_ray_meanwhile
-from rayfed.cli.help import config_keys, values_help
+from rayfed.cli.help import VALUES, config_keys
 from rayfed.core.errors import UsageError, error_line
 from rayfed.experiments.config import Config
 
@@ -19,16 +18,12 @@ A summary of the plan and the progress are printed to stderr.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{VALUES}\n{config_keys()}"
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
     )
-
-
-def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help."""
-    return values_help(values, config_keys())
 
 
 def execute(options: argparse.Namespace) -> int:

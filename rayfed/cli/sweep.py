@@ -3,11 +3,10 @@
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.cli.arguments import add_values, files_of, packaged_spaces, pairs_of
-from rayfed.cli.help import config_keys, space_keys, values_help
+from rayfed.cli.help import VALUES, config_keys, space_keys
 from rayfed.cli.main import INTERRUPTED
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
@@ -25,6 +24,7 @@ results. The exit code is 1 if a trial failed or diverged. Tune's files are in R
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [--dry-run] SPACE [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{VALUES}\n{space_keys()}\n\n{config_keys()}"
     parser.description = _DESCRIPTION
     add_values(
         parser,
@@ -35,11 +35,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the trials, what each needs and how long they take"
     )
-
-
-def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help."""
-    return values_help(values, config_keys(), first=f"{space_keys()}\n\n")
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -148,10 +148,11 @@ def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
     largest = max(needed, key=lambda bundle: (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)))
     key = "hosts" if placement.hosts else "gpus" if needed[0].get("GPU") else "cpus"
-    there = "is 1 node" if len(nodes) == 1 else f"are {len(nodes)} nodes"
+    there = f"is 1 node with {_amounts(nodes[0])}" if len(nodes) == 1 else f"are {len(nodes)} nodes with "
+    there += "; ".join(map(_amounts, nodes)) if len(nodes) != 1 else ""
     raise UsageError(
         f"placement.{key}={getattr(placement, key):g}: a trial needs {_amounts(total)}, of which {_amounts(largest)} "
-        f"on one node, but there {there} with {'; '.join(map(_amounts, nodes))}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+        f"on one node, but there {there}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         "placement.autoscale=true if nodes can still start"
     )
 

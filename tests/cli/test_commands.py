@@ -47,27 +47,6 @@ class TestHelp:
         assert out.startswith(f"usage: rayfed {name} ")
         assert max(map(len, out.splitlines())) <= 120
 
-    @pytest.mark.parametrize("name", ["run", "sweep", "partition"])
-    def test_begins_with_the_keys_of_what_is_chosen(self, capsys, tmp_path, name):
-        (tmp_path / "c.yaml").write_text("algorithm.name: fedprox\npartition.name: dirichlet\nmetrics.mdl: true\n")
-        assert main([name, str(tmp_path / "c.yaml"), "model.name=nosuch", "broken", "--help"]) == 0
-        out = capsys.readouterr().out
-        assert "keys of algorithm.name=fedprox:\n" in out
-        assert "  algorithm.mu = 0.01" in out
-        assert "  partition.alpha = " in out
-        assert "  metrics.mdl.seeds = " in out
-        assert "model.name=nosuch" not in out
-
-    def test_has_the_keys_of_a_class_of_the_users(self, capsys, tmp_path, monkeypatch):
-        (tmp_path / "help_mine.py").write_text(
-            "from dataclasses import dataclass\nfrom rayfed import option\n"
-            "from rayfed.algorithms.fedavg import FedAvg\n@dataclass(frozen=True, kw_only=True)\n"
-            "class Mine(FedAvg):\n    zeal: float = option(3.0, help='how much')\n"
-        )
-        monkeypatch.chdir(tmp_path)
-        main(["run", "algorithm.name=help_mine:Mine", "--help"])
-        assert re.search(r"^  algorithm.zeal = 3.0 +how much$", capsys.readouterr().out, re.MULTILINE)
-
     def test_version(self, capsys):
         assert main(["--version"]) == 0
         assert capsys.readouterr().out == f"rayfed {rayfed.__version__}\n"
