@@ -24,10 +24,9 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import sweep_text
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
-from rayfed.records.files import replace_parquet
+from rayfed.records.files import METRICS_SCHEMA, replace_parquet
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import merge_trials, record_trial
-from rayfed.records.writer import METRICS_SCHEMA
 
 LAYERS = 10  # of the large models, each a tenth of the parameters
 MODELS = (5_000_000, 10_000_000, 20_000_000)  # parameters; 100,000,000 (`--size`) takes about 10 GB

@@ -1,10 +1,26 @@
 """Where trials run: in this process (`placement.hosts=0`) or on Ray. Ray is imported only where it is needed."""
 
-from rayfed.core.errors import RayNotStarted
-from rayfed.experiments import local_sweep, trial
+import gc
+import sys
+import time
+
+import torch
+
+from rayfed.core.errors import RayNotStarted, StorageError
+from rayfed.engine.device import breaks_device
+from rayfed.experiments import trial
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import note, one_trial, watched
-from rayfed.experiments.sweep import SweepPlan
+from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
+from rayfed.experiments.run_summary import counted
+from rayfed.experiments.sweep import (
+    Job,
+    Populations,
+    SweepPlan,
+    error_lines,
+    expected_names,
+    failed_before_start,
+    planned,
+)
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
 
@@ -47,7 +63,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     search = plan.space.search
     needs_ray = search.scheduler != "none" or search.kind == "optuna" or any(c.placement.hosts for c in plan.configs)
     if not needs_ray and search.max_concurrent == 1:
-        return local_sweep.run_sweep(plan, quiet=quiet)
+        return _run_here(plan, quiet=quiet)
     try:
         try:
             from rayfed.distributed import tune
@@ -58,4 +74,59 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         if needs_ray:
             raise
         note(f"{error}; the trials run one after the other in this process, without Ray")
-        return local_sweep.run_sweep(plan, quiet=quiet)
+        return _run_here(plan, quiet=quiet)
+
+
+def _run_here(plan: SweepPlan, *, quiet: bool) -> int:
+    """Run the jobs of `plan` one after the other in this process; see `run_sweep`."""
+    recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
+    populations = Populations()
+    began, failures, done, gpu_fails = time.monotonic(), 0, 0, False
+    say_errors = error_lines(plan.results, plan.experiment, lambda line: None if quiet else note(line))
+    names = expected_names(plan)
+    with watched(recorder.progress, bars_of_sweep(names), quiet=quiet):
+        try:
+            for job in plan.jobs:
+                error = _run(plan, job, recorder, populations)
+                say_errors(recorder.progress())
+                failures += error is not None
+                done += 1
+                gpu_fails = error is not None and breaks_device(error)
+                if gpu_fails:
+                    break
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted after {done} of {len(names)} trials; the same command with resume=true continues"
+            ) from None
+        finally:
+            for line in recorder.close():
+                note(line)
+    if not quiet:
+        elapsed = span(time.monotonic() - began)
+        print(f"{counted(done, 'trial')} in {elapsed}", file=sys.stderr, flush=True)
+        if gpu_fails:
+            note(
+                "stopped, since the GPU fails in this process from now on; the same command with resume=true runs the "
+                "trials that are left"
+            )
+    return failures
+
+
+def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations) -> Exception | None:
+    """Run a trial and return its error, which is recorded; None if it ended well."""
+    try:
+        planned_trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
+        saved = recorder.saved(planned_trial.trial) if planned_trial.config.resume else ()
+        trial.run_trial(planned_trial, recorder, saved=saved)
+    except StorageError:
+        raise
+    except Exception as error:  # if the trial has begun, its error is recorded there
+        status = {progress.trial: progress.status for progress in recorder.progress()}
+        if status.get(job["trial"]) not in ("failed", "diverged"):
+            recorder.end(job["trial"], failed_before_start(job, error))
+        return error
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return None

@@ -1,6 +1,6 @@
 """The records that travel from hosts and the server to the Parquet tables, and the rule by which a round is best.
 
-The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.writer`.
+The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.files`.
 """
 
 import itertools

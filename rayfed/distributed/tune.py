@@ -42,13 +42,12 @@ from rayfed.distributed.user_modules import SentFiles, register_user_modules, to
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
-from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_data import data_key, load_data
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.space import Search
-from rayfed.experiments.sweep import Job, SweepPlan, error_lines
+from rayfed.experiments.sweep import Job, SweepPlan, error_lines, expected_names, name_next
 from rayfed.experiments.trial import interrupted
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.records.recorder import Progress, Recorder

@@ -143,6 +143,17 @@ def plan_sweep(
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
+def expected_names(plan: SweepPlan) -> list[str]:
+    """Return the names of the trials to run; "" for each trial that a search will choose."""
+    return [job["trial"] for job in plan.jobs] or [""] * plan.space.searched_trials
+
+
+def name_next(names: list[str], name: str) -> None:
+    """Put `name` in place of the first name that is not known yet."""
+    if "" in names:
+        names[names.index("")] = name
+
+
 def _check_packages(space: Space) -> None:
     """Raise UsageError if a package for the search is missing."""
     if space.search.kind != "optuna":

@@ -16,12 +16,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record, Selection
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
-from rayfed.records.files import Holding, write_holdings, write_map
+from rayfed.records.files import Holding, TrialWriter, write_holdings, write_map
 from rayfed.records.owners import Owner
 from rayfed.records.storage import join, open_storage, storage_errors
 from rayfed.records.tracking import TensorBoard
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 
 _TRACEBACKS = "tracebacks"
 

@@ -20,10 +20,9 @@ from rayfed.core.options import suggestion
 from rayfed.core.records import is_fraction
 from rayfed.core.terminal import plain_table
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, pick_rounds, scores_of
+from rayfed.reports.selection import LOCATION_KEYS, TRIAL, pick_rounds, scores_of
 from rayfed.reports.summary import RULE_CAPTIONS, Summary, View, average_words, filter_rows, seed_values, summarise
 from rayfed.reports.tables import Stars, markdown_columns
-from rayfed.reports.trial_groups import LOCATION_KEYS
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 # What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.

@@ -15,13 +15,11 @@ import pyarrow as pa
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
-from rayfed.records.files import decompressed, read_checked, read_parquet
+from rayfed.records.files import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, decompressed, read_checked, read_parquet
 from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
-from rayfed.records.writer import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
-from rayfed.reports.selection import TRIAL, aggregate_clients
-from rayfed.reports.trial_groups import countable_trials, group_trials
+from rayfed.reports.selection import TRIAL, aggregate_clients, countable_trials, group_trials
 
 TABLES = ("metrics", "rounds", "trials")
 _STRINGS = [field.name for field in METRICS_SCHEMA if pa.types.is_string(field.type)]

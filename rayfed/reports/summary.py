@@ -14,8 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, is_fraction
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds, ranking_cost
-from rayfed.reports.trial_groups import LEFT_OUT
+from rayfed.reports.selection import LEFT_OUT, TRIAL, criterion_rows, pick_rounds, ranking_cost
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 DEFAULT_SPLITS = ("test", "ood", "val", "train")

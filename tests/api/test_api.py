@@ -20,7 +20,7 @@ from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
 from rayfed.reports.read import read
-from rayfed.reports.trial_groups import group_trials
+from rayfed.reports.selection import group_trials
 
 
 def own(number=4, kind=torch.from_numpy):

@@ -12,8 +12,8 @@ import rayfed
 import rayfed.distributed
 from helpers.commands import command
 from helpers.federations import blobs
+from rayfed import launch
 from rayfed.core.errors import RayNotStarted
-from rayfed.experiments import local_sweep
 
 main = command("sweep")
 
@@ -107,8 +107,8 @@ class TestCommand:
                 raise KeyboardInterrupt
             return run_trial(*given, **more)
 
-        run_trial = local_sweep.run_trial
-        monkeypatch.setattr(local_sweep, "run_trial", interrupted)
+        run_trial = launch.trial.run_trial
+        monkeypatch.setattr(launch.trial, "run_trial", interrupted)
         assert main(["space.yaml", "arms=[{}]"]) == 130
         assert "interrupted after 1 of 2 trials; the same command with resume=true continues" in capsys.readouterr().err
 
@@ -121,8 +121,8 @@ class TestCommand:
                 raise rayfed.UsageError("data.file=x: no such file")
             return real(job, *given, **more)
 
-        real = local_sweep.planned
-        monkeypatch.setattr(local_sweep, "planned", planned)
+        real = launch.planned
+        monkeypatch.setattr(launch, "planned", planned)
         assert main(["space.yaml", "arms=[{}]"]) == 1
         rows = trials()
         assert rows.loc[plans[0]["trial"], "error"] == "UsageError: data.file=x: no such file"

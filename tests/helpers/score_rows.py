@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from rayfed.core.records import Record, Score, lower_is_better_by_name
+from rayfed.records.files import TrialWriter
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import TrialWriter
 
 
 class Row(NamedTuple):

@@ -13,8 +13,8 @@ import pytest
 
 from helpers.score_rows import row, trial_writer, write
 from rayfed.core.errors import UsageError
+from rayfed.records.files import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialWriter
 from rayfed.records.trials import record_trial
-from rayfed.records.writer import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialWriter
 from rayfed.reports.read import read
 
 CLIENTS = 4

@@ -17,10 +17,9 @@ from rayfed.core.registry import resolve
 from rayfed.metrics import METRICS
 from rayfed.reports.read import read
 from rayfed.reports.render import render
-from rayfed.reports.selection import aggregate_clients, pick_rounds
+from rayfed.reports.selection import aggregate_clients, group_trials, pick_rounds
 from rayfed.reports.summary import View, summarise
 from rayfed.reports.target import target_text
-from rayfed.reports.trial_groups import group_trials
 
 main = command("report")
 

@@ -15,8 +15,8 @@ from rayfed.augment import AUGMENTS
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.metrics import METRICS
+from rayfed.records.files import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.trials import FIXED
-from rayfed.records.writer import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.sampling import SAMPLERS
 
 main = command("run")

@@ -20,10 +20,9 @@ from rayfed.reports.charts.chart import (
     seeds_words,
     with_methods,
 )
-from rayfed.reports.selection import TRIAL
+from rayfed.reports.selection import TRIAL, format_value
 from rayfed.reports.summary import RULE_CAPTIONS
 from rayfed.reports.target import gigabytes_sent
-from rayfed.reports.trial_groups import format_value
 
 _LOG_RATIO = 20  # the ratio of the bytes that two methods send in all, beyond which their axis is logarithmic
 _MOST_PANELS = 6  # in a chart of sensitivity
