@@ -107,8 +107,13 @@ class Trials:
             torch.cuda.empty_cache()
 
     def _scored_round(self, pool: HostPool | None) -> bool:
-        """Run rounds until one was scored; return whether the trial has ended."""
-        run = self._run or self._started(pool)
+        """Start the trial unless it runs, and run rounds until one was scored; return whether it has ended."""
+        if (run := self._run) is None:
+            job = self._job
+            print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
+            plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
+            goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
+            self._run = run = run_of(plan, self._sink, pool, self._sink.saved(plan.trial) if goes_on else ())
         selection, rounds = run.plan.evaluation.selection, run.plan.config.rounds
         while not run.done:
             record = run.step()
@@ -122,15 +127,6 @@ class Trials:
                 break
         self._sink.settle()  # before the scheduler stops the trial and the command records that
         return run.done
-
-    def _started(self, pool: HostPool | None) -> TrialRun:
-        """Plan the trial and start it, after the last checkpoint of an earlier attempt."""
-        job = self._job
-        print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
-        plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
-        goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
-        self._run = run_of(plan, self._sink, pool, self._sink.saved(plan.trial) if goes_on else ())
-        return self._run
 
 
 def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> TrialRun:

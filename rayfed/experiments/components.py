@@ -129,8 +129,12 @@ def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> di
     required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     if kind == "partition" and any(key not in options for key in required):
         return dict(options)  # the dataset may give the missing options
-    apart = [key for key, hint in type_hints(cls).items() if _is_algorithm(hint)]
-    given = {key: _nested(options[key], f"{where}.{key}") for key in apart if key in options}
+    apart = [key for key, hint in type_hints(cls).items() if getattr(hint, "__module__", "") == "rayfed.algorithm"]
+    given = {}
+    for key in (key for key in apart if key in options):
+        named = checked(options[key], str | dict, {}, where=f"{where}.{key}")
+        values = {"name": named} if isinstance(named, str) else named
+        given[key] = choose("algorithm", values, "fedavg", where=f"{where}.{key}")
     also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
     return checked_options(cls, {**options, **given}, where=where, also=also, apart=apart)
 
@@ -141,15 +145,6 @@ def class_of(kind: str, name: str, where: str) -> Any:
         of_masks = name.startswith(f"{PREFIX}segmentation.")
         name = f"rayfed.metrics.from_torchmetrics:{'TorchSegmentation' if of_masks else 'TorchMetric'}"
     return resolve(name, KINDS[kind], where=where)
-
-
-def _is_algorithm(hint: Any) -> bool:
-    return isinstance(hint, type) and hint.__module__ == "rayfed.algorithm"
-
-
-def _nested(value: Any, where: str) -> Component:
-    given = checked(value, str | dict, {}, where=where)
-    return choose("algorithm", {"name": given} if isinstance(given, str) else given, "fedavg", where=where)
 
 
 def _check_class(kind: str, cls: Any, where: str) -> None:

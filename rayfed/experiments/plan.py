@@ -15,7 +15,6 @@ from torch import nn
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, NoAugment
 from rayfed.core.errors import UsageError
-from rayfed.core.layout import Layout
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
@@ -228,7 +227,9 @@ def make_plan(
     chosen_loss = _chosen_loss(config, loss)
     contents = ""
     if clients is not None:
-        _check_no_other_data(config)
+        for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
+            if named.options or named.name != default:
+                raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
         population = user_population(clients, num_classes, classes=isinstance(chosen_loss, CrossEntropy))
         contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
         population = population_without_domain(population, config.leave_out)
@@ -241,7 +242,10 @@ def make_plan(
             f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
         )
     if population.layout is not None:
-        _refuse_computing_with_inputs(config, population.layout)
+        keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.computes_with_inputs else []
+        keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
+        if keys:
+            raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {population.layout}")
     blueprint = dry_step(
         _blueprint(config, population, model, chosen_loss),
         population,
@@ -281,14 +285,6 @@ def make_plan(
     )
 
 
-def _refuse_computing_with_inputs(config: Config, layout: Layout) -> None:
-    """Raise UsageError if the algorithm or the augmentation cannot take inputs of several parts."""
-    keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.computes_with_inputs else []
-    keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
-    if keys:
-        raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {layout}")
-
-
 def _own(chosen: Component) -> bool:
     """Return whether a component is the user's own."""
     return ":" in (chosen.name or "")
@@ -300,13 +296,18 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     points = _points(config, has_global=server_model is not None)
     if "adapted" in points or population.unseen_clients:
         blueprint.check_adaptation(population, config.evaluate.adapt_epochs, of_participants="adapted" in points)
+    clients, participants = config.evaluate.clients, len(population.participants)
+    if clients is None:
+        clients = "all" if participants <= MOST_CLIENTS_SCORED else CLIENTS_SCORED
+    if isinstance(clients, int) and clients > participants:
+        raise UsageError(f"evaluate.clients={clients}: there are {participants} participants; give fewer, or all")
     defaults = default_metrics(blueprint.outputs.kind, population.clients[0].train.y.ndim)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
         points=points,
         splits=tuple(config.evaluate.splits),
-        clients=_scored_clients(config, len(population.participants)),
+        clients=clients,
         adapt_epochs=config.evaluate.adapt_epochs,
         metrics={name: resolve(METRICS[name], {}, where="metrics")() for name in defaults} | config.metrics,
     )
@@ -320,16 +321,6 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     if stopping.patience is not None:
         rule = StopRule(patience=stopping.patience, min_delta=stopping.min_delta, selection=selection)
     return replace(evaluation, selection=selection, stop_rule=rule)
-
-
-def _scored_clients(config: Config, participants: int) -> str | int:
-    """Return which clients are scored; see `Evaluation.clients`."""
-    chosen = config.evaluate.clients
-    if chosen is None:
-        return "all" if participants <= MOST_CLIENTS_SCORED else CLIENTS_SCORED
-    if isinstance(chosen, int) and chosen > participants:
-        raise UsageError(f"evaluate.clients={chosen}: there are {participants} participants; give at most that, or all")
-    return chosen
 
 
 def _selection(
@@ -371,18 +362,14 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     return loss_on("cpu", given)
 
 
-def _check_no_other_data(config: Config) -> None:
-    """Raise UsageError if `config` names data or a partition beside the user's own clients."""
-    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
-        given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
-        if given:
-            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
-
-
 def _blueprint(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> Blueprint:
     augment: Augment = config.augment.build()
     schedule: Buffered | None = config.schedule.build() if config.schedule.name == "buffered" else None
-    cohort = schedule.buffer if schedule else _cohort_size(config, len(population.participants))
+    participants, cohort = len(population.participants), schedule.buffer if schedule else config.cohort
+    if cohort is None:
+        cohort = max(1, floor_share(participants, config.cohort_share))
+    if cohort > participants and schedule is None:
+        raise UsageError(f"cohort={cohort}: there are {participants} clients; give at most that, or a cohort_share")
     return Blueprint(
         algorithm=config.algorithm,
         model=model_of(config, population, model, loss),
@@ -438,15 +425,6 @@ def _training_loss(config: Config, loss: Loss) -> Loss | None:
             "smooth them there, or leave it out"
         )
     return partial(loss, label_smoothing=smoothing)
-
-
-def _cohort_size(config: Config, clients: int) -> int:
-    """Return the number of clients in a round."""
-    if config.cohort is None:
-        return max(1, floor_share(clients, config.cohort_share))
-    if config.cohort > clients:
-        raise UsageError(f"cohort={config.cohort}: there are {clients} clients; give at most that, or a cohort_share")
-    return config.cohort
 
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:

@@ -124,7 +124,10 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         raise UsageError(f"search.samples: required for search.kind={search.kind}; give the configurations per arm")
     arms = checked(_listed(sweep.get("arms", [{}])), list[dict[str, Any]], {}, where="arms")
     trees = [merged(common, arm, *overrides) for arm in arms]
-    adaptive = tuple(_adaptive(tree) for tree in trees) if search.kind == "optuna" else ()
+    adaptive = tuple(AdaptiveArm(tree, dict(_spaces(tree, ""))) for tree in trees) if search.kind == "optuna" else ()
+    for key in (key for arm in adaptive for key in arm.spaces):
+        if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
+            raise UsageError(f"{key}: search.kind=optuna cannot choose it; give one value, or separate arms")
     if adaptive:
         drawn = tuple(tuple(arm.corners()) for arm in adaptive)
     else:
@@ -148,14 +151,6 @@ def configurations(space: Space) -> tuple[Config, ...]:
     """
     configs = [Config.read(values) for arm in space.arms for values in arm]
     return tuple(replace(config, seed=seed) for seed in space.seeds for config in configs)
-
-
-def _adaptive(tree: dict[str, Any]) -> AdaptiveArm:
-    spaces = dict(_spaces(tree, ""))
-    for key in spaces:
-        if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
-            raise UsageError(f"{key}: search.kind=optuna cannot choose it; give one value, or separate arms")
-    return AdaptiveArm(tree, spaces)
 
 
 _FIXED_IN_A_STUDY = ("data", "partition", "evaluate", "placement", "metrics", "leave_out", "unseen_clients")

@@ -100,7 +100,8 @@ class SweepPlan:
             what = f"configurations {', '.join(f'{name} {count}' for name, count in counts.items())}"
             skipped = f"; {finished} already done" if (finished := trials - len(self.jobs)) else ""
         first = f"{counted(trials, 'trial')}: {what}; each with {counted(len(space.seeds), 'seed')}{skipped}"
-        return "\n".join([first, *_shortened(self.notes)])
+        more = len(self.notes) - MAX_NOTES
+        return "\n".join([first, *self.notes[:MAX_NOTES], *([f"{more} more notes"] if more > 0 else [])])
 
 
 def plan_sweep(
@@ -134,7 +135,9 @@ def plan_sweep(
     if space.adaptive:
         return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state)
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
-    done = _done_trials(dict(zip(names, configs, strict=True)))
+    by_name = dict(zip(names, configs, strict=True))
+    rows = [row for row in check_rounds(by_name) if row["trial"] in by_name and row["status"] == "done"]
+    done = {row["trial"] for row in rows if row["stop_reason"] or row["rounds"] >= by_name[row["trial"]].rounds}
     jobs = tuple(
         Job(trial=name, config=replace(config), identity=identity)
         for name, config, identity in zip(names, configs, identities, strict=True)
@@ -245,7 +248,9 @@ def _check_plans(
             identities.append(_identity(plan) if given else {})
             if first:
                 continue
-            _check_criterion(space, plan)
+            for key, value in (("scheduler", "asha"), ("kind", "optuna")):
+                if getattr(space.search, key) == value:
+                    check_validated(f"search.{key}", value, plan.population, plan.evaluation.splits)
             lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
 
@@ -271,13 +276,6 @@ def plan_kind(config: Config) -> str:
     return json.dumps(tree, sort_keys=True, default=str)
 
 
-def _check_criterion(space: Space, plan: Plan) -> None:
-    """Raise UsageError if the search needs validation scores that a plan does not have."""
-    for key, value in (("scheduler", "asha"), ("kind", "optuna")):
-        if getattr(space.search, key) == value:
-            check_validated(f"search.{key}", value, plan.population, plan.evaluation.splits)
-
-
 def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:
     """Plan a configuration before the sweep starts. With `names_seed`, errors begin with its seed."""
     try:
@@ -286,13 +284,3 @@ def _planned_first(config: Config, given: Given, populations: Populations, *, na
         if not names_seed:
             raise
         raise UsageError(f"seed={config.seed}: {error}") from error
-
-
-def _shortened(lines: Sequence[str]) -> list[str]:
-    return [*lines[:MAX_NOTES], *([f"{len(lines) - MAX_NOTES} more notes"] if len(lines) > MAX_NOTES else [])]
-
-
-def _done_trials(configs: Mapping[str, Config]) -> set[str]:
-    """Return the names of the trials that are done, with as many rounds as `configs` give them or stopped early."""
-    rows = [row for row in check_rounds(configs) if row["trial"] in configs and row["status"] == "done"]
-    return {row["trial"] for row in rows if row["stop_reason"] or row["rounds"] >= configs[row["trial"]].rounds}

@@ -108,15 +108,27 @@ def render(
             "evaluate.splits names"
         )
     if format == "csv":
-        return _as_csv(reported_rows(summary, tables, view))
+        rows = reported_rows(summary, tables, view).drop(columns=["order", "higher_is_better", "chosen_by_default"])
+        return str(rows.to_csv(index=False)).rstrip("\n")
     shown = sections(tables, summary, view, stars)
     notes = [*_absent_experiments(summary, shown, view), *summary.notes, *failures]
     if format == "latex":
-        return "\n\n".join([LATEX_PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
+        parts = [LATEX_PACKAGES]
+        for section in shown:
+            code = latex_table(section.table, f"{section.title}.", section.label)
+            parts.append("\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code]))
+        return "\n\n".join([*parts, *(f"% {note}" for note in notes)])
     if format == "markdown":
-        return "\n\n".join([*map(_as_markdown, shown), *notes])
-    notes = [textwrap.fill(note, width) for note in notes]
-    return "\n\n".join([*(_as_text(section, width) for section in shown), "\n".join([*notes, location])])
+        parts = []
+        for section in shown:
+            title, legend = (text.replace("*", "\\*") for text in (section.title, section.legend))
+            parts += filter(None, [title, markdown_table(section.table), legend, *section.notes])
+        return "\n\n".join([*parts, *notes])
+    parts = []
+    for section in shown:
+        words = [textwrap.fill(text, width) for text in (section.legend, *section.notes) if text]
+        parts += [textwrap.fill(section.title, width), text_table(section.table, width=width), *words]
+    return "\n\n".join([*parts, "\n".join([*(textwrap.fill(note, width) for note in notes), location])])
 
 
 def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, Stars] | None = None) -> list[Section]:
@@ -243,29 +255,6 @@ def failure_notes(trials: pd.DataFrame) -> list[str]:
         words.append(f"{group['trial'].iloc[0]}{others} {status} ({error})")
     more = f"; and {len(words) - _FAILURES_SHOWN} other errors" if len(words) > _FAILURES_SHOWN else ""
     return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
-
-
-def _as_text(section: Section, width: int) -> str:
-    words = [section.legend, *section.notes]
-    table = text_table(section.table, width=width)
-    return "\n\n".join(
-        [textwrap.fill(section.title, width), table, *(textwrap.fill(text, width) for text in words if text)]
-    )
-
-
-def _as_markdown(section: Section) -> str:
-    words = [section.title.replace("*", "\\*"), markdown_table(section.table), section.legend.replace("*", "\\*")]
-    return "\n\n".join(filter(None, [*words, *section.notes]))
-
-
-def _as_latex(section: Section) -> str:
-    code = latex_table(section.table, f"{section.title}.", section.label)
-    return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
-
-
-def _as_csv(rows: pd.DataFrame) -> str:
-    text: str = rows.drop(columns=["order", "higher_is_better", "chosen_by_default"]).to_csv(index=False)
-    return text.rstrip("\n")
 
 
 def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) -> list[str]:
