@@ -1,8 +1,6 @@
 """rayfed.run as a notebook would call it: own data, own model, own loss, and nothing of the user's disturbed."""
 
 import re
-import subprocess
-import sys
 import textwrap
 from collections import OrderedDict
 from typing import ClassVar
@@ -15,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import rayfed
-from helpers.federations import Net, blobs, net
+from helpers.federations import blobs, net
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
@@ -176,10 +174,6 @@ class TestOwnPieces:
         assert table["hyperparameters"].nunique() == 4
         assert table["hyperparameters"].str.contains("loss.name=own:CrossEntropyLoss-").sum() == 1
 
-    def test_a_model_with_features_and_head(self, run):
-        result = run({"algorithm.name": "fedrep"}, model=Net)
-        assert set(result.clients[0]["weights"]) == {"fc.weight", "fc.bias"}
-
     @pytest.mark.parametrize("make", [net, plain_model])  # the latter has to be split
     def test_a_module_is_left_as_it_was(self, run, make):
         module = make().eval()
@@ -235,36 +229,6 @@ class TestOwnPieces:
         assert scores["accuracy"] == pytest.approx(np.mean((logits > 0) == y.reshape(-1)[60:]))
         assert scores["accuracy"] > 0.9
         assert scores["auroc"] == pytest.approx(roc_auc_score(y[60:], logits))
-
-    def test_a_metric_of_outputs_that_stand_for_no_classes(self, run, module):
-        source = """
-            from dataclasses import dataclass
-            from rayfed.metrics.base import OfPredictions, Value
-
-            @dataclass(frozen=True, kw_only=True)
-            class Mae(OfPredictions):
-                requires_classes = False
-                higher_is_better = False
-
-                def measure(self, outputs, y):
-                    yield Value("mae", float((outputs[:, 0] - y).abs().mean()), len(y))
-        """
-        module("api_errors", source)
-        part = np.ones((5, 2), np.float32), np.array([1, 2, 3, 7, 7])
-        given = {
-            "clients": [{"train": part, "test": part}],
-            "model": lambda: nn.Linear(2, 1),
-            "loss": lambda outputs, y: (outputs[:, 0] - y).abs().mean(),
-        }
-        metrics = run({"metrics": {"api_errors:Mae": True}, "rounds": 1}, **given).metrics
-        values = metrics.query("split == 'test'").set_index("metric")["value"]
-        assert values["mae"] == values["loss"]
-        assert "accuracy" not in values
-        for metric in ("auroc", "class_accuracy"):
-            with pytest.raises(UsageError, match=rf"^metrics.{metric}: needs outputs that stand for classes"):
-                run({f"metrics.{metric}": True}, **given)
-        with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: needs a model with one output per class"):
-            run({"algorithm.name": "fedreg"}, **given)
 
     def test_an_algorithm_of_ones_own(self, run, module):
         source = """
@@ -499,23 +463,3 @@ class TestErrors:
         assert row["error"].startswith("ZeroDivisionError: my own mistake (")
         assert "test_api.py, line " in row["error"]
         assert "in loss" in row["traceback"]
-
-
-class TestImports:
-    """In fresh processes, since this one has imported everything."""
-
-    def modules_after(self, code, tmp_path):
-        script = f"{textwrap.dedent(code)}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stderr
-        return set(done.stdout.split())
-
-    def test_rayfed_alone_is_light(self, tmp_path):
-        assert not {"torch", "ray", "pandas", "numpy"} & self.modules_after("import rayfed", tmp_path)
-
-    def test_the_function_survives_the_import_of_the_module(self):
-        import rayfed.cli.report
-        import rayfed.cli.run
-        import rayfed.cli.sweep
-
-        assert {type(getattr(rayfed, name)).__name__ for name in ("run", "sweep", "report", "load")} == {"function"}

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn.utils import parametrizations, spectral_norm
 
 import rayfed
 from helpers.algorithm_cases import MAIN_CASES, everything, finished, plan_of
@@ -171,28 +170,6 @@ def test_tied_weights_are_frozen_under_all_their_names(run):
     assert trained.one.weight is trained.other.weight
     assert torch.equal(trained.one.weight, model.one.weight)
     assert not torch.equal(trained.other.bias, model.other.bias)
-
-
-@pytest.mark.parametrize("normalised", [parametrizations.spectral_norm, spectral_norm])
-def test_vectors_of_a_frozen_spectral_layer_stay_those_of_its_weight(normalised, run):
-    model = nn.Sequential(normalised(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
-    model[0].requires_grad_(False)
-    weight = next(value for name, value in model.named_parameters() if "orig" in name)
-    trained = run(model, rounds=1, **{"local.lr": 0.5}).model()
-    with torch.no_grad():
-        exact = weight / torch.linalg.matrix_norm(weight, 2)
-        torch.testing.assert_close(trained[0].weight, exact, rtol=0, atol=1e-5)
-
-
-def test_one_part_of_a_parametrised_weight_is_frozen(run):
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
-    model[0].parametrizations.weight.original1.requires_grad_(False)
-    result = run(model, rounds=1)
-    originals = [name[-9:] for name in result.server["weights"] if "original" in name]
-    assert originals == ["original0"]
-    trained = result.model()[0].parametrizations.weight
-    assert torch.equal(trained.original1, model[0].parametrizations.weight.original1)
-    assert not torch.equal(trained.original0, model[0].parametrizations.weight.original0)
 
 
 def moving(parameter):

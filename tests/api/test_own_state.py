@@ -12,7 +12,6 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import rayfed
 from rayfed.core.modules import make_picklable
-from rayfed.core.network import Network, vectorised
 from rayfed.engine.exact_sum import ExactSum
 
 CLIENTS = 3
@@ -79,25 +78,6 @@ def test_a_buffer_that_forward_assigns_is_that_of_a_plain_loop(vmap_clients):
     expected = by_hand(copy.deepcopy(model))
     assert expected.centre.norm() > 0.1
     assert_same_states(trained, expected)
-
-
-def test_a_buffer_that_evaluation_changes_stays_as_it_was():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x):
-            self.calls += 1
-            return x
-
-    network, weights = Network(Counting()), {"calls": torch.zeros(())}
-    assert network(weights, torch.ones(1), train=False)[1]["calls"] == 1
-    assert weights["calls"] == 0
-    with vectorised():
-        block = {"calls": torch.tensor([0.0, 4.0])}
-        after = torch.vmap(lambda w: network(w, torch.ones(1))[1])(block)
-    assert after["calls"].tolist() == [1, 5]
 
 
 class Constants(nn.Module):

@@ -219,14 +219,6 @@ class TestSelectedRound:
             states = [result.model(client, round="selected").state_dict() for result in (whole, again)]
             assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
 
-    def test_a_worse_start_is_kept_too(self, run):
-        """Where training only hurts, the best model is the untrained one."""
-        result = run("fedavg", **{"rounds": 3, "local.lr": 1e-12, "evaluate.initial": True})
-        assert selected_round(result) == 0
-        rows = result.metrics.query("metric == 'loss' and split == 'test' and client >= 0 and round == 0")
-        recorded = rows.sort_values("client")["value"].tolist()
-        assert loss(result.model(round="selected"), own()) == pytest.approx(recorded)
-
     def test_what_is_kept_on_disk(self, run):
         """Beside the last two checkpoints there is the best one, and nothing else."""
         result = run("fedavg", **self.MANY, **{"checkpoint.every": 1})

@@ -1,6 +1,5 @@
 """Every bad request: exit code 2, one line on stderr that names the key, and nothing written."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -63,30 +62,25 @@ BN = ("model={name: mlp, batch_norm: true}",)
     [
         # keys
         (["local.epoch=3"], "local.epoch: no such key; did you mean local.epochs?"),
-        (["algoritm.name=fedavg"], "algoritm: no such key; did you mean algorithm?"),
         (["algorithm.muu=3", "algorithm.name=fedprox"], "algorithm.muu: no such key; did you mean algorithm.mu?"),
         (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
-        (["model.widht=1"], "model.widht: no such key; did you mean model.width?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
         (["placement.graphs=auto"], "placement.graphs: was removed; rayfed uses no CUDA graphs; leave it out"),
         # types and ranges
         ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
         ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),
-        (["cohort=0"], "cohort=0: must be at least 1"),
         (["cohort=0.5"], "cohort=0.5: expected an integer or null, got float"),
         (["placement.vmap_clients=all"], "placement.vmap_clients=all: give a number of clients, or auto"),
         (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
         (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
-        (["unseen_clients=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
         (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
         (["partition={name: iid, clients: 100000}", *QUICK], "partition: client 4"),
         (
             ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
             "placement.vmap_clients=2: clients that train at once",
         ),
-        (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: client 0 has 324 training"),
         (
             ["local.batch_size=1", *BN],
             "local.batch_size=1: client 0 has 324 training examples, which leave a batch of one",
@@ -95,7 +89,6 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
         (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
         (["algorithm.name=fedbn", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedbn has no global"),
-        (["batch_norm=local", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedavg has no global"),
         (
             ["algorithm.name=apple", "unseen_clients=1", *QUICK],
             "unseen_clients=1: algorithm.name=apple mixes the core models of",
@@ -104,7 +97,6 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["rounds"], "rounds: no such file (give values as key=value)"),
         (["seeds=[0, 1]"], "seeds: a key of search spaces, which rayfed sweep runs; a single run takes seed=N"),
         (["demo"], "demo: a packaged search space; rayfed sweep demo runs it"),
-        (["nowhere.yaml", "rounds=1"], "nowhere.yaml: no such file"),
         (["a={"], "a={: '{' is not valid YAML"),
         # the user's own
         (["algorithm.name=nomodule:Mine"], "algorithm.name=nomodule:Mine: no module 'nomodule'"),
@@ -114,13 +106,6 @@ BN = ("model={name: mlp, batch_norm: true}",)
 )
 def test_refused(refused, arguments, beginning):
     assert refused(*arguments).startswith(beginning)
-
-
-def test_unknown_without_a_near_one_lists_what_there_is(refused):
-    line = refused("algorithm.name=zzz")
-    assert "known: " in line
-    assert "scaffold" in line
-    assert "module:Name" in line
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../x", "/somewhere/x", "a\\b", "a/b", ""])
@@ -146,23 +131,6 @@ class TestFiles:
     def test_yaml_that_is_no_configuration(self, refused, tmp_path, content, said):
         (tmp_path / "bad.yaml").write_bytes(content)
         assert refused("bad.yaml").startswith(said)
-
-    def test_a_truncated_npz(self, refused, tmp_path):
-        n = 64
-        path = tmp_path / "cut.npz"
-        images = np.random.default_rng(0).integers(0, 255, (n, 8, 8), dtype=np.uint8)
-        labels, client = np.arange(n) % 3, np.arange(n) % 4
-        np.savez(path, images=images, labels=labels, client=client, is_test=np.arange(n) % 5 == 0)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        assert refused("data={name: npz, file: cut.npz}", *QUICK).startswith("data.file=cut.npz: ")
-
-    def test_results_that_are_no_folder(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "taken").write_text("")
-        assert main(["results=taken", *QUICK]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("rayfed: results=taken: taken/run cannot be written")
 
 
 @pytest.mark.parametrize(
@@ -196,4 +164,4 @@ class TestPlacement:
 
     def test_more_hosts_than_cpus(self, refused):
         line = refused("placement.hosts=1000", "data.per_domain=20", "local.batch_size=2", *QUICK)
-        assert line.startswith("placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU")
+        assert line.startswith("placement.hosts=1000: a trial needs 1000 CPU")

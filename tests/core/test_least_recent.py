@@ -14,16 +14,3 @@ def test_values_go_in_the_order_of_their_last_use():
     assert store.put("d", 5, 40) == [("a", 1), ("c", 4)]  # larger than the room
     assert store.get("d") == 5
     assert store.put("e", 6, 1) == [("d", 5)]
-
-
-def test_room_is_made_in_advance_and_values_are_removed():
-    store = LeastRecent(10)
-    for key in "abcde":
-        store.put(key, key, 2)
-    assert store.make_room(4) == [("a", "a"), ("b", "b")]
-    store.remove("c")
-    store.remove("never here")
-    assert store.make_room(6) == []
-    store.clear()
-    assert len(store) == 0
-    assert store.make_room(10) == []

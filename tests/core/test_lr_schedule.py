@@ -34,9 +34,3 @@ def test_factors_are_those_of_torch(case, warmup):
         following.step()
     assert [schedule.factor(r, ROUNDS) for r in range(1, ROUNDS + 1)] == pytest.approx(expected)
     assert schedule.is_constant is (case == "constant" and not warmup)
-
-
-def test_outside_of_the_rounds_there_is_no_schedule():
-    schedule = Exponential(decay=0.5, warmup=2)
-    assert [schedule.factor(r, 3) for r in range(5)] == [1.0, 0.5, 1.0, 1.0, 1.0]
-    assert [Exponential(decay=0.5).factor(r, 3) for r in (3, 4)] == [0.25, 1.0]

@@ -12,7 +12,6 @@ from helpers import data_files
 from helpers.commands import command
 from rayfed.core import paths
 from rayfed.core.paths import absolute, enter, looked_in
-from rayfed.experiments.config import Config
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +95,3 @@ class TestACopyOfRayJobs:
             assert rayfed.read_results(folder).trials["status"].tolist() == ["done"]
         assert list(home.glob("boards/**/events.out.*"))
         assert os.listdir() == []
-
-    @pytest.mark.parametrize("results", ["/elsewhere/results", "s3://bucket/results", "file:///results"])
-    def test_other_places_stay(self, results):
-        assert Config.read({"results": results}).results == results

@@ -14,10 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayfed.experiments.config import Config
-from rayfed.experiments.sources import from_arguments, from_file
-from rayfed.experiments.space import read_space
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,24 +37,6 @@ def test_ray_accepts_it(written, prepared):
     schema = json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text())
     jsonschema.validate(written, schema)
     validate_config(prepared)
-
-
-def test_workers_are_spot_machines_and_the_head_is_not(prepared):
-    head = prepared["head_node_type"]
-    spot = {
-        name: "spot"
-        in json.dumps([kind["node_config"].get(key) for key in ("InstanceMarketOptions", "scheduling")]).lower()
-        for name, kind in prepared["available_node_types"].items()
-    }
-    assert spot == {name: name != head for name in spot}
-
-
-def test_both_clouds_get_the_same_cluster():
-    aws, gcp = (yaml.safe_load((ROOT / name).read_text()) for name in ("cluster.yaml", "cluster-gcp.yaml"))
-    own = {"provider", "available_node_types", "head_setup_commands"}
-    assert {key: value for key, value in aws.items() if key not in own} == {
-        key: value for key, value in gcp.items() if key not in own
-    }
 
 
 def test_what_make_and_pip_need_is_copied(written, tmp_path):
@@ -129,23 +107,6 @@ def documents():
 
 
 class TestKubernetes:
-    def test_the_job_is_one_of_rayfeds_commands(self, documents):
-        program, command, space, *values = documents["RayJob"]["spec"]["entrypoint"].split()
-        assert (program, command, space) == ("rayfed", "sweep", "demo")
-        values = from_arguments(values)
-        config = Config.read(next(read_space(from_file(ROOT / "tune_spaces/demo.yaml"), values).trials()))
-        assert config.placement.autoscale
-        assert config.resume  # for further attempts
-        assert config.checkpoint.minutes
-
-    def test_results_are_on_the_volume(self, documents):
-        head = documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
-        claim = documents["PersistentVolumeClaim"]["metadata"]["name"]
-        assert [volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"]] == [claim]
-        assert head["securityContext"]["fsGroup"]  # the image's user is not root
-        (mount,) = head["containers"][0]["volumeMounts"]
-        assert f"results={mount['mountPath']}" in documents["RayJob"]["spec"]["entrypoint"]
-
     def test_versions_and_authentication(self, documents):
         cluster = documents["RayJob"]["spec"]["rayClusterSpec"]
         pinned = re.search(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -9,7 +9,7 @@ import ray
 
 from helpers.ray_session import start_ray
 from rayfed.distributed.cluster import log_folder, protect_token
-from rayfed.experiments.capacity import cluster_is_running, ray_folder
+from rayfed.experiments.capacity import ray_folder
 
 
 @pytest.mark.ray
@@ -55,18 +55,6 @@ class TestToken:
         file.chmod(0o644)
         protect_token()
         assert (file.read_text(), file.stat().st_mode & 0o777) == ("secret", 0o600)
-
-    @pytest.mark.parametrize("variable", [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "secret")])
-    def test_none_is_made_where_none_is_used(self, home, monkeypatch, variable):
-        monkeypatch.setenv(*variable)
-        protect_token()
-        assert os.listdir(home) == []
-
-
-@pytest.mark.parametrize(("address", "joins"), [("10.0.0.1:6379", True), ("auto", True), ("local", False)])
-def test_which_addresses_are_those_of_a_cluster(address, joins, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert cluster_is_running() is joins
 
 
 @pytest.mark.parametrize("folders", [{}, {"TMPDIR": "/scratch/7"}, {"RAY_TMPDIR": "/ray", "TMPDIR": "/scratch/7"}])

@@ -9,10 +9,9 @@ import pytest
 import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Selection
-from rayfed.experiments import sweep as module
 from rayfed.experiments.plan import Given
 from rayfed.experiments.space import configurations, read_space
-from rayfed.experiments.sweep import SweepPlan, plan_sweep
+from rayfed.experiments.sweep import SweepPlan
 from rayfed.records.files import best_validation
 from rayfed.records.storage import open_storage
 
@@ -97,10 +96,6 @@ class TestSearch:
         assert len({job["trial"] for job in jobs}) == 12
         assert {job["config"].algorithm.mu for job in jobs if job["config"].algorithm_name == "fedprox"} <= {0.01, 0.1}
 
-    def test_an_arm_without_spaces_has_one_configuration(self, search):
-        made = search(arms=[{"local.lr": 0.1}, {}])
-        assert [job["config"].local.lr == 0.1 for job in searched(made)] == [True] * 2 + [False] * 6
-
     def test_the_search_follows_its_seed(self, search):
         first, again, other = (choices(searched(search(**{"search.seed": seed}))) for seed in (0, 0, 1))
         assert first == again
@@ -176,19 +171,6 @@ class TestRefusals:
         with pytest.raises(UsageError) as error:
             read_space(given, changes)
         assert str(error.value).startswith(message)
-
-    @pytest.mark.parametrize("package", ["ray", "optuna"])
-    def test_a_missing_package(self, monkeypatch, package):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else name)
-        with pytest.raises(UsageError, match=rf"^search.kind=optuna: needs the package {package}, which is not inst"):
-            plan_sweep(space(), configurations(space()))
-
-    @pytest.mark.parametrize("changes", [{"partition.validation": 0.0}, {"evaluate.splits": ["test"]}])
-    def test_no_validation_scores(self, tmp_path, monkeypatch, changes):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(module, "_check_packages", lambda space: None)
-        with pytest.raises(UsageError, match=r"^search.kind=optuna: needs validation scores; give"):
-            plan_sweep(space(**changes), configurations(space(**changes)))
 
     def test_corners_have_every_bound_and_choice(self):
         corners = list(space().adaptive[1].corners())

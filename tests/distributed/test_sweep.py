@@ -5,19 +5,16 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 
 import contextlib
 import io
-from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 import pytest
-import ray
 import torch
 import yaml
 
 import rayfed
 from helpers.commands import command
 from helpers.federations import blobs
-from helpers.ray_processes import actor_names
 from helpers.ray_session import start_ray
 
 main = command("sweep")
@@ -135,10 +132,6 @@ def single(name, seed):
 
 
 class TestSweep:
-    def test_remarks_are_said_once_before_it_starts(self, swept):
-        assert swept.err.count("note: sweep_mine:Failing: goes wrong in round 2 of 3\n") == 1
-        assert swept.err.index("note: ") < swept.err.index("trials ", swept.err.index("trials: ") + 8)
-
     def test_statuses_and_errors(self, swept):
         assert swept.code == 1
         found = swept.trials.groupby("algorithm")["status"].agg(set).to_dict()
@@ -160,12 +153,6 @@ class TestSweep:
         assert rounds["fedavg"] == [1, 1, 2, 2, 3, 3]
         assert rounds["sweep_mine:Failing"] == [1, 1]
         assert "scaffold" not in rounds
-
-    def test_processes_are_named_after_their_first_trial_and_log_each(self, swept):
-        trials = set(swept.trials["trial"])
-        assert 0 < len(actor_names("ServerActor") & trials) < len(trials)
-        logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("worker-*.err")
-        assert trials <= {line for log in logs for line in log.read_text().splitlines()}
 
     def test_every_arm_with_every_seed_is_what_a_single_run_gives(self, swept):
         found = swept.trials.groupby("algorithm")["seed"].apply(sorted).to_dict()
@@ -298,37 +285,6 @@ class TestRefused:
     )
     def test_in_one_line(self, here, capsys, tmp_path, arguments, beginning):
         assert self.refused(capsys, tmp_path, *arguments).startswith(beginning)
-
-
-class TestTableAfterwards:
-    """What cannot be shown changes nothing of what was run. (Without Ray: the trials run in this process.)"""
-
-    def swept(self, tmp_path, monkeypatch, capsys, *, wrong=0, **config):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "space.yaml").write_text(yaml.safe_dump({**yaml.safe_load(COMMON), "rounds": 1, **config}))
-
-        def in_process(space, configs):
-            for config in configs:
-                rayfed.run(config)
-            return wrong
-
-        monkeypatch.setattr("rayfed.api.run_sweep", in_process)
-        code = main(["space.yaml"])
-        out, err = capsys.readouterr()
-        assert err == ""
-        return code, out, list(tmp_path.glob("results/*/curves.png"))
-
-    def test_without_any_scores(self, tmp_path, monkeypatch, capsys):
-        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=1, **{"evaluate.splits": []})
-        assert (code, plots) == (1, [])
-        assert out.startswith("no table: no model was scored; ")
-
-    def test_without_a_plot(self, tmp_path, monkeypatch, capsys):
-        (tmp_path / "results" / "run" / "curves.png").mkdir(parents=True)
-        code, out, _ = self.swept(tmp_path, monkeypatch, capsys)
-        assert code == 0
-        assert "test accuracy, %" in out
-        assert "no plot: results/run/curves.png: cannot be written" in out
 
 
 @pytest.mark.slow

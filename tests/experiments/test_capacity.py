@@ -19,10 +19,6 @@ def refusal(nodes, **placement):
 
 
 class TestShares:
-    @pytest.mark.parametrize("share", [1, 2, 8, 0.5, 0.25, 0.2, 0.1, 1 / 3, 0.333, 0.33, 0.1667, 0])
-    def test_whole_numbers_and_one_kth_are_shares(self, share):
-        assert Config.read({"placement": {"gpus": share, "server_gpus": share}}).placement.gpus == share
-
     @pytest.mark.parametrize("key", ["gpus", "server_gpus"])
     @pytest.mark.parametrize(
         ("share", "better"), [(0.6, "1/2 = 0.5"), (0.4, "1/2 = 0.5"), (0.9, "1/1 = 1"), (1.5, "2")]

@@ -14,7 +14,6 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import Step
 from rayfed.core.optim import Adam
-from rayfed.experiments.components import description
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.experiments.sources import from_arguments, from_file, merged
@@ -96,11 +95,6 @@ class TestMerging:
         before = copy.deepcopy(sources)
         assert merged(*sources) == expected
         assert sources == before
-
-    def test_the_order_of_the_keys_is_that_of_the_source(self):
-        source = {"local.lr": 1, "algorithm.mu": 2, "rounds": 3, "algorithm.name": "fedprox", "local.steps": 4}
-        tree = merged(source)
-        assert [*tree, *tree["local"]] == ["local", "algorithm", "rounds", "lr", "steps"]
 
     def test_precedence_of_file_and_arguments(self, tmp_path):
         file = tmp_path / "a.yaml"
@@ -351,8 +345,3 @@ def test_what_the_options_of_training_build():
 def test_mistakes_in_options_of_components_are_found(values, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         Config.read(values)
-
-
-def test_a_description_has_no_signature_that_dataclasses_wrote():
-    assert "FedProx(" not in description("algorithm", "fedprox")
-    assert description("metrics", "frechet").startswith("`frechet`: the distance")

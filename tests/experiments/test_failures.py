@@ -1,10 +1,7 @@
 """What is said of trials that fail."""
 
 import pytest
-import torch
 
-from rayfed.algorithms.fedprox import pulled
-from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.experiments.sweep import error_lines
 from rayfed.experiments.trial import failure
 from rayfed.records.recorder import Progress
@@ -35,22 +32,3 @@ def test_an_error_has_the_innermost_place_of_the_users_code():
     assert (row["status"], "in users" in row["traceback"]) == ("failed", True)
     assert row["error"].startswith("ZeroDivisionError: division by zero (")
     assert row["error"].endswith(f"test_failures.py, line {users.__code__.co_firstlineno + 1}, in <lambda>)")
-
-
-def test_an_error_without_such_a_place_names_the_method_and_not_the_helper_that_it_called():
-    weight = {"weight": torch.zeros(1)}
-    with pytest.raises(KeyError) as raised:
-        pulled(weight, {}, weight, mu=1.0)
-    without_this_file = raised.value.with_traceback(raised.tb.tb_next)
-    assert "rayfed/algorithms/fedprox.py" in error_line(without_this_file)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "text"),
-    [
-        (Diverged("round 2, client 1: loss is nan\nmore"), "diverged", "round 2, client 1: loss is nan"),
-        (UsageError("data.file=x: no such file"), "failed", "UsageError: data.file=x: no such file"),
-    ],
-)
-def test_errors_of_rayfeds_own_say_themselves_where(error, status, text):
-    assert (failure(error)["status"], failure(error)["error"]) == (status, text)

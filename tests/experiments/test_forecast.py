@@ -53,10 +53,6 @@ class TestProbe:
         assert torch.equal(torch.get_rng_state(), state)
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("name", ["adcol", "apple", "solo", "dbe"])
-    def test_methods_with_states_and_networks_of_their_own(self, name):
-        assert probe(plan(algorithm={"name": name})).step > 0
-
 
 SPACE = """
 seeds: [0, 1]
@@ -106,14 +102,3 @@ class TestCommands:
         capsys.readouterr()
         assert command("sweep")(["--dry-run", *sweep, "seeds=[0,1]", "resume=true"]) == 0
         assert "\n3 trials to run, 1 at once: about " in capsys.readouterr().out
-
-    def test_what_cannot_be_probed_is_said(self, capsys, monkeypatch):
-        def failing(*given):
-            raise RuntimeError("two clients are not enough\nfor me")
-
-        monkeypatch.setattr("rayfed.experiments.forecast.probe", failing)
-        monkeypatch.setenv("COLUMNS", "200")
-        assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp"]) == 0
-        assert "estimate  unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out
-        assert command("sweep")(["--dry-run", "space.yaml"]) == 0
-        assert "unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out

@@ -5,7 +5,6 @@ import types
 
 import pandas as pd
 import pytest
-import torch
 from torch import nn
 
 import rayfed
@@ -172,12 +171,3 @@ class TestPython:
         alone = rayfed.run({"local": {"batch_size": 5, "lr": 0.1}}, clients=clients, model=model, rounds=1, seed=1)
         row = swept.trials.set_index("trial").loc[alone.trial]
         assert row["weights_hash"] == alone.weights_hash
-
-    def test_is_shown_and_its_trials_are_loaded(self, result):
-        swept, clients, model = result
-        assert repr(swept) == "SweepResult(own, results/own: 4 trials, 4 done)"
-        assert "own: test accuracy" in swept.report()
-        assert "<pre" in swept._repr_html_()
-        loaded = rayfed.load("results", "own", swept.trials["trial"].iloc[0], clients=clients, model=model)
-        assert isinstance(loaded.model()[2], nn.Linear)
-        assert loaded.model()(torch.zeros(1, 6)).shape == (1, 3)

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import rayfed
 from helpers.commands import command
@@ -169,13 +168,3 @@ def blobs(shift=0.0):
     draw = np.random.default_rng(0)
     parts = [(draw.normal(size=(20, 3)).astype("float32") + shift, draw.integers(0, 2, 20)) for _ in range(3)]
     return [{"train": part, "test": part} for part in parts]
-
-
-def test_in_python_the_final_state_is_always_kept(capsys):
-    given = {"clients": blobs(), "model": lambda: torch.nn.Linear(3, 2), "quiet": False}
-    rayfed.run(rounds=2, **given)
-    result = rayfed.run(rounds=4, resume=True, **given)
-    assert "continues after round 2\n" in capsys.readouterr().err
-    assert result.weights_hash == rayfed.run(rounds=4, experiment="straight", **given).weights_hash
-    rayfed.run(rounds=6, resume=True, **(given | {"clients": blobs(shift=1.0)}))
-    assert "continues" not in capsys.readouterr().err  # other clients are another trial

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rayfed.core import terminal
 from rayfed.core.terminal import Bar, StatusLine
-from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, watched
+from rayfed.experiments.progress import many_trials, one_trial, watched
 from rayfed.records.recorder import Progress
 
 
@@ -24,14 +24,6 @@ class TestSweep:
         trials = [trial("a", seed, round=1, seconds=1.0, left=9.0) for seed in (0, 1)]
         names = [p.trial for p in trials] + ["a-seed2-x", "a-seed3-x"]
         assert "19 s left" in many_trials(trials, names, 31.0)[1].words
-
-    def test_the_clock_starts_with_the_first_trial(self, monkeypatch):
-        now = iter([100.0, 100.0, 110.0])
-        monkeypatch.setattr("rayfed.experiments.progress.time.monotonic", lambda: next(now))
-        bars = bars_of_sweep(["a-seed0-x"])
-        assert [bar.words for bar in bars([])] == ["0 running"]
-        bars([trial("a", round=0, seconds=0.0)])
-        assert "5 clients/s" in bars([trial("a", left=3.0)])[1].words
 
     def test_what_is_shown(self):
         trials = [trial("a", status="failed"), trial("b", left=20.0, best_val=0.5), trial("c", left=20.0, best_val=0.7)]
@@ -89,16 +81,6 @@ class TestShown:
         assert capsys.readouterr().err == ""
         shell.config.clear()
         assert not terminal.is_watched()
-
-
-def test_a_metric_that_takes_long_is_named_in_place_of_no_time_left():
-    last = Progress("a-seed0-x", 10, round=9, clients=9, seconds=9.0, left=0.1, doing="measuring mdl")
-    (bar,) = one_trial(last)
-    assert bar.words == "1 s per round · 1 clients/s · measuring mdl"
-    (_, rounds) = many_trials([last], ["a-seed0-x"], 9.0)
-    assert rounds.words == "measuring mdl"
-    (_, rounds) = many_trials([last], ["a-seed0-x", "a-seed1-y"], 9.0)
-    assert " left · " in rounds.words
 
 
 def test_what_ends_the_recorder_is_no_traceback_of_the_progress(monkeypatch):

@@ -184,8 +184,3 @@ class TestPlan:
     def test_what_chooses_is_recorded(self, values, metric, mode):
         row = make_plan(Config.read({**QUICK, **values})).values()
         assert (row["selection_metric"], row["selection_mode"]) == (metric, mode)
-
-    def test_arms_share_it(self, tmp_path):
-        arms = [{"select.metric": "ece"}, {"select.metric": "loss"}]
-        with pytest.raises(UsageError, match=r"^select: all arms of a sweep share it"):
-            rayfed.sweep({**QUICK, "results": str(tmp_path), "seeds": [0], "arms": arms})

@@ -6,9 +6,7 @@ import torch
 import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.experiments import sweep as module
-from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.run_summary import run_summary, unused_gpu
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 
@@ -40,15 +38,6 @@ def test_a_resumed_sweep_leaves_out_what_is_done(plan):
     sweep = plan(resume=True)
     assert first["trial"] not in {job["trial"] for job in sweep.jobs}
     assert sweep.summary().endswith("; each with 2 seeds; 1 already done")
-
-
-def test_a_gpu_that_no_process_uses_is_noted_once(plan, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    note = "clients train on the CPU, although there is a GPU; placement.gpus=1 uses it"
-    assert plan().notes == (f"note: {note}",)
-    one = make_plan(Config.read({"data.per_domain": 60, "model": {"name": "mlp", "hidden": [8]}}))
-    assert run_summary(one).endswith(f"\n      note  {note}")
-    assert unused_gpu([Placement(), Placement(gpus=0.5)]) == unused_gpu([Placement(server_gpus=1)]) == ()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 
@@ -45,13 +44,6 @@ def test_feddebias_and_its_baselines_have_the_grids_of_its_paper():
     assert {o["mu"] for o in _of("fedprox")} == {0.001, 0.01, 0.1}
     assert {o["weight_adversary"] for o in _of("dann")} == {0.01, 0.1, 1}
     assert {o["lam"] for o in _of("fedmix")} == {0.01, 0.1, 0.2}
-
-
-def test_records_are_sent_once_where_a_budget_is_that_of_an_upload():
-    configs = [Config.read(v) for v in _drawn("dp_adcol") if v["algorithm"]["name"] == "local_dp_adcol"]
-    assert {config.algorithm.epsilon for config in configs} == {2, 5, 10}
-    sizes = [len(client.train) for client in make_plan(configs[0]).population.clients]
-    assert all(config.rounds * config.algorithm.upload_size(n) <= n for config in configs for n in sizes)
 
 
 def test_fraug_has_the_grid_of_the_authors_code_for_digits():

@@ -90,13 +90,6 @@ class TestClaims:
         with claimed(tmp_path, "run", ["a"]):
             pass
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": 3, "trials": 3}', b"\xff"])
-    def test_a_damaged_claim_is_none(self, tmp_path, content):
-        (tmp_path / "run/.owners").mkdir(parents=True)
-        (tmp_path / "run/.owners/0123abcd.json").write_bytes(content)
-        with claimed(tmp_path, "run", ["a"]):
-            pass
-
     def test_commands_are_refused_before_anything_starts(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         small = ["model.name=mlp", "rounds=1", "data.per_domain=20", "local.batch_size=2"]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.core.errors import StorageError
-from rayfed.records.trials import FIXED, claimed, mark_interrupted, merge_trials, record_trial
+from rayfed.records.trials import claimed, mark_interrupted, merge_trials, record_trial
 from rayfed.reports.read import read
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -52,13 +52,6 @@ def test_each_column_has_one_type(tmp_path: Path) -> None:
     assert table["list"] == ["[1, 2]", None]
     assert table["null"] == [None, None]
     assert table["big"] == [str(2**70), "1"]
-
-
-def test_fixed_columns_have_their_types_from_the_first_row_on(tmp_path: Path) -> None:
-    record_trial(tmp_path, "e", "a", {"error": "two\n  lines"})
-    schema = pq.read_schema(tmp_path / "e" / "trials" / "trials.parquet")
-    assert {name: schema.field(name).type for name in FIXED} == FIXED
-    assert trials(tmp_path).loc["a", "error"] == "two lines"
 
 
 def record_ten(folder: Path, name: str) -> None:

@@ -140,12 +140,6 @@ def test_rows_stay_for_the_next_flush_when_the_disk_fails(tmp_path: Path, monkey
     assert rounds_of(tmp_path) == [1]
 
 
-@pytest.mark.parametrize("name", ["", ".a", "_a", "a/b", "a\nb"])
-def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"^trial=.* use a name without .*$"):
-        TrialWriter(tmp_path, "e", name, "fedavg", 0)
-
-
 @pytest.mark.parametrize("number", [b"0", None])
 def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number: bytes | None) -> None:
     record_trial(tmp_path, "e", "t", {"seed": 0})

@@ -115,26 +115,3 @@ class TestTensorBoard:
         (line,) = board.close()
         assert line.startswith("t (and 1 more): tracking.tensorboard failed (NotADirectoryError: ")
         assert line.endswith("; the trial went on without it")
-
-
-def test_trackers_change_no_name_of_a_trial(tmp_path):
-    from rayfed.experiments.config import Config
-    from rayfed.experiments.plan import trial_name
-
-    assert trial_name(Config.read({})) == trial_name(Config.read({"tracking": {"folder": "x", "tensorboard": True}}))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-class TestOnRay:
-    def test_a_sweep_of_several_processes(self, tmp_path, monkeypatch):
-        """The recorder is an actor there, and two trials at a time write to it."""
-        from helpers.ray_session import start_ray
-
-        start_ray()
-        monkeypatch.chdir(tmp_path)
-        swept = rayfed.sweep(QUICK | {"experiment": "s", "seeds": [0, 1]})
-        assert swept.failed == 0
-        for trial in swept.trials["trial"]:
-            found = scalars(tmp_path / "results" / "s" / "tensorboard" / trial)
-            assert sorted(found["global/val/accuracy"]) == [2, 4]

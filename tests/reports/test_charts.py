@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from small_results import add
@@ -16,8 +15,7 @@ from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.records.files import read_holdings, write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.reports.charts import KINDS, chart_data, draw
-from rayfed.reports.charts.chart import Chart, image_bytes, styled
-from rayfed.reports.charts.recorded import counts_panel
+from rayfed.reports.charts.chart import image_bytes, styled
 from rayfed.reports.read import read
 
 main = command("report")
@@ -114,16 +112,6 @@ class TestKinds:
         assert panel["title"] == "h0, seed 0"
         assert data_of(panel).to_numpy().tolist() == [[0, 0, "a", 5], [1, 1, "b", 8]]  # for training and validation
         assert read_holdings(open_storage(folder).child("e"), "h1") is None
-
-    @pytest.mark.parametrize(("clients", "mark"), [(4, "circle"), (70, "rect")])
-    def test_many_clients_are_a_heat_map(self, clients: int, mark: str) -> None:
-        counts = np.arange(3 * clients).reshape(clients, 3)
-        chart = Chart(counts_panel(range(clients), ["a", "b"] * (clients // 2), counts), "who holds what")
-        spec = styled(chart.chart)
-        assert spec["mark"]["type"] == mark
-        of_client = data_of(spec).query("client == 3")
-        assert of_client[["class", "examples"]].to_numpy().tolist() == [[0, 9], [1, 10], [2, 11]]
-        assert image_bytes(chart, "png").startswith(b"\x89PNG")
 
     def test_maps(self, folder: Path) -> None:
         by_domain, by_class = panels_of("tsne", folder)

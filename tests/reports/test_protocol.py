@@ -158,11 +158,6 @@ class TestTarget:
         assert "fedavg mu=1 1.5 ± 0.7 3.500 ± 1.414 2 of 3" in words
         assert "mu=2 never never 0 of 1" in words
 
-    def test_percent_are_refused(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", curve([0.3]))
-        words = refused(tmp_path, capsys, "--target", "80")
-        assert "target=80: accuracy is a fraction of 1; give a number from 0 to 1, such as 0.8" in words
-
 
 class TestComparison:
     def three(self, folder: Path) -> None:
@@ -293,15 +288,6 @@ class TestPointsThatDependOnHyperparameters:
         assert "dbe prbm=false" in told(folder, capsys, "--target", "0.5").partition("first evaluated round")[2]
 
 
-class TestHyperparametersWithoutTheRound:
-    def test_a_note_names_those_whose_round_the_rule_cannot_pick(self, tmp_path, capsys) -> None:
-        for mu, splits in ((1.0, ("val", "test")), (2.0, ("test",))):
-            rows = [r.with_(split=split) for r in curve([0.6]) for split in splits]
-            add(tmp_path, f"t{mu}", rows, algorithm="fedprox", algorithm__mu=mu)
-        words = told(tmp_path, capsys, "--rule", "selected")
-        assert "Not shown, because they have no test accuracy in the round that the rule picks: fedprox mu=2." in words
-
-
 class TestDomainsWithFewerSeeds:
     """The only client of domain b took no part at seed 1, since it was set aside."""
 
@@ -337,22 +323,9 @@ class TestTies:
             picked = picked[(picked["split"] == "test") & (picked["quantity"] == "mean")].set_index("rule")["round"]
             assert dict(picked) == {"final": 2, "selected": 1, "oracle": 1, "best5": 1}
 
-    def test_of_hyperparameters_the_first_ones(self, tmp_path) -> None:
-        for mu, values in ((1.0, self.LOW), (2.0, self.HIGH), (3.0, self.LOW)):
-            add(tmp_path, f"t{mu}", self.rows(values), algorithm="fedprox", algorithm__mu=mu)
-        rows = summarise(read(tmp_path)).rows
-        assert set(rows.loc[rows["chosen"], "algorithm.mu"]) == {1.0}
-
     def test_a_target_that_is_met_exactly_is_reached(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", self.rows(self.LOW, self.HIGH))
         assert "fedavg 1.0 2.500 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
-
-    def test_is_no_win(self, tmp_path, capsys) -> None:
-        for algorithm, values in (("fedavg", self.LOW), ("dbe", self.HIGH)):
-            for seed in (0, 1):
-                add(tmp_path, f"{algorithm}{seed}", self.rows(values), algorithm=algorithm, seed=seed)
-        for names in (("fedavg", "dbe"), ("dbe", "fedavg")):
-            assert "0 of 2" in told(tmp_path, capsys, "--compare", *names)
 
 
 class TestSeveralExperiments:
@@ -378,11 +351,6 @@ class TestSeveralExperiments:
         assert "% e: all pairs, test accuracy" in words
         assert "no pairs" not in told(folder, capsys, "--compare", "--format", "csv")
         assert "needs two methods" in refused(folder, capsys, "--compare", "--experiment", "f")
-
-    def test_a_note_names_those_without_the_metric(self, folder, capsys) -> None:
-        note = "Experiments not shown, because they have no drift at the model scored: f."
-        assert note in told(folder, capsys, "--metric", "drift")
-        assert "Experiments not shown" not in told(folder, capsys)
 
 
 class TestValuesThatAreNoNumbers:

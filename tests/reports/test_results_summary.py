@@ -12,9 +12,7 @@ import pytest
 from helpers.commands import command
 from helpers.score_rows import Row, add_rows, frame, row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER, lower_is_better_by_name
-from rayfed.core.registry import resolve
-from rayfed.metrics import METRICS
+from rayfed.core.records import SERVER
 from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, group_trials, pick_rounds
@@ -201,11 +199,6 @@ class TestDeclaredDirection:
         tables = read(tmp_path)
         assert "is at most 2.5" in target_text(tables, 2.5, View(metric="sharpness"), width=999)
 
-    @pytest.mark.parametrize("name", sorted(METRICS))
-    def test_the_names_of_metrics_tell_what_their_classes_declare(self, name: str) -> None:
-        declared = resolve(name, METRICS, where=name).higher_is_better
-        assert declared is (None if name == "tsne" else not lower_is_better_by_name(name))
-
 
 def test_mean_and_sd_over_seeds_of_the_trials_that_are_done(tmp_path: Path) -> None:
     for seed, test in enumerate((0.5, 0.6, 0.7)):
@@ -354,14 +347,6 @@ def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> No
     assert "worst: the same as b in every row." in words  # the greatest
     assert "AVG: mean over the server's values" in " ".join(words.split())
     assert "Means are over clients." in render(tmp_path)
-
-
-def test_a_note_says_where_own_code_has_changed_between_seeds(tmp_path: Path) -> None:
-    for seed, code in ((0, "aa"), (1, "aa"), (2, "bb")):
-        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, algorithm="mine:Mine", code_hash=code)
-        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed)
-    note = "e mine:Mine: your own code has changed between seeds (code_hash aa at seeds 0, 1; bb at seed 2)."
-    assert summarise(read(tmp_path)).notes == [note]
 
 
 class TestManyClients:

@@ -61,12 +61,6 @@ class TestColumns:
             assert list(table.cells()) == ["a", "b", "AVG"]
             assert table.remarks == ["worst: the same as a in every row."]
 
-    def test_a_single_seed_has_no_spread(self) -> None:
-        one = {name: {key: (mean, NAN) for key, (mean, _) in of.items()} for name, of in TWO.items()}
-        table = make_table(rows(one, seeds=1), "accuracy")
-        assert table.cells()["a"] == ["50.00", "80.00", "40.00"]
-        assert "±" not in text_table(table, width=80) + markdown_table(table) + latex_table(table, "c", "l")
-
 
 class TestMarks:
     def test_the_best_is_bold_and_the_second_underlined(self) -> None:
@@ -90,16 +84,6 @@ class TestMarks:
         assert "$^{**}$" in latex_table(table, "c", "l")
         (fedavg, dbe) = [line for line in text_table(table, width=90).splitlines() if line.startswith(("fed", "dbe"))]
         assert fedavg.index("60.00 ± 5.00") == dbe.index("70.00 ± 2.00")  # numbers stay aligned
-
-
-class TestWrapping:
-    def test_long_headers_are_parted_at_underscores(self) -> None:
-        north = {f"domain:hospital_of_the_north_{i}": (mean, 0.1) for i, mean in enumerate((0.5, 0.6))}
-        named = {name: {**north, "mean": (0.55, 0.1), "worst": (0.3, 0.1)} for name in ("a", "b")}
-        lines = text_table(make_table(rows(named), "accuracy"), width=72).splitlines()
-        assert max(map(len, lines)) <= 72
-        assert "hospital_of_" in lines[0]
-        assert sum("60.00 ± 10.00" in line for line in lines) == 2
 
 
 class TestWhatVaried:
