@@ -1,6 +1,6 @@
 """What `--dry-run` prints: what would run, what each trial reserves, and about how long it takes.
 
-The time comes from one or two short rounds of two clients. Once trials run, the measured rounds say more.
+The time comes from two short rounds of two clients. Once trials run, the measured rounds say more.
 """
 
 import math
@@ -33,7 +33,6 @@ from rayfed.records.tracking import check_tracking
 
 _CLIENTS, _BATCHES = 2, 8  # of a probe, and batches of each client
 _SCORED = 128  # examples of each part of a client that a probe scores
-_PATIENCE = 4.0  # seconds of a first round after which a probe ends without a second round
 _MOST_AT_ONCE = 64  # the most trials that are counted as fitting at once
 
 
@@ -61,7 +60,7 @@ def run_text(plan: Plan) -> str:
     about = expected = _estimated(plan, {})
     if isinstance(expected, Estimate):
         each = f"{expected.round:.2g} s per round, {expected.scores:.2g} s for scores"
-        about = f"about {_span(expected.total)} ({each}), without metrics.*, from a probe of two clients"
+        about = f"about {span(expected.total)} ({each}), without metrics.*, from a probe of two clients"
     return f"{run_summary(plan)}\n     needs  {_reserved(config.placement)}\n  estimate  {about}"
 
 
@@ -80,7 +79,7 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
         found = [estimates[plan_kind(config)] for config in of_arm]
         known = [expected.total for expected in found if isinstance(expected, Estimate)]
         seconds += known
-        each = " to ".join(dict.fromkeys(map(_span, (min(known), max(known))))) if known else str(found[0])
+        each = " to ".join(dict.fromkeys(map(span, (min(known), max(known))))) if known else str(found[0])
         trials = len(space.seeds) * (space.samples[number] if space.adaptive else len(of_arm))
         rows.append([of_arm[0].algorithm_name, str(trials), _reserved(of_arm[0].placement), each])
     columns = dict(zip(["algorithm", "trials", "needs", "each"], zip(*rows, strict=True), strict=True))
@@ -90,12 +89,12 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     together = 1 if nodes is None else _at_once(space, configs, nodes)
     about = "one after another at most" if nodes is None else f"{together} at once: about"
     total = max(sum(seconds) / max(len(seconds), 1) * to_run / together, max(seconds, default=0.0))
-    end = f"{counted(to_run, 'trial')} to run, {about} {_span(total)}"
+    end = f"{counted(to_run, 'trial')} to run, {about} {span(total)}"
     return "\n".join([plan.summary(), "", table, "", end])
 
 
 def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
-    """Run one or two short rounds of `plan` with two clients, cut to a few batches, and measure the last round.
+    """Run two short rounds of `plan` with two clients, cut to a few batches, and measure the second.
 
     Nothing is written. Errors are those of the trial itself.
     """
@@ -106,14 +105,11 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     blueprint = replace(plan.blueprint, cohort=number, rounds=2, local=local, vmap_clients=together)
     evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
     small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
-    is_warm = torch.device(device).type == "cpu"  # elsewhere the first round loads kernels, which takes seconds
     with torch_state_kept():
         fleet = LocalFleet(blueprint, population, device)
         try:
-            for record in Server(blueprint, population, fleet, evaluation, device).run():
-                seconds = record.seconds
-                if record.round == 2 or (record.round == 1 and is_warm and seconds["total"] > _PATIENCE):
-                    break
+            records = Server(blueprint, population, fleet, evaluation, device).run()
+            seconds = next(record.seconds for record in records if record.round == 2)  # the first round warms up
         finally:
             fleet.close()
     step = (seconds["total"] - seconds["evaluate"]) / max(round(_steps(small) * number), 1)
@@ -135,7 +131,7 @@ def estimate(plan: Plan, measured: Probe) -> Estimate:
     scored = {"all": everyone, "selected": cohort}.get(str(evaluation.clients)) or int(evaluation.clients)
     scores = _scored(plan, scored / everyone) * measured.score / hosts
     times = sum(evaluation.due(number, blueprint.rounds) for number in range(1, blueprint.rounds + 1))
-    return Estimate(each, scores, blueprint.rounds * each + times * scores)
+    return Estimate(each, scores, max(1.0, blueprint.rounds * each + times * scores))
 
 
 def _estimated(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
@@ -176,10 +172,6 @@ def _scored(plan: Plan, share: float = 1.0) -> float:
         return examples + sum(len(test.examples) for test in population.tests)
     foreign = sum(len(test.examples) for test in population.tests if test.split == "ood")
     return examples + share * foreign * len(population.participants)  # each client's model is scored on them
-
-
-def _span(seconds: float) -> str:
-    return span(max(seconds, 1.0))  # an estimate below a second would look too exact
 
 
 def _reserved(placement: Placement) -> str:

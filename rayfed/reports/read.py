@@ -131,7 +131,7 @@ class Tables:
 
     @cached_property
     def _countable(self) -> tuple[pd.DataFrame, list[str]]:
-        return countable_trials(self.trials, self.groups, self.counts, self.criteria)
+        return countable_trials(self.trials, self.groups, self.criteria)
 
     @cached_property
     def points_to_show(self) -> dict[tuple[str, int], str]:

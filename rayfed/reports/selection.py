@@ -217,7 +217,7 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
 
 
 def countable_trials(
-    trials: pd.DataFrame, groups: pd.DataFrame, counts: pd.DataFrame, criteria: Mapping[str, str]
+    trials: pd.DataFrame, groups: pd.DataFrame, criteria: Mapping[str, str]
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the trials that count, in the columns of `group_trials`, and a note on each kind of trial that does not.
 
@@ -260,10 +260,6 @@ def countable_trials(
             if len(group) < pairs:
                 name = " ".join(filter(None, [experiment, algorithm, hyperparameters]))
                 notes.append(f"{name}: means are over {len(group)} of {pairs} pairs of seed and left-out domain.")
-    unknown = counts[TRIAL].drop_duplicates().merge(trials[TRIAL], on=TRIAL, how="left", indicator=True)
-    if count := int((unknown["_merge"] == "left_only").sum()):
-        words = "1 trial in metrics has" if count == 1 else f"{count} trials in metrics have"
-        notes.append(f"{words} no row in trials and {'does' if count == 1 else 'do'} not count.")
     return once, notes
 
 
