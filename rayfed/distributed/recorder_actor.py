@@ -65,10 +65,7 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(RecorderProcess)
     return actor_class.options(num_cpus=0, scheduling_strategy=this_node).remote(
-        folder if is_url(folder) else str(Path(folder).resolve()),
-        experiment,
-        in_sweep=in_sweep,
-        here=working_folder(),
+        folder if is_url(folder) else str(Path(folder).resolve()), experiment, in_sweep=in_sweep, here=working_folder()
     )
 
 

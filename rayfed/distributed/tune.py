@@ -156,14 +156,7 @@ class _Trials(tune.Callback, tune.Stopper):
         last_progress: The last known progress of all trials.
     """
 
-    def __init__(
-        self,
-        results: str,
-        experiment: str,
-        *,
-        quiet: bool,
-        names: list[str] | None = None,
-    ):
+    def __init__(self, results: str, experiment: str, *, quiet: bool, names: list[str] | None = None):
         self.home = open_storage(results).child(experiment)
         self.recorder = RemoteRecorder(start_recorder(results, experiment, in_sweep=names is not None))
         self.results: dict[str, dict[str, Any]] = {}

@@ -39,8 +39,8 @@ from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks
 from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
 from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.user_code import (
-    check_base,
-    checked_code_hash,
+    check_resumed,
+    code_hash,
     display_name,
     given_objects,
     model_hash,
@@ -266,9 +266,9 @@ def make_plan(
     weights_hash = "" if model is None else state_hash(weights)
     trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
     objects = named_objects(config) | given_objects(model, loss, clients)
-    code_hash = checked_code_hash(config, trial, objects)
+    code = code_hash(objects)
     base_hash = state_hash(only(weights, fixed)) if fixed else None
-    check_base(config, trial, base_hash)
+    check_resumed(config, trial, code, base_hash)
     return Plan(
         config=config,
         population=population,
@@ -279,9 +279,9 @@ def make_plan(
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,
-        code_hash=code_hash,
+        code_hash=code,
         base_hash=base_hash,
-        sources=() if code_hash is None else tuple(module_sources(objects)),
+        sources=() if code is None else tuple(module_sources(objects)),
     )
 
 

@@ -92,31 +92,17 @@ def code_hash(objects: Mapping[str, Any]) -> str | None:
     return walk.digest.hexdigest() if walk.modules or sources else None
 
 
-def checked_code_hash(config: Config, trial: str, objects: Mapping[str, Any]) -> str | None:
-    """Return `code_hash(objects)`.
-
-    Raises:
-        UsageError: `config` resumes `trial`, which was run with other code.
-    """
-    now = code_hash(objects)
-    if now is not None and config.resume is True:
-        before = recorded_value(config.results, config.experiment, trial, "code_hash")
-        if before is not None and before != now:
+def check_resumed(config: Config, trial: str, code: str | None, base: str | None) -> None:
+    """Raise UsageError if `config` resumes `trial`, which had other code or a model of other frozen weights."""
+    for column, now in (("code_hash", code if config.resume is True else None), ("base_hash", base)):
+        before = recorded_value(config.results, config.experiment, trial, column) if config.resume else None
+        if before is not None and before != now and (now is not None or column == "base_hash"):
+            what = "your own code" if column == "code_hash" else "the frozen weights of the model"
+            anyway = "resume=anyway if only comments did, " if column == "code_hash" else "the same weights, "
             raise UsageError(
-                f"resume=true: {' or '.join(objects)}: its code changed since {trial} ran; if only comments did, give "
-                "resume=anyway, otherwise another experiment, or resume=false"
+                f"resume={str(config.resume).lower()}: {what} changed since {trial} ran; give {anyway}another "
+                "experiment, or resume=false"
             )
-    return now
-
-
-def check_base(config: Config, trial: str, base_hash: str | None) -> None:
-    """Raise UsageError if `config` resumes `trial`, which was run with a model of other frozen weights."""
-    before = recorded_value(config.results, config.experiment, trial, "base_hash") if config.resume else None
-    if before is not None and before != base_hash:
-        raise UsageError(
-            f"resume={str(config.resume).lower()}: the frozen weights of the model changed since {trial} ran; give the "
-            "same weights, another experiment, or resume=false"
-        )
 
 
 def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
@@ -239,7 +225,10 @@ class _Walk:
 
     def _mentioned(self, function: types.FunctionType) -> list[Any]:
         """Return the functions and classes that a function of `__main__` uses, and note the modules that it uses."""
-        names = _names(function.__code__)
+        names, codes = set[str](), [function.__code__]
+        for code in codes:  # those of the functions inside it, too
+            names |= {*code.co_names}
+            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
         values = [function.__globals__[name] for name in sorted(names) if name in function.__globals__]
         self.modules |= names | {value.__name__ for value in values if isinstance(value, types.ModuleType)}
         return [value for value in values if isinstance(value, (types.FunctionType, type))]
@@ -264,11 +253,6 @@ def _value(thing: Any) -> Any:
     if isinstance(thing, np.random.Generator):
         return repr(thing.bit_generator.state)
     return thing.getstate() if isinstance(thing, random.Random) else None
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that code uses: of globals, attributes and imports, also in the functions inside it."""
-    return {*code.co_names}.union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _shown(thing: Any) -> str:

@@ -293,12 +293,7 @@ class _Segments:
     """
 
     def __init__(
-        self,
-        folder: Storage,
-        trial: str,
-        schema: pa.Schema,
-        keep_through_round: int | None,
-        segment_rows: int,
+        self, folder: Storage, trial: str, schema: pa.Schema, keep_through_round: int | None, segment_rows: int
     ):
         self._folder, self._trial, self._segment_rows = folder, trial, segment_rows
         self._index, self._current = 0, schema.empty_table()

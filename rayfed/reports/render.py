@@ -42,10 +42,7 @@ from rayfed.reports.tables import (
 
 FORMATS = ("text", "markdown", "latex", "csv")
 OOD = "ood"
-_UNSEEN_CAPTIONS = {
-    "downloaded": "with the downloaded model",
-    "adapted": "after evaluate.adapt_epochs local epochs",
-}
+_UNSEEN_CAPTIONS = {"downloaded": "with the downloaded model", "adapted": "after evaluate.adapt_epochs local epochs"}
 _FAILURES_SHOWN = 5
 
 

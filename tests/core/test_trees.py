@@ -4,17 +4,7 @@ import torch
 
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
-from rayfed.core.trees import (
-    add,
-    clone,
-    named_tensors,
-    scale,
-    stack,
-    sub,
-    tree_map,
-    unstack,
-    zeros_like,
-)
+from rayfed.core.trees import add, clone, named_tensors, scale, stack, sub, tree_map, unstack, zeros_like
 from rayfed.engine.serialization import state_hash
 
 

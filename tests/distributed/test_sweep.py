@@ -135,11 +135,7 @@ class TestSweep:
     def test_statuses_and_errors(self, swept):
         assert swept.code == 1
         found = swept.trials.groupby("algorithm")["status"].agg(set).to_dict()
-        assert found == {
-            "fedavg": {"done"},
-            "sweep_mine:Failing": {"failed"},
-            "scaffold": {"diverged"},
-        }
+        assert found == {"fedavg": {"done"}, "sweep_mine:Failing": {"failed"}, "scaffold": {"diverged"}}
         errors = swept.trials.set_index("algorithm")["error"]
         assert set(errors["sweep_mine:Failing"].str.partition(" (")[0]) == {"ZeroDivisionError: my own mistake"}
         assert errors["sweep_mine:Failing"].str.contains(r"sweep_mine.py, line \d+, in finish\)$").all()
@@ -276,10 +272,7 @@ class TestRefused:
                 ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
                 "experiment: all arms of a sweep share",
             ),
-            (
-                ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
-                "search.scheduler=asha: needs valid",
-            ),
+            (["space.yaml", "search.scheduler=asha", "partition.validation=0"], "search.scheduler=asha: needs valid"),
             (["space.yaml", "placement.hosts=5"], "placement.hosts=5: a trial needs 5 CPU"),
         ],
     )

@@ -167,7 +167,7 @@ class TestChangedCode:
         for text in (commented, HALVING.replace("0.5", "0.25"), HALVING.replace("replies.mean", "replies.means")):
             code, lines = ended(text, "resume=true")
             assert code == 2, lines
-            expected = r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; .*"
+            expected = r"rayfed: resume=true: your own code changed since Halving-seed0-\w+ ran; .*"
             assert re.fullmatch(expected, lines[-1])
             assert "resume=anyway" in lines[-1]
         assert ended(commented, "resume=anyway", "rounds=3")[0] == 0

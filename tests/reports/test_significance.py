@@ -8,15 +8,7 @@ from scipy import stats
 from small_results import add
 
 from helpers.commands import command
-from rayfed.reports.comparison import (
-    cohens_dz,
-    compare,
-    holm,
-    paired_t,
-    stars,
-    stars_against_best,
-    wilcoxon,
-)
+from rayfed.reports.comparison import cohens_dz, compare, holm, paired_t, stars, stars_against_best, wilcoxon
 from rayfed.reports.read import read
 from rayfed.reports.summary import View
 

@@ -133,8 +133,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 
 
 @pytest.mark.parametrize(
-    ("table", "columns"),
-    [("metrics", METRICS_SCHEMA.names), ("rounds", ROUNDS_SCHEMA.names), ("trials", list(FIXED))],
+    ("table", "columns"), [("metrics", METRICS_SCHEMA.names), ("rounds", ROUNDS_SCHEMA.names), ("trials", list(FIXED))]
 )
 def test_every_column_is_documented(table, columns):
     section = RESULTS.read_text().split(f"## Columns of `{table}`\n")[1].split("\n## ")[0]

@@ -63,13 +63,7 @@ def draw(kind: str, data: "ChartData") -> "Chart":
     return chart
 
 
-def plot(
-    folder: str | Path,
-    tables: Tables,
-    path: str | Path,
-    kind: str = "curves",
-    view: View = DEFAULT_VIEW,
-) -> None:
+def plot(folder: str | Path, tables: Tables, path: str | Path, kind: str = "curves", view: View = DEFAULT_VIEW) -> None:
     """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` is that of `ChartData`.
 
     Raises:
