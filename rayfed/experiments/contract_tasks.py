@@ -33,7 +33,7 @@ def task_plan(config: Config, task: str) -> Plan:
     chosen = dataclasses.replace(config.chosen_algorithm, options=dict(config.chosen_algorithm.options))
     chosen.options.pop("personal", None)  # names of weights of the user's model
     values = {"local.batch_size": 8, "seed": config.seed}
-    config = dataclasses.replace(Config.read(values, has_clients=True), chosen_algorithm=chosen)
+    config = dataclasses.replace(Config.read(values), chosen_algorithm=chosen)
     clients, refusals = [_client(task, seed) for seed in range(_CLIENTS)], []
     loss: Loss | None = F.cross_entropy if task == "pixels" else _of_words if task == "next words" else None
     with torch_state_kept():

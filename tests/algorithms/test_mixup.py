@@ -79,7 +79,7 @@ def test_labels_of_every_kind_are_mixed(kind, name):
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     y = label(x)
     clients = [dict.fromkeys(("train", "test"), (x.numpy(), y.numpy()))] * 2
-    config = Config.read({"algorithm.name": name, "local.batch_size": 4}, has_clients=True)
+    config = Config.read({"algorithm.name": name, "local.batch_size": 4})
     plan = make_plan(config, clients=clients, model=model, loss=loss)
     server, _ = simulate(plan.blueprint, plan.population)
     whole = bits(y, 2).float()
@@ -105,7 +105,7 @@ def test_labels_of_every_kind_are_mixed(kind, name):
 )
 def test_a_loss_that_takes_no_mixtures_is_refused(loss, y, message):
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
-    config = Config.read({"algorithm": {"name": "dbe", "base": "fedmix"}}, has_clients=True)
+    config = Config.read({"algorithm": {"name": "dbe", "base": "fedmix"}})
     clients = [dict.fromkeys(("train", "test"), (x, y))]
     with pytest.raises(UsageError, match=f"^algorithm.name=dbe: mixes labels, and {message}"):
         make_plan(config, clients=clients, model=lambda: nn.Linear(6, 3), loss=loss)
@@ -113,7 +113,7 @@ def test_a_loss_that_takes_no_mixtures_is_refused(loss, y, message):
 
 def test_weights_of_classes_do_not_matter():
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
-    config = Config.read({"algorithm.name": "mixup", "loss.weight": [1, 5, 9]}, has_clients=True)
+    config = Config.read({"algorithm.name": "mixup", "loss.weight": [1, 5, 9]})
     make_plan(config, clients=[dict.fromkeys(("train", "test"), (x, np.arange(20) % 3))], model=lambda: nn.Linear(6, 3))
 
 

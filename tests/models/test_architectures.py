@@ -106,7 +106,7 @@ def squeezenet(algorithm, **model):
     part = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32), np.arange(6) % 3
     clients = [{"train": part, "test": part}] * 2
     values = {"algorithm.name": algorithm, "model": {"name": "torchvision", "arch": "squeezenet1_1"} | model}
-    return make_plan(Config.read(values, has_clients=True), clients=clients).blueprint.model
+    return make_plan(Config.read(values), clients=clients).blueprint.model
 
 
 def test_torchvision_networks_are_split_where_that_is_needed():
