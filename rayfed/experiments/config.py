@@ -433,10 +433,10 @@ def _check_together(settings: Any) -> None:
     _check_availability(settings.availability, settings.clock, settings.local)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-    for key, share in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
-        value, part = getattr(settings, key), getattr(settings, share)
-        if value and part != getattr(Config, share):
-            raise UsageError(f"{key}={value} and {share}={part} are both given; give one of them")
+    for key, other in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
+        value, share = getattr(settings, key), getattr(settings, other)
+        if value and share != getattr(Config, other):
+            raise UsageError(f"{key}={value} and {other}={share} are both given; give one of them")
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
