@@ -86,15 +86,6 @@ class TestResult:
         assert scored["value"].between(0, 1).all()
         assert set(result.metrics.query("split == 'val' and client == 3").index) == set()
 
-    def test_the_trials_row(self, result):
-        (row,) = result.trials.to_dict("records")
-        expected = {"status": "done", "algorithm": "scaffold", "seed": 7, "rounds_done": 2}
-        assert {key: row[key] for key in expected} == expected
-        assert row["default_eval_point"] == "global"
-        assert (row["algorithm.server_lr"], row["local.batch_size"], row["cohort"]) == (1.0, 5, 3)
-        assert row["weights_hash"] == result.weights_hash
-        assert row["seconds"] > 0
-
     def test_the_final_state(self, result):
         assert set(result.server) == {"weights", "c"}
         assert {name.split(".")[-2] for name in result.server["weights"]} == {"one", "three"}
@@ -191,22 +182,6 @@ class TestOwnPieces:
         assert torch.equal(first.server["weights"][name], again.server["weights"][name])
         assert (first.server["weights"][name] - other.server["weights"][name]).abs().max() > 0.01
 
-    def test_a_loss_of_ones_own(self, run):
-        def squared(logits, y):
-            return (logits[:, 0] - y).square().mean()
-
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(40, 3)).astype(np.float32)
-        y = (x @ np.array([1, -2, 3], np.float32)).astype(np.float32)
-        clients = [{"train": (x[part], y[part]), "test": (x, y)} for part in (slice(0, 20), slice(20, 30))]
-        model = lambda: nn.Sequential(nn.Linear(3, 1))  # noqa: E731
-        result = run({"rounds": 60, "local.lr": 0.1}, clients=clients, model=model, loss=squared)
-        assert set(result.metrics["metric"]) == {"loss", "mae", "rmse", "r2"}
-        last = result.metrics.query("round == 60 and split == 'test' and metric == 'loss'")
-        assert last["value"].max() < 1e-3
-        weight = next(v for name, v in result.server["weights"].items() if name.endswith("weight"))
-        torch.testing.assert_close(weight, torch.tensor([[1.0, -2, 3]]), atol=0.02, rtol=0)
-
     @pytest.mark.parametrize("column", [False, True])
     def test_a_logit_is_scored_by_its_sign(self, run, column):
         rng = np.random.default_rng(0)
@@ -281,21 +256,6 @@ class TestManners:
         assert first.trial == second.trial
         assert len(first.rounds) == len(second.rounds) == 2  # replaced, not doubled
         assert run(seed=1).weights_hash != first.weights_hash
-
-    def test_keywords_mappings_and_files_are_the_same(self, run, tmp_path):
-        (tmp_path / "c.yaml").write_text("rounds: 1\nlocal: {lr: 0.05, batch_size: 5}\n")
-        results = {"results": str(tmp_path / "results")}
-        given = {"clients": own(), "model": plain_model}
-        local = {"lr": 0.05, "batch_size": 5}
-        config = rayfed.Config.read({"rounds": 1, "local.lr": 0.05, "local.batch_size": 5}, results)
-        outcomes = [
-            *(rayfed.run(path, **given, **results) for path in (tmp_path / "c.yaml", str(tmp_path / "c.yaml"))),
-            rayfed.run({"local": local}, rounds=1, **given, **results),
-            rayfed.run(local=local, rounds=1, **given, **results),
-            rayfed.run(config, **given),
-        ]
-        assert len({result.weights_hash for result in outcomes}) == 1
-        assert len(rayfed.run(config, rounds=2, **given).rounds) == 2
 
 
 class CentreLoss(nn.Module):

@@ -226,14 +226,6 @@ class TestSelectedRound:
         names = sorted(path.name for path in (result.folder / "checkpoints" / result.trial).glob("manifest-*"))
         assert names == [f"manifest-{n:06d}.json" for n in (selected_round(result), 6, 7)]
 
-    @pytest.mark.parametrize("options", [{"checkpoint.best": False}, {"evaluate.splits": ["test"]}])
-    def test_it_is_not_there_without(self, run, options):
-        result = run(**options)
-        with pytest.raises(UsageError, match=r"^Result\.model\(round='selected'\): the state of that round was not"):
-            result.model(round="selected")
-        with pytest.raises(UsageError, match=r"^Result\.model\(round='best'\): known: final, selected"):
-            result.model(round="best")
-
     @pytest.mark.ray
     @pytest.mark.slow
     def test_with_hosts_on_ray(self, run):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import rayfed
 from rayfed.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,9 +160,3 @@ class TestSpaces:
         assert main(["sweep", name]) == 1
         assert len(spaces[0].arms) == len(yaml.safe_load((ROOT / "tune_spaces" / "demo.yaml").read_text())["arms"])
         assert capsys.readouterr().err == f"space: {ROOT / 'tune_spaces' / 'demo.yaml'}\n"
-
-
-class TestPublicNames:
-    def test_all_can_be_imported_and_are_listed(self):
-        assert all(getattr(rayfed, name) is not None for name in rayfed.__all__)
-        assert set(rayfed.__all__) | {"__version__"} <= set(dir(rayfed))

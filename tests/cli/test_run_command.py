@@ -131,14 +131,6 @@ class TestRun:
         assert main([*config, "algorithm={name: fedavg}"]) == 0
         assert "not scored" not in capsys.readouterr().err
 
-    def test_a_user_sees_progress(self, here, capsys, monkeypatch):
-        import rayfed.core.terminal
-
-        monkeypatch.setattr(rayfed.core.terminal, "LINE_SECONDS", 0.0)
-        assert main(["try.yaml", "rounds=300"]) == 0  # lines appear twice a second
-        err = capsys.readouterr().err
-        assert re.search(r"round \d+/300 · .* s per round · .* left · .* clients/s · val ", err)
-
 
 class TestExitCodes:
     def test_usage(self, here, capsys):

@@ -178,21 +178,6 @@ class TestChangedCode:
         assert ended(changed, "resume=true", "rounds=3")[0] == 0
 
 
-def test_it_says_what_resume_did(here, capsys):
-    def said(*arguments):
-        capsys.readouterr()
-        assert main([*COMMON, "rounds=2", *arguments]) == 0
-        return [line for line in capsys.readouterr().err.splitlines() if line.strip().startswith("resume")]
-
-    saved = ("checkpoint.every=1", "resume=true")
-    assert said() == []
-    assert said(*saved) == ["    resume  nothing saved: starts at round 1"]
-    assert said(*saved) == ["    resume  already finished: nothing to do"]
-    newest = max(here.glob("results/run/checkpoints/*/manifest-*.json"))
-    newest.unlink()  # as a kill between the two checkpoints leaves them
-    assert said(*saved) == ["    resume  continues after round 1"]
-
-
 def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
     """Killed before its first save, it would else go on from what another attempt had saved."""
     assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0

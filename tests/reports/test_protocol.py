@@ -11,10 +11,8 @@ import pytest
 import rayfed
 from helpers.commands import command
 from helpers.score_rows import Row, frame, row, trial_writer, write
-from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
 from rayfed.records.trials import record_trial
-from rayfed.reports.comparison import find_group
 from rayfed.reports.read import read
 from rayfed.reports.render import render, sections
 from rayfed.reports.selection import aggregate_clients, pick_rounds
@@ -192,17 +190,6 @@ class TestComparison:
         assert clients in words("fedavg", "dbe")
         assert "compare: no trials of dba are done; did you mean dbe?" in words("fedavg", "dba")
 
-    def test_hyperparameters_are_given_as_the_table_shows_them(self) -> None:
-        rows = pd.DataFrame(
-            [("fedprox", "mu=1", 0, False), ("fedprox", "mu=2", 1, False), ("adcol", "", 2, True)],
-            columns=["algorithm", "hyperparameters", "order", "chosen"],
-        )
-        assert [find_group(name, rows) for name in ("fedprox mu=2", "adcol")] == [1, 2]
-        refusal = r'fedprox ran with several hyperparameters .* one of "fedprox mu=1"; "fedprox mu=2"$'
-        with pytest.raises(UsageError, match=refusal):
-            find_group("fedprox", rows)
-        assert find_group("fedprox", rows.assign(chosen=[False, True, True])) == 1
-
     def test_other_data_is_told_by_the_configuration(self, tmp_path, capsys) -> None:
         """The hash names rows; data.* says what stands in them, except where the files lie."""
         same = {"partition_hash": "h", "data__root": "/here", "partition__file": "a"}
@@ -322,10 +309,6 @@ class TestTies:
             picked = pick_rounds(aggregate_clients(frame(self.rows(*rounds))), {"e": "accuracy"})
             picked = picked[(picked["split"] == "test") & (picked["quantity"] == "mean")].set_index("rule")["round"]
             assert dict(picked) == {"final": 2, "selected": 1, "oracle": 1, "best5": 1}
-
-    def test_a_target_that_is_met_exactly_is_reached(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", self.rows(self.LOW, self.HIGH))
-        assert "fedavg 1.0 2.500 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
 
 
 class TestSeveralExperiments:

@@ -1,6 +1,5 @@
 """Selection, means and sds against numbers worked out by hand, and the wording of the report."""
 
-import io
 import re
 import subprocess
 import sys
@@ -123,12 +122,6 @@ class TestOneModel:
 
 class TestSplitThatIsThere:
     """Without a wish, the first of test, ood and val that is there at the point where the algorithm is scored."""
-
-    def test_validation_where_there_are_no_test_parts(self, tmp_path: Path) -> None:
-        add_trial(tmp_path, "t", [(0.25, NAN)])
-        assert "e: val accuracy, %" in render(tmp_path)
-        assert "25.00" in render(tmp_path)
-        assert main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
 
     def test_test_comes_first_and_then_ood(self, tmp_path: Path) -> None:
         add_trial(tmp_path, "t", [(0.25, NAN)])
@@ -293,18 +286,6 @@ def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path
         render(tmp_path, view=View(rule="orakle"))
     with pytest.raises(UsageError, match="rule=selected: known: best5, final, oracle; without validation"):
         render(tmp_path, view=View(rule="selected"))
-
-
-def test_the_plot_is_written_beside_the_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in range(9):
-        add_trial(tmp_path, f"t{number}", [(0.5, 0.5), (0.6, 0.6)], algorithm__mu=float(number))
-    png = tmp_path / "curves.png"
-    assert main([str(tmp_path), "--plot", str(png), "--format", "csv"]) == 0
-    assert png.read_bytes().startswith(b"\x89PNG")
-    table, _, line = capsys.readouterr().out.partition("\n\n")
-    columns = {"hyperparameters", "algorithm.mu", "mean", "sd", "seeds", "chosen"}
-    assert columns <= set(pd.read_csv(io.StringIO(table)).columns)
-    assert line == f"Plot: {png}\n"
 
 
 @pytest.mark.parametrize(

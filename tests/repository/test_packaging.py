@@ -141,11 +141,3 @@ def test_the_source_distribution_builds_and_tests(source, tmp_path):
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", *code, *pages} <= names
     kept = (ROOT / "MANIFEST.in").read_text()
     assert all(f"graft {folder}\n" in kept for folder in ("benchmarks", "docs", "tests", "tune_spaces"))
-
-
-def test_the_oldest_torchvision_is_of_the_oldest_torch():
-    """Up to 2.13, torchvision 0.(N + 15) needs torch 2.N: a torch within its range has a torchvision within its own."""
-    declared = dict(re.fullmatch(r"(\S+?)>=(\S+)", requirement).groups() for requirement in PROJECT["dependencies"])
-    torch, torchvision = (declared[name].split(".") for name in ("torch", "torchvision"))
-    assert (torch[0], torchvision[0]) == ("2", "0")
-    assert int(torchvision[1]) == int(torch[1]) + 15
