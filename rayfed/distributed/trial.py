@@ -28,8 +28,9 @@ from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
-from rayfed.experiments.trial import Sink, TrialRun, local_fleet
+from rayfed.experiments.trial import TrialRun, local_fleet
 from rayfed.records.checkpoints import Saved
+from rayfed.records.recorder import Recorder
 
 # Entries of a result:
 ENDED = "ended"  # whether the trial has ended by itself, and was not stopped by a scheduler
@@ -129,7 +130,7 @@ class Trials:
         return run.done
 
 
-def run_of(plan: Plan, sink: Sink, pool: HostPool | None, saved: Saved = ()) -> TrialRun:
+def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = ()) -> TrialRun:
     """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here."""
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)

@@ -4,9 +4,9 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, err
 from rayfed.core.machine import memory_bytes
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
-from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, newest_content, newest_round
+from rayfed.engine.checkpoint import Checkpointer, newest_content, newest_round
 from rayfed.engine.device import breaks_device, device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.engine.server import Server
@@ -25,30 +25,11 @@ from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan
 from rayfed.records.checkpoints import Saved
-from rayfed.records.files import Holding
-from rayfed.records.recorder import traceback_file
+from rayfed.records.recorder import Recorder, traceback_file
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials
 
 _SAVING_SHARE = 0.01  # of the time, that checkpoints by the clock may take
-
-
-class Sink(CheckpointFiles, Protocol):
-    """The part of a `Recorder` that a trial uses; the recorder may be in another process."""
-
-    def begin(
-        self,
-        trial: str,
-        values: Mapping[str, Any],
-        rounds: int,
-        keep_through_round: int | None,
-        holdings: Sequence[Holding] = (),
-    ) -> None: ...
-    def record(self, trial: str, record: Record) -> Any: ...
-    def event(self, trial: str, event: Event) -> None: ...
-    def doing(self, trial: str, what: str) -> None: ...
-    def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
-    def delete_checkpoints(self, trial: str) -> None: ...
 
 
 def resume_message(config: Config, saved: Saved) -> str:
@@ -129,7 +110,7 @@ class TrialRun:
     def __init__(
         self,
         plan: Plan,
-        sink: Sink,
+        sink: Recorder,
         make_fleet: Callable[[], Fleet],
         device: str | torch.device,
         *,
@@ -268,7 +249,7 @@ class TrialRun:
 
 def run_trial(
     plan: Plan,
-    sink: Sink,
+    sink: Recorder,
     make_fleet: Callable[[], Fleet] | None = None,
     device: str | torch.device | None = None,
     *,

@@ -70,17 +70,7 @@ FIXED: dict[str, pa.DataType] = {
     "version_ray": pa.string(),
     "version_numpy": pa.string(),
 }
-"""The columns that every table `trials` has, first and in this order. A value that does not exist is null.
-
-`stop_reason` says why a trial that is done stopped before its last round. `owner` names the process that records the
-trial; see `rayfed.records.owners`. `default_eval_point` is the point at which the algorithm's paper evaluates.
-`selection_metric` chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or
-the `min`. `partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own
-clients; `partition_seed` is the seed with which the partition drew. `clients_scored` is the size of the fixed sample of
-clients that was scored. `vmap_clients` is the number of clients that hosts train at once, given or measured.
-`code_hash` covers the user's own classes that the configuration names, and `base_hash` the model's frozen weights and
-other constants. `parameters` and `macs` (multiply-accumulates of
-one example's forward pass) are the model's."""
+"""The columns that every table `trials` has, first and in this order; docs/results.md explains them."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip
 _SCHEMA_KEY = "rayfed.schema"
