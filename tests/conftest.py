@@ -45,6 +45,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def no_early_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands inside of the tests' process start Ray when they need it: a refusal would leave it running."""
+    monkeypatch.setattr("rayfed.cli.run.start_ray_meanwhile", lambda sources: None)
+
+
 def group_of(nodeid: str) -> str:
     """Return which tests run in one process, in order: those that start Ray, a case of the contract, or a file.
 

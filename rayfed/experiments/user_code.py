@@ -20,6 +20,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,10 @@ def _source(name: str) -> ModuleSource | None:
             return None
         spec: Any = importlib.util.find_spec(name)
         if name not in _SOURCES or _SOURCES[name][0] is not spec:
-            is_package, text = spec.submodule_search_locations is not None, spec.loader.get_source(name)
-            source = None if text is None else ModuleSource(name, str(spec.origin or ""), is_package, text)
+            is_package, file = spec.submodule_search_locations is not None, Path(spec.origin or "")
+            is_file = file.suffix == ".py" and file.is_file()  # whose loader may tell no source, as pytest's
+            text = importlib.util.decode_source(file.read_bytes()) if is_file else spec.loader.get_source(name)
+            source = None if text is None else ModuleSource(name, str(file), is_package, text)
             _SOURCES[name] = spec, source
     except Exception:  # a name of no module, or a package that cannot be imported
         return None

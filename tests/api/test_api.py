@@ -356,7 +356,11 @@ class TestErrors:
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"model": lambda: nn.Linear(6, 2)}, "model: .* 2 .*3 classes"),
             ({}, {"num_classes": 2}, r"^clients: label 2, but there are 2 classes \(0..1\); see num_classes"),
-            ({"partition.clients": 3}, {}, r"^partition\.\*: clients= are given in place of data and partition"),
+            (
+                {"partition.name": "iid", "partition.clients": 3},
+                {},
+                r"^partition\.\*: clients= are given in place of data and partition",
+            ),
             ({"data.name": "mnist"}, {}, r"^data\.\*: clients= are given in place of data and partition"),
         ],
     )

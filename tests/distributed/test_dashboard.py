@@ -42,7 +42,7 @@ def test_gauges_show_the_last_round_of_each_trial(monkeypatch, tmp_path):
 
     monkeypatch.setattr("rayfed.distributed.recorder_actor.Gauge", Shown)
     monkeypatch.setattr("rayfed.distributed.recorder_actor.enter", lambda folder: None)  # it would stay for other tests
-    recorder = RecorderProcess(str(tmp_path), "run", in_sweep=False, here=tmp_path, variables={})
+    recorder = RecorderProcess(str(tmp_path), "run", in_sweep=False, here=tmp_path)
     for trial in ("a", "b"):
         recorder.begin(trial, VALUES, 3, None)
     recorder.record("a", record(1, val=0.75, test=0.5))

@@ -171,9 +171,7 @@ class TestAlgorithm:
     def test_errors_in_a_base_name_the_whole_key(self):
         message = refusal("algorithm.name=dbe", "algorithm.base={name: scaffold, server_rl: 0.5}")
         assert message == "algorithm.base.server_rl: no such key; did you mean algorithm.base.server_lr?"
-        assert refusal("algorithm.name=dbe", "algorithm.base=3").startswith(
-            "algorithm.base=3: expected the name of an algorithm"
-        )
+        assert refusal("algorithm.name=dbe", "algorithm.base=[a]").startswith("algorithm.base=['a']: expected a string")
         assert "algorithm.base.name=scafold" in refusal("algorithm.name=dbe", "algorithm.base=scafold")
 
     def test_the_users_own(self, tmp_path, monkeypatch):

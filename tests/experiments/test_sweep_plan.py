@@ -44,8 +44,8 @@ def test_a_resumed_sweep_leaves_out_what_is_done(plan):
     ("changes", "message"),
     [
         ({"arms": [{}, {}]}, "arms: two trials have the same configuration"),
-        ({"arms": [{"experiment": "a"}, {"experiment": "b"}]}, "results and experiment: all arms"),
-        ({"arms": [{"results": "a"}, {"results": "b", "rounds": 2}]}, "results and experiment: all arms"),
+        ({"arms": [{"experiment": "a"}, {"experiment": "b"}]}, "experiment: all arms"),
+        ({"arms": [{"results": "a"}, {"results": "b", "rounds": 2}]}, "results: all arms"),
         ({"search.scheduler": "asha", "partition.validation": 0}, "search.scheduler=asha: needs validation"),
         ({"cohort": 9}, "cohort=9: there are 2 clients"),
     ],
