@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import generator
@@ -104,6 +103,8 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     Raises:
         UsageError: The file cannot be read, lacks a client, or has an impossible value.
     """
+    import pandas as pd  # takes most of a second, in which hosts would not start
+
     where = f"clock.profile={path}"
     try:
         table = pd.read_csv(path) if Path(path).suffix == ".csv" else pd.read_parquet(path)
@@ -137,7 +138,7 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
 
 def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | None:
     """Return the intervals of a text such as "0-3600 7200-9000"; None without a text."""
-    if pd.isna(text):
+    if text is None or text != text:  # pandas reads an empty cell as NaN
         return None
     try:
         pairs = [(float(begin), float(end)) for begin, end in (part.split("-") for part in str(text).split())]
