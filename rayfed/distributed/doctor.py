@@ -33,7 +33,11 @@ def checks(*, with_ray: bool = True) -> Iterator[Check]:
     yield Check("versions", ", ".join(f"{name} {version}" for name, version in _versions().items()))
     yield from _gpus()
     yield from _folders()
-    yield from _shared_memory()
+    if (folder := Path("/dev/shm")).is_dir():
+        size, wanted = shutil.disk_usage(folder).total / _GIB, _SHARE_OF_SHM * memory_bytes() / _GIB
+        remedy = f"docker run --shm-size={max(2, round(wanted))}g; or mount -o remount,size=… /dev/shm"
+        found = f"{size:.2f} GiB; Ray would use up to {wanted:.1f} GiB, and else the much slower disk"
+        yield Check("/dev/shm", found, remedy if size < min(wanted, 2) else "")
     if with_ray:
         yield from _ray()
 
@@ -94,15 +98,6 @@ def _folders() -> Iterator[Check]:
         else:
             found = f"{folder}: {usage.free / _GIB:.1f} GiB free, {usage.used / usage.total:.0%} used"
             yield Check(name, found, f"free some space, or {remedy}" if full else "")
-
-
-def _shared_memory() -> Iterator[Check]:
-    if not (folder := Path("/dev/shm")).is_dir():
-        return
-    size, wanted = shutil.disk_usage(folder).total / _GIB, _SHARE_OF_SHM * memory_bytes() / _GIB
-    remedy = f"docker run --shm-size={max(2, round(wanted))}g; or mount -o remount,size=… /dev/shm"
-    found = f"{size:.2f} GiB; Ray would use up to {wanted:.1f} GiB, and else the much slower disk"
-    yield Check("/dev/shm", found, remedy if size < min(wanted, 2) else "")
 
 
 def _ray() -> Iterator[Check]:

@@ -20,7 +20,7 @@ from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
-from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
+from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.plan_data import small_population
@@ -86,7 +86,10 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     table = plain_table(columns, left=["algorithm", "needs"], width=shutil.get_terminal_size((100, 24)).columns)
     to_run = space.searched_trials if space.adaptive else len(plan.jobs)
     nodes = known_nodes()  # None: a running cluster that is not joined
-    together = 1 if nodes is None else _at_once(space, configs, nodes)
+    limit = min(space.search.max_concurrent or _MOST_AT_ONCE, _MOST_AT_ONCE)
+    needs = [bundles(placement) for placement in {config.placement for config in configs}]
+    numbers = range(1, limit + 1) if nodes is not None else ()
+    together = max((n for n in numbers if all(fits(needed * n, nodes or ()) for needed in needs)), default=1)
     about = "one after another at most" if nodes is None else f"{together} at once: about"
     total = max(sum(seconds) / max(len(seconds), 1) * to_run / together, max(seconds, default=0.0))
     end = f"{counted(to_run, 'trial')} to run, {about} {span(total)}"
@@ -179,10 +182,3 @@ def _reserved(placement: Placement) -> str:
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in total.items() if amount)
     return f"{amounts or 'no reservation'} ({placement.description})"
-
-
-def _at_once(space: Space, configs: Sequence[Config], nodes: Sequence[Bundle]) -> int:
-    """Return how many trials run at once on idle `nodes`."""
-    limit = min(space.search.max_concurrent or _MOST_AT_ONCE, _MOST_AT_ONCE)
-    needs = [bundles(placement) for placement in {config.placement for config in configs}]
-    return max((n for n in range(1, limit + 1) if all(fits(needed * n, nodes) for needed in needs)), default=1)

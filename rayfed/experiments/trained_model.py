@@ -43,7 +43,7 @@ def trained_model(
         weights = _global(plan, ctx, state) if client is None else _of_client(plan, ctx, state, client)
         constants = ctx.task.model.constants
         names = set(_tensors(plan.blueprint.model))
-        if not _is_network(weights):
+        if not (isinstance(weights, Mapping) and all(isinstance(value, Tensor) for value in weights.values())):
             raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
         weights = without(weights, ctx.task.loss_names)
         if set(weights) <= names:
@@ -93,10 +93,6 @@ def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
         own = algorithm.join(ctx)
     down, unicast = downloads(algorithm.round_exchanges[0], ctx.at(cohort=(index,)), state.server())
     return algorithm.downloaded_model(ctx, own, down | unicast.get(index, {}))
-
-
-def _is_network(weights: Any) -> bool:
-    return isinstance(weights, Mapping) and all(isinstance(value, Tensor) for value in weights.values())
 
 
 def _not_one_network(plan: Plan, parts: str) -> UsageError:

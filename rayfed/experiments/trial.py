@@ -144,7 +144,15 @@ class TrialRun:
             if torch.device(self._device).type == "cuda":
                 self._context.enter_context(torch.cuda.device(self._device))  # where code of users puts "cuda"
         try:
-            return self._step()
+            if self.done:
+                return None
+            server = self._server or self._started()
+            record = next(self._rounds, None)
+            if record is not None:
+                self._recorded(server, record)
+            if record is None or server.finished:
+                self._finish(server)
+            return record
         except BaseException as error:
             self.failed(error)
             raise
@@ -165,17 +173,6 @@ class TrialRun:
     def server_state(self) -> State:
         """The server's present state; empty before the first step."""
         return self._server.state if self._server is not None else {}
-
-    def _step(self) -> Record | None:
-        if self.done:
-            return None
-        server = self._server or self._started()
-        record = next(self._rounds, None)
-        if record is not None:
-            self._recorded(server, record)
-        if record is None or server.finished:
-            self._finish(server)
-        return record
 
     def _started(self) -> Server:
         """Make the server in the state that was saved, or in its first one, and tell the recorder."""

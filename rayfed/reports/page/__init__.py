@@ -46,10 +46,10 @@ class Picture(NamedTuple):
 
 
 class PageView(NamedTuple):
-    """What the page shows of one metric and one split; the first of `sections` is the participants' table.
+    """What the page shows of one metric and one split.
 
-    `stars` belong to the first table, and `pairs` are the title, the columns and the notes of the comparison of all
-    pairs; both are empty if nothing can be compared.
+    The first of `sections` is the participants' table, which has the `stars`. `pairs` are the title, the columns and
+    the notes of the comparison of all pairs; both are empty if nothing can be compared.
     """
 
     metric: str
