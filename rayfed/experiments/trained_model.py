@@ -45,7 +45,7 @@ def trained_model(
         names = set(_tensors(plan.blueprint.model))
         if not (isinstance(weights, Mapping) and all(isinstance(value, Tensor) for value in weights.values())):
             raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
-        weights = without(weights, ctx.task.loss_names)
+        weights = without(dict(weights), ctx.task.loss_names)
         if set(weights) <= names:
             module = _users(plan, given, only(constants, names) | weights)
         elif set(weights) <= set(_tensors(ctx.task.model.module)):
