@@ -73,7 +73,3 @@ class Buffered:
         if self.weighting == "hinge" and staleness > self.b:
             return self.alpha / ((self.a or 10.0) * (staleness - self.b) + 1)
         return self.alpha
-
-    def is_dropped(self, staleness: int) -> bool:
-        """Return whether a reply is too stale."""
-        return self.max_staleness is not None and staleness > self.max_staleness

@@ -228,40 +228,35 @@ class Blueprint:
 
     def _check_clock(self, problem: ProblemSpec) -> None:
         """Raise UsageError if the algorithm cannot work on the clock, or with asynchronous rounds."""
-        named = f"algorithm.name={self.algorithm.name}"
+        named, how, clients = f"algorithm.name={self.algorithm.name}", self.buffered, problem.task.num_clients
         several = sum(len(self.algorithm.exchanges(stage)) for stage in ("setup", "round", "final")) > 1
         if self.clock.sends and several:
             raise UsageError(f"clock: bandwidths need a method with one exchange, and {named} has several")
-        if (how := self.buffered) is None:
+        if how is None:
             return
-        where = "schedule.name=buffered:"
-        if how.concurrency > problem.task.num_clients:
-            known = f"there are {problem.task.num_clients} clients; give at most that"
-            raise UsageError(f"schedule.concurrency={how.concurrency}: {known}")
-        if not self.clock.runs:
-            raise UsageError(f"{where} needs a clock; give clock.step_seconds, such as 1, or clock.profile")
-        if several:
-            raise UsageError(f"{where} {named} has several exchanges; use schedule.name=synchronous")
-        if self.algorithm.sample_without_replacement:
-            raise UsageError(f"{where} {named} divides its privacy budget over rounds; use schedule.name=synchronous")
+        if how.concurrency > clients:
+            raise UsageError(f"schedule.concurrency={how.concurrency}: there are {clients} clients; give at most that")
+        obstacles = {
+            "needs a clock; give clock.step_seconds, such as 1, or clock.profile": not self.clock.runs,
+            f"{named} has several exchanges; use schedule.name=synchronous": several,
+            f"{named} divides its privacy budget over rounds; use schedule.name=synchronous": (
+                self.algorithm.sample_without_replacement
+            ),
+            "takes all replies; leave out availability.dropout and deadline, or give schedule.max_staleness": (
+                self.availability.loses_clients
+            ),
+            "draws idle clients uniformly; use sampling.name=uniform": type(self.sampler) is not Uniform,
+            "clients start from different models, so they train one at a time; use placement.vmap_clients=1": (
+                (self.vmap_clients or 1) > 1
+            ),
+        }
         try:
             self.algorithm.check(replace(problem, full_participation=False))
         except UsageError:
-            raise UsageError(
-                f"{where} {named} needs every client in every round; use schedule.name=synchronous"
-            ) from None
-        if self.availability.loses_clients:
-            key = "dropout" if self.availability.dropout else "deadline"
-            raise UsageError(
-                f"availability.{key}: has no effect with schedule.name=buffered; see schedule.max_staleness"
-            )
-        if type(self.sampler) is not Uniform:
-            raise UsageError(f"{where} draws idle clients uniformly; use sampling.name=uniform")
-        if (self.vmap_clients or 1) > 1:
-            raise UsageError(
-                f"placement.vmap_clients={self.vmap_clients}: with schedule.name=buffered, clients start from "
-                "different models and train one at a time; use placement.vmap_clients=1"
-            )
+            obstacles[f"{named} needs every client in every round; use schedule.name=synchronous"] = True
+        for obstacle, is_there in obstacles.items():
+            if is_there:
+                raise UsageError(f"schedule.name=buffered: {obstacle}")
 
     def _check_sampling(self, ctx: Context) -> None:
         """Raise UsageError if the algorithm cannot work with the sampler."""

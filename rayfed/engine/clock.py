@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import generator
@@ -105,35 +104,36 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     """
     import pandas as pd  # takes most of a second, in which hosts would not start
 
-    where = f"clock.profile={path}"
+    where, read = f"clock.profile={path}", pd.read_csv if Path(path).suffix == ".csv" else pd.read_parquet
     try:
-        table = pd.read_csv(path) if Path(path).suffix == ".csv" else pd.read_parquet(path)
+        table = read(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{where}: cannot be read as CSV or Parquet ({error_line(error)})") from error
-    if unknown := [str(name) for name in table.columns if name not in _COLUMNS]:
-        raise UsageError(f"{where}: unknown column {unknown[0]}; known: {', '.join(_COLUMNS)}")
-    if "steps_per_second" not in table:
-        raise UsageError(f"{where}: has no column steps_per_second")
-    if "client" not in table and len(table) > len(ids):
-        raise UsageError(f"{where}: has {len(table)} rows for {len(ids)} clients; name them in a column client")
-    table = table.set_index("client" if "client" in table else pd.Index(list(ids)[: len(table)]))
-    if len(twice := table.index[table.index.duplicated()]):
-        raise UsageError(f"{where}: has several rows for client {twice[0]}")
-    if missing := [client for client in ids if client not in table.index]:
-        raise UsageError(f"{where}: has no row for client {missing[0]}, as for {len(missing)} of {len(ids)} clients")
-    table = table.loc[list(ids)]
-    values = {}
-    for name in ("steps_per_second", "up_mbps", "down_mbps"):
-        column = pd.to_numeric(table.get(name, pd.Series(np.nan, table.index)), errors="coerce")
-        wrong = ~(column > 0) & (column.notna() | (name == "steps_per_second"))
+    index = table["client"] if "client" in table else pd.Series([*ids, *range(len(table) - len(ids))][: len(table)])
+    twice, missing = index[index.duplicated()].tolist(), [i for i in ids if i not in set(index)]
+    unknown = [str(name) for name in table if name not in _COLUMNS]
+    faults = {
+        f"unknown column {unknown and unknown[0]}; known: {', '.join(_COLUMNS)}": unknown,
+        "has no column steps_per_second": "steps_per_second" not in table,
+        f"has {len(table)} rows for {len(ids)} clients; name them in a column client": (
+            "client" not in table and len(table) > len(ids)
+        ),
+        f"has several rows for client {twice and twice[0]}": twice,
+        f"has no row for client {missing and missing[0]}, as for {len(missing)} of {len(ids)} clients": missing,
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise UsageError(f"{where}: {fault}")
+    table = table.set_index(index).reindex(columns=_COLUMNS).loc[list(ids)]
+    numbers = table[["steps_per_second", "up_mbps", "down_mbps"]].apply(pd.to_numeric, errors="coerce")
+    for name, column in numbers.items():
+        wrong = ~(column > 0) & (table[name].notna() | (name == "steps_per_second"))
         if wrong.any():
-            client = wrong.idxmax()
-            raise UsageError(f"{where}: {name} of client {client} is {table[name][client]}; must be more than 0")
-        values[name] = column.fillna(math.inf).tolist()
-    times = table.get("available", pd.Series(None, table.index, dtype=object))
-    intervals = [_intervals(text, f"{where}: available of client {client}") for client, text in times.items()]
-    speeds = [1 / speed for speed in values["steps_per_second"]]
-    return tuple(map(Device, speeds, values["up_mbps"], values["down_mbps"], intervals))
+            value = table[name][client := wrong.idxmax()]
+            raise UsageError(f"{where}: {name} of client {client} is {value}; must be more than 0")
+    times = [_intervals(text, f"{where}: available of client {i}") for i, text in table["available"].items()]
+    speeds, up, down = (numbers[name].fillna(math.inf).tolist() for name in numbers)
+    return tuple(map(Device, [1 / speed for speed in speeds], up, down, times))
 
 
 def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | None:

@@ -247,8 +247,7 @@ class Host:
     ) -> Iterator[tuple[Job, Trained]]:
         """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
-        common = to_memory_format(down)  # by the round of their start where clients train ahead of the clock
-        ahead = isinstance(request, ExchangeRequest) and bool(request.origins)
+        common = to_memory_format(down)
         rows: dict[ClientIndex, list[Rows]] = {}
         for first in range(0, len(request.clients), request.vmap_clients):
             jobs = []
@@ -257,8 +256,9 @@ class Host:
                 rows = self._rows_ahead(exchange, request, first, changes)
             for client in block:
                 ctx = self._context(client, request, **self._local_work(request, client, changes))
-                received = common[str(ctx.round)] if ahead else common
-                fields = received | to_memory_format(unicast.get(client, {}))
+                fields = (common[str(ctx.round)] if request.origins else common) | to_memory_format(
+                    unicast.get(client, {})
+                )
                 state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
@@ -278,7 +278,7 @@ class Host:
         """Return `changes`, with what a client trains in this round unless `changes` has it."""
         if self.availability.least_work == 1:
             return changes
-        work = self.availability.local_work(self.ctx.local, self.seed, request.origin(client).moment, client)
+        work = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
         return {"local": work} | dict(changes)
 
     def _rows_ahead(

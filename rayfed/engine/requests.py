@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rayfed.algorithm import Reply, State
 from rayfed.core.ids import ClientIndex, Moment
@@ -27,6 +27,9 @@ class Request:
         clients: The clients to run. The server asks for all of them, and a fleet deals them to its hosts.
         metrics: The metrics to take besides accuracy and loss.
         vmap_clients: The number of clients that a host trains at once, or the largest number to measure. Fleets set it.
+        origins: Of clients that train ahead of the clock: when each has started, and who with it. The payload for all
+            clients then has what they received by the round of their start, and the fleet keeps what they return until
+            `weigh` and `commit`.
     """
 
     moment: Moment
@@ -34,21 +37,15 @@ class Request:
     clients: tuple[ClientIndex, ...]
     metrics: DueMetrics = NO_METRICS
     vmap_clients: int = 1
+    origins: Mapping[ClientIndex, tuple[Moment, tuple[ClientIndex, ...]]] = field(default_factory=dict)
 
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""
         return replace(self, clients=tuple(clients))
 
-    def origin(self, client: ClientIndex) -> "Origin":
+    def origin(self, client: ClientIndex) -> tuple[Moment, tuple[ClientIndex, ...]]:
         """Return when a client has started, and who started with it."""
-        return Origin(self.moment, tuple(self.cohort))
-
-
-class Origin(NamedTuple):
-    """The exchange whose `down` a client has received, and all clients that received it."""
-
-    moment: Moment
-    cohort: tuple[ClientIndex, ...]
+        return self.origins.get(client) or (self.moment, tuple(self.cohort))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +57,17 @@ class ExchangeRequest(Request):
         score_splits: The splits on which to score the locally trained models; empty to score none.
         models_before: The clients' models before the first exchange of the round, where a metric compares them with
             the models after the last one.
-        origins: Where clients train ahead of the clock: when each of them has started. The payload for all clients then
-            has what they received by the round of their start. The fleet keeps their averaged fields for `weigh`, and
-            their next states until `commit`.
     """
 
     weights: Mapping[ClientIndex, float]
     score_splits: tuple[str, ...] = ()
     models_before: Mapping[ClientIndex, Any] = field(default_factory=dict)
-    origins: Mapping[ClientIndex, Origin] = field(default_factory=dict)
 
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""
         part = super().part(clients)
         before = {i: self.models_before[i] for i in part.clients if i in self.models_before}
-        origins = {i: self.origins[i] for i in part.clients if i in self.origins}
-        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before, origins=origins)
-
-    def origin(self, client: ClientIndex) -> Origin:
-        return self.origins.get(client) or super().origin(client)
+        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before)
 
 
 @dataclass(frozen=True, kw_only=True)

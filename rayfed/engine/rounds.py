@@ -2,24 +2,23 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Exchange, Reply, State
+from rayfed.algorithm import Context, Exchange, State
 from rayfed.core.errors import BadHook
 from rayfed.core.ids import ClientIndex, Moment
-from rayfed.core.records import Record, Score
-from rayfed.core.round_schedule import Buffered
+from rayfed.core.records import Record
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.cohorts import Cohorts, Losses, completed, normalised_weights
+from rayfed.engine.cohorts import Cohorts, Losses, completed
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Origin, States
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, States
 from rayfed.engine.timetable import Durations, Update, timetable
 from rayfed.metrics.base import OfTraining
 
@@ -34,19 +33,27 @@ class Turn:
     Attributes:
         clients: The clients whose replies count, in ascending order.
         starting: The clients that start from the server's present state, in ascending order.
+        staleness: For each of `clients`, the updates of the server since it started.
         sampled: The number of clients that might have replied.
-        staleness: For each client, the updates of the server since it started.
         began, ended: The times on the clock; None without one.
         waiting: The number of clients that still train when the round ends; None in synchronous rounds.
     """
 
     clients: tuple[ClientIndex, ...]
     starting: tuple[ClientIndex, ...]
-    sampled: int
     staleness: tuple[int, ...]
+    sampled: int
     began: float | None = None
     ended: float | None = None
     waiting: int | None = None
+
+    @classmethod
+    def of(cls, clients: Sequence[ClientIndex], sampled: int | None = None) -> "Turn":
+        """Return the turn of clients that all start now."""
+        now = tuple(clients)
+        return cls(
+            clients=now, starting=now, staleness=(0,) * len(now), sampled=len(now) if sampled is None else sampled
+        )
 
     def add_to(self, record: Record) -> None:
         """Write what a record of the round says about its clients and about the clock."""
@@ -65,72 +72,30 @@ class Version(NamedTuple):
     unicast: States
 
 
-class Rounds(Protocol):
-    """What the server asks of its schedule.
+class Rounds:
+    """Rounds in which the server waits for its cohort, until the deadline if there is one.
+
+    Args:
+        losses: Asks clients for their losses, for the sampler.
 
     Attributes:
         ring: The versions from which clients under way have started, by the number of updates that made them. With
             them, a checkpoint can go on.
     """
 
-    ring: dict[int, Version]
-
-    def sample(self, number: int) -> tuple[ClientIndex, ...]:
-        """Return the clients that are sampled for a round, in ascending order."""
-        ...
-
-    def turn(self, number: int) -> Turn:
-        """Return the clients of the next round."""
-        ...
-
-    def weights(self, own: Callable[[ClientIndex], float], clients: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
-        """Return the weights of a round's clients in the mean, given the method's own weights before normalisation."""
-        ...
-
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
-        """Return the replies of the clients of `request`, for which `Fleet.exchange` trains them."""
-        ...
-
-    def total(
-        self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
-    ) -> ExactSum:
-        """Return the weighted mean of the averaged fields of an exchange."""
-        ...
-
-    def update(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
-        """Note what the clients of a round have reported."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside the ring, as JSON."""
-        ...
-
-    def restore(self, state: Mapping[str, Any], round: int) -> None:
-        """Go on after a round, from what `state` returned."""
-        ...
-
-
-def rounds_of(
-    blueprint: Blueprint, population: Population, fleet: Fleet, evaluation: Evaluation, losses: Losses
-) -> Rounds:
-    """Return the schedule of a simulation; `losses` asks clients for their losses."""
-    if blueprint.buffered is not None:
-        return BufferedRounds(blueprint.buffered, blueprint, population, fleet, evaluation)
-    return SynchronousRounds(blueprint, population, fleet, losses)
-
-
-class SynchronousRounds:
-    """Rounds in which the server waits for its cohort, until the deadline if there is one."""
-
     def __init__(self, blueprint: Blueprint, population: Population, fleet: Fleet, losses: Losses):
         self._blueprint, self._fleet, self.ring = blueprint, fleet, dict[int, Version]()
         self._cohorts = Cohorts(blueprint, population, blueprint.training_examples(population), losses)
-        self.sample, self.weights, self.update = self._cohorts.draw, self._cohorts.weights, self._cohorts.update
+        self.weights, self.update = self._cohorts.weights, self._cohorts.update
         self._durations = Durations(blueprint, population) if blueprint.clock.runs else None
         self._now = 0.0
 
+    def sample(self, number: int) -> tuple[ClientIndex, ...]:
+        """Return the clients that are sampled for a round, in ascending order."""
+        return self._cohorts.draw(number)
+
     def turn(self, number: int) -> Turn:
-        """Return the sampled clients that reply in time; at least the fastest client does.
+        """Return the sampled clients of the next round that reply in time; at least the fastest client does.
 
         The server notices at once that a client has dropped out, and waits for the other clients until the deadline.
         """
@@ -141,48 +106,50 @@ class SynchronousRounds:
         limit = math.inf if how.availability.deadline is None else began + how.availability.deadline
         there = [client for client in sampled if not how.availability.drops_out(how.seed, number, client)]
         in_time = [client for client in there if ends[client] <= limit]
-        replying = tuple(in_time or [min(there or sampled, key=lambda client: ends[client])])
-        late = in_time and len(in_time) < len(there)
-        turn = Turn(clients=replying, starting=replying, sampled=len(sampled), staleness=(0,) * len(replying))
+        replying = in_time or [min(there or sampled, key=lambda client: ends[client])]
+        turn = Turn.of(replying, len(sampled))
         if self._durations is None:
             return turn
+        late = in_time and len(in_time) < len(there)
         self._now = (limit if late else max(ends[client] for client in replying)) + how.clock.server_seconds
         return replace(turn, began=began, ended=self._now)
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
+        """Return the replies of the clients of `request`."""
         return self._fleet.exchange(request, down, unicast)
 
     def total(
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
+        """Return the weighted mean of the averaged fields of an exchange."""
         total = self._fleet.weigh(weights) if exchange.server_side_weighting else result.total
         if ctx.stage != "round" or not self._cohorts.has_factors or total.value is None:
             return total
         weight, buffers = math.fsum(weights.values()), ctx.task.untrained
 
-        def rule(value: Tensor, sent: Sequence[Any], name: str) -> Tensor:
+        def rule(value: Tensor, sent: Sequence[Any], name: str) -> Any:
             if name in buffers:
                 return value / weight
             if sent[0] is None:
-                raise BadHook(
-                    f"sampling: {name!r} is averaged and was not sent to the clients; use sampling.name=uniform"
-                )
-            mixed: Tensor = value + (1 - weight) * sent[0].to(value)
-            return mixed
+                where = f"sampling: {name!r} is averaged and was not sent to the clients"
+                raise BadHook(f"{where}; use sampling.name=uniform")
+            return value + (1 - weight) * sent[0].to(value)
 
         return completed(total, [down], rule)
 
     def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the ring, as JSON."""
         sampling = {} if (state := self._cohorts.state()) is None else {"sampling": state}
         return {"clock": self._now, **sampling}
 
     def restore(self, state: Mapping[str, Any], round: int) -> None:
+        """Go on after a round, from what `state` returned."""
         self._now = state.get("clock", 0.0)
         if "sampling" in state:
             self._cohorts.restore(state["sampling"])
 
 
-class BufferedRounds:
+class BufferedRounds(Rounds):
     """Rounds that are updates of the timetable.
 
     All clients whose start version exists and whose reply is needed train at once, ahead of the clock. Their replies
@@ -191,24 +158,21 @@ class BufferedRounds:
     """
 
     def __init__(
-        self,
-        schedule: Buffered,
-        blueprint: Blueprint,
-        population: Population,
-        fleet: Fleet,
-        evaluation: Evaluation,
+        self, blueprint: Blueprint, population: Population, fleet: Fleet, losses: Losses, evaluation: Evaluation
     ):
-        self._schedule, self._fleet, self._population = schedule, fleet, population
+        super().__init__(blueprint, population, fleet, losses)
+        assert blueprint.buffered is not None, "the rounds are asynchronous"
+        self._schedule = schedule = blueprint.buffered
         measured = any(isinstance(metric, OfTraining) for metric in evaluation.metrics.values())
         self._ahead = not measured and "trained" not in evaluation.points
-        clients, seconds = len(population.participants), blueprint.clock.server_seconds
+        clients, seconds = population.participants, blueprint.clock.server_seconds
         end = Durations(blueprint, population).end
-        table = timetable(schedule, clients, end, seed=blueprint.seed, server_seconds=seconds)
+        table = timetable(schedule, len(clients), end, seed=blueprint.seed, server_seconds=seconds)
         self.updates: list[Update] = list(itertools.islice(table, blueprint.rounds))
-        self._needed = {job for update in self.updates for job in zip(update.clients, update.starts, strict=True)}
-        self.ring: dict[int, Version] = {}
+        self._needed = {job for update in self.updates for job in update.replies}
+        self._id = population.clients.id
         self._under_way: dict[int, set[ClientIndex]] = {}  # by the version that they started from
-        self._waiting: dict[ClientIndex, _Waiting] = {}
+        self._waiting: dict[ClientIndex, ExchangeResult] = {}  # what is left of clients that trained ahead
 
     def sample(self, number: int) -> tuple[ClientIndex, ...]:
         return self.updates[number - 1].clients
@@ -218,118 +182,86 @@ class BufferedRounds:
         return Turn(
             clients=update.clients,
             starting=update.starting,
-            sampled=len(update.clients) + len(update.dropped),
             staleness=tuple(number - 1 - start for start in update.starts),
+            sampled=len(update.clients) + len(update.dropped),
             began=self.updates[number - 2].seconds if number > 1 else 0.0,
             ended=update.seconds,
             waiting=update.under_way,
         )
 
-    def weights(self, own: Callable[[ClientIndex], float], clients: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
-        return normalised_weights(own, clients)
-
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         version, update = request.moment.round - 1, self.updates[request.moment.round - 1]
         if update.starting:
             self.ring[version], self._under_way[version] = Version(down, unicast), set(update.starting)
-        for client, start in update.dropped:
-            self._leaves(client, start)
+        self._leave(update.dropped)
         result = ExchangeResult()
         if any(client not in self._waiting for client in update.clients):
             result = self._train(request, None if self._ahead else update.clients)
-        taken = [self._waiting.pop(client) for client in update.clients]
-        return replace(
-            result,
-            replies=[waiting.reply for waiting in taken],
-            training=[score for waiting in taken for score in waiting.training],
-            sent={waiting.reply.client: waiting.sent for waiting in taken},
-        )
+        for client in update.clients:
+            result.add(self._waiting.pop(client))
+        return result
 
     def _train(self, request: ExchangeRequest, only: Sequence[ClientIndex] | None) -> ExchangeResult:
-        """Train the clients under way that are needed and have not trained yet, or `only` these."""
+        """Train the clients under way that are needed and have not trained yet, or `only` these.
+
+        Returns:
+            What the training cost; the rest is put into `_waiting`.
+        """
         starts = {
             client: start
             for start in sorted(self._under_way)
             for client in sorted(self._under_way[start])
             if (client, start) in self._needed and client not in self._waiting and (only is None or client in only)
         }
-        origins = {
-            client: Origin(Moment("round", start + 1), self.updates[start].starting) for client, start in starts.items()
-        }
-        down = {str(start + 1): self.ring[start].down for start in set(starts.values())}
-        unicast = {
-            client: fields for client, start in starts.items() if (fields := self.ring[start].unicast.get(client))
-        }
         clients = tuple(starts)
-        request = replace(
-            request, cohort=clients, clients=clients, weights=dict.fromkeys(clients, 0.0), origins=origins
-        )
+        origins = {i: (Moment("round", start + 1), self.updates[start].starting) for i, start in starts.items()}
+        weights = dict.fromkeys(clients, 0.0)
+        request = replace(request, cohort=clients, clients=clients, weights=weights, origins=origins)
+        down = {str(start + 1): self.ring[start].down for start in {*starts.values()}}
+        unicast = {i: self.ring[s].unicast[i] for i, s in starts.items() if i in self.ring[s].unicast}
         result = self._fleet.exchange(request, down, unicast)
-        index = {self._population.clients.id(client): client for client in clients}
-        training: dict[ClientIndex, list[Score]] = {client: [] for client in clients}
-        for score in result.training:
-            training[index[score.client]].append(score)
         for reply in result.replies:
-            self._waiting[reply.client] = _Waiting(reply, training[reply.client], result.sent[reply.client])
-        return result
+            i, training = reply.client, [s for s in result.training if s.client == self._id(reply.client)]
+            self._waiting[i] = ExchangeResult(replies=[reply], training=training, sent={i: result.sent[i]})
+        return replace(result, replies=[], training=[], sent={})
 
     def total(
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
         update, version = self.updates[ctx.round - 1], ctx.round - 1
-        starts = dict(zip(update.clients, update.starts, strict=True))
-        shares = {client: weights[client] * self._schedule.weight(version - start) for client, start in starts.items()}
-        total, weight = self._fleet.weigh(shares), math.fsum(shares.values())
+        shares = {i: weights[i] * self._schedule.weight(version - start) for i, start in update.replies}
+        total, weight, buffers = self._fleet.weigh(shares), math.fsum(shares.values()), ctx.task.untrained
         self._fleet.commit(update.clients)
-        missing = {version: 1 - weight}
+        missing = {version: 1 - weight}  # the factors of versions that are added to the sum
         if not self._schedule.adds_models:
-            missing = {start: -math.fsum(shares[i] for i in starts if starts[i] == start) for start in {*update.starts}}
+            missing = {s: -math.fsum(shares[i] for i, start in update.replies if start == s) for s in {*update.starts}}
             missing[version] = 1 + missing.get(version, 0.0)
         factors = {start: factor for start, factor in sorted(missing.items()) if abs(factor) > _ROUNDING}
         sent = [down, *(down if start == version else self.ring[start].down for start in factors)]
-        for client, start in starts.items():
-            self._leaves(client, start)
+        self._leave(update.replies)
 
-        buffers = ctx.task.untrained
-
-        def rule(value: Tensor, versions: Sequence[Any], name: str) -> Tensor:
+        def rule(value: Tensor, versions: Sequence[Any], name: str) -> Any:
             now, *others = versions
             if now is None:  # it was not sent: it is a change already, or a running statistic
                 return value / weight if name in buffers else value
             pairs = [(1 - weight, now)] if name in buffers else zip(factors.values(), others, strict=True)
-            for factor, other in pairs:
-                value = value + factor * other.to(value)
-            return value
+            return sum((factor * other.to(value) for factor, other in pairs), value)
 
         if not factors or total.value is None:
             return total
         total.equal = total.equal_to(down)
         return completed(total, sent, rule)
 
-    def update(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
     def restore(self, state: Mapping[str, Any], round: int) -> None:
-        self._under_way = {}
-        for number, update in enumerate(self.updates[:round]):
-            self._under_way[number] = set(update.starting)
-            for client, start in (*zip(update.clients, update.starts, strict=True), *update.dropped):
-                self._under_way[start].discard(client)
+        self._under_way = {start: set(update.starting) for start, update in enumerate(self.updates[:round])}
+        for update in self.updates[:round]:
+            self._leave((*update.replies, *update.dropped))
         self._under_way = {start: clients for start, clients in self._under_way.items() if clients}
 
-    def _leaves(self, client: ClientIndex, start: int) -> None:
-        """Note that a client is no longer under way."""
-        self._under_way[start].discard(client)
-        if not self._under_way[start]:
-            del self.ring[start], self._under_way[start]
-
-
-class _Waiting(NamedTuple):
-    """What a client that trained ahead of the clock has left, beside its averaged fields and its next state."""
-
-    reply: Reply
-    training: list[Score]
-    sent: dict[str, int]
+    def _leave(self, jobs: Sequence[tuple[ClientIndex, int]]) -> None:
+        """Note that clients that started from a version are no longer under way."""
+        for client, start in jobs:
+            self._under_way[start].discard(client)
+            if not self._under_way[start]:
+                self.ring.pop(start, None)
+                del self._under_way[start]

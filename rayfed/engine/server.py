@@ -22,7 +22,7 @@ from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downl
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, States, add_to
-from rayfed.engine.rounds import Turn, rounds_of
+from rayfed.engine.rounds import BufferedRounds, Rounds, Turn
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.training import steps_of
@@ -56,7 +56,8 @@ class Server:
         self._is_set_up = False
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
         self.best = BestRound(evaluation.selection)
-        self.rounds = rounds_of(blueprint, population, fleet, evaluation, self._losses_of)
+        arguments = blueprint, population, fleet, self._losses_of
+        self.rounds = Rounds(*arguments) if blueprint.buffered is None else BufferedRounds(*arguments, evaluation)
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -68,7 +69,11 @@ class Server:
             yield record
 
     def _records(self) -> Iterator[Record]:
-        rounds, final, everyone = self.blueprint.rounds, bool(self.algorithm.final_exchanges), _turn(self.participants)
+        rounds, final, everyone = (
+            self.blueprint.rounds,
+            bool(self.algorithm.final_exchanges),
+            Turn.of(self.participants),
+        )
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, everyone)
             record.clock_seconds = 0.0 if self.blueprint.clock.runs else None
@@ -326,12 +331,6 @@ class Server:
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
-
-
-def _turn(clients: Sequence[ClientIndex]) -> Turn:
-    """Return the exchanges of all clients with the server."""
-    cohort = tuple(clients)
-    return Turn(clients=cohort, starting=cohort, sampled=len(cohort), staleness=(0,) * len(cohort))
 
 
 def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:

@@ -39,6 +39,11 @@ class Update(NamedTuple):
     seconds: float
     under_way: int
 
+    @property
+    def replies(self) -> tuple[tuple[ClientIndex, int], ...]:
+        """The clients whose replies it takes, each with the version that it started from."""
+        return tuple(zip(self.clients, self.starts, strict=True))
+
 
 class Durations:
     """How long clients take for a round on the clock."""
@@ -114,7 +119,7 @@ def timetable(
             now = max(now, training[0][0])
             while training and training[0][0] <= now and len(buffer) < schedule.buffer:
                 _, client, start = heapq.heappop(training)
-                if schedule.is_dropped(version - start):
+                if schedule.max_staleness is not None and version - start > schedule.max_staleness:
                     dropped.append((client, start))
                 else:
                     buffer[client] = start

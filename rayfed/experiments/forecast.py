@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.terminal import plain_table
 from rayfed.data.clients import SPLITS
+from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
@@ -105,7 +106,8 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     number, local = len(population.clients), plan.blueprint.local
     local = local._replace(epochs=1 if local.steps is None else None, steps=local.steps and min(local.steps, _BATCHES))
     together = min(plan.blueprint.vmap_clients or 1, number)
-    blueprint = replace(plan.blueprint, cohort=number, rounds=2, local=local, vmap_clients=together)
+    small_form: dict[str, Any] = {"cohort": number, "rounds": 2, "local": local, "vmap_clients": together}
+    blueprint = replace(plan.blueprint, clock=NO_CLOCK, buffered=None, **small_form)
     evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
     small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
     with torch_state_kept():

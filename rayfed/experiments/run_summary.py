@@ -1,6 +1,6 @@
 """The summary that is printed before a simulation starts, with details that papers often leave out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -61,8 +61,10 @@ def run_summary(plan: Plan) -> str:
         "placement": f"{config.placement.description}, vmap_clients {width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    unreliable = _availability(config)
-    rows = [*lines.items(), *(("note", note) for note in (*unreliable, *unused_gpu([config.placement]), *notes(plan)))]
+    rows = [
+        *lines.items(),
+        *(("note", note) for note in (*_simulated(config), *unused_gpu([config.placement]), *notes(plan))),
+    ]
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
 
@@ -119,25 +121,14 @@ def _optimizer(config: Config) -> str:
     return f"{local.optimizer} with lr {local.lr:g}{schedule}{extra}{nesterov}"
 
 
-def _availability(config: Config) -> Sequence[str]:
-    """Return a note on clients that drop out, are late or do less work, and on the clock, if there are any."""
-    options, clock, parts = config.availability, config.clock, []
-    if options.least_work < 1:
-        parts.append(f"clients train {options.least_work:.0%} to 100% of the local work")
-    if options.dropout:
-        parts.append(f"drop out with probability {options.dropout:g}")
-    late = f", deadline {options.deadline:g} s" if options.deadline is not None else ""
-    if clock.profile is not None:
-        parts.append(f"simulated clock: devices of {clock.profile}{late}")
-    elif clock.step_seconds or clock.up_mbps or clock.down_mbps:
-        sent = "".join(
-            f", {name} {mbps:g} Mbit/s" for name, mbps in (("up", clock.up_mbps), ("down", clock.down_mbps)) if mbps
-        )
-        parts.append(f"simulated clock: {clock.step_seconds:g} s per step, spread {clock.speed_spread:g}{sent}{late}")
-    if config.schedule.name == "buffered":
-        how = ", ".join(f"{key} {value}" for key, value in config.schedule.options.items())
-        parts.append(f"asynchronous rounds: {how}")
-    return ("; ".join(parts),) if parts else ()
+def _simulated(config: Config) -> Iterator[str]:
+    """Yield notes on clients that drop out, are late or do less work, on the clock and on asynchronous rounds."""
+    groups = {"schedule": config.schedule.options}
+    for name, of in (("availability", config.availability), ("clock", config.clock)):
+        groups[name] = {key: value for key, value in vars(of).items() if value != getattr(type(of), key)}
+    for name, given in groups.items():
+        if given:
+            yield f"{name}: {', '.join(f'{key} {value}' for key, value in given.items())}"
 
 
 def size_text(size: float) -> str:

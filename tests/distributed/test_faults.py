@@ -105,6 +105,17 @@ def test_a_host_and_the_server_of_a_run(here, undisturbed):
     assert second["seconds"] > 0
 
 
+def test_a_host_and_the_server_of_asynchronous_rounds(here):
+    clock, schedule = {"step_seconds": 1, "speed_spread": 1}, {"name": "buffered", "concurrency": 2, "buffer": 1}
+    values = {**COMMON, "clock": clock, "schedule": schedule}
+    digest = rayfed.run({**values, "results": "serial", "checkpoint.every": 0}, keep_state=False).weights_hash
+    given = [f"{key}={value}".replace("'", "") for key, value in values.items()]
+    with disturbed("asynchronous", (7, "RayHost"), (17, "ServerActor")):
+        code, said = ran("run", given, "results=asynchronous", "placement.hosts=2")
+    assert code == 0, said
+    check_complete("asynchronous", digest)
+
+
 def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, undisturbed):
     handler, values = signal.getsignal(signal.SIGINT), {**COMMON, "results": "stopped", "placement.hosts": 1}
     with disturbed("stopped", (7, None)), pytest.raises(KeyboardInterrupt, match="with resume=true continues"):

@@ -31,12 +31,15 @@ from helpers.slow import slow_but
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import Diverged, HostLost
 from rayfed.core.ids import Moment
+from rayfed.core.round_schedule import Buffered
 from rayfed.distributed.fleet import RayFleet, RayStates
 from rayfed.distributed.host_actor import HostMethods, all_states, pack, unpack
 from rayfed.distributed.host_pool import HostPool
+from rayfed.engine.clock import Clock
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.schedule import Rates, Schedule
@@ -153,6 +156,16 @@ def test_a_measured_number_of_clients_at_once_is_the_same_on_all_hosts(pool):
     measured, given = outcome(plan, SIX, fleet), dataclasses.replace(plan, vmap_clients=3)
     assert fleet.vmap_clients == 3
     assert measured[1:] == outcome(given, SIX, LocalFleet(given, SIX))[1:]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_asynchronous_rounds_end_with_the_same_bits(hosts, pool):
+    schedule = {"clock": Clock(step_seconds=1.0, speed_spread=1.0), "buffered": Buffered(concurrency=4, buffer=1)}
+    for algorithm, points in ((Scaffold(), ("downloaded",)), (FedBN(), ("downloaded", "trained"))):
+        plan = blueprint(algorithm, SIX, rounds=8, **schedule)
+        fleets = LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, hosts, seed=hosts)
+        here, there = (outcome(plan, SIX, fleet, points)[1:] for fleet in fleets)
+        assert here == there
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])

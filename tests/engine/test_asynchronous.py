@@ -369,9 +369,21 @@ def test_what_cannot_be_asynchronous_is_refused():
         (APPLE(), {}, "schedule.name=buffered: algorithm.name=apple has several exchanges"),
         (FedAvg(), {"clock": Clock()}, "schedule.name=buffered: needs a clock; give clock.step_seconds, such as 1"),
         (FedAvg(), {"buffered": Buffered(concurrency=5, buffer=1)}, "schedule.concurrency=5: there are 4 clients"),
-        (FedAvg(), {"vmap_clients": 2}, "placement.vmap_clients=2: with schedule.name=buffered, clients start from"),
-        (FedAvg(), {"availability": Availability(dropout=0.1)}, "availability.dropout: has no effect with schedule"),
-        (FedAvg(), {"availability": Availability(deadline=3)}, "availability.deadline: has no effect with schedule"),
+        (
+            FedAvg(),
+            {"vmap_clients": 2},
+            "schedule.name=buffered: clients start from different models, so they train one",
+        ),
+        (
+            FedAvg(),
+            {"availability": Availability(dropout=0.1)},
+            "schedule.name=buffered: takes all replies; leave out availability.dropout",
+        ),
+        (
+            FedAvg(),
+            {"availability": Availability(deadline=3)},
+            "schedule.name=buffered: takes all replies; leave out availability.dropout",
+        ),
     ):
         how = blueprint(algorithm, people, **({"clock": clock, "buffered": Buffered(**some)} | changes))
         with pytest.raises(UsageError) as error:
@@ -383,4 +395,5 @@ def test_what_cannot_be_asynchronous_is_refused():
         blueprint(FADA(), people, clock=Clock(up_mbps=1.0)).check(people)
     with pytest.raises(UsageError, match=r"^schedule.buffer=4: only schedule.concurrency=3 clients train at a time"):
         Buffered(concurrency=3, buffer=4)
-    blueprint(FedAvg(), people, clock=clock, buffered=Buffered(**some), vmap_clients=None).check(people)
+    auto = blueprint(FedAvg(), people, clock=clock, buffered=Buffered(**some), vmap_clients=None)
+    assert auto.settled(people).vmap_clients == 1

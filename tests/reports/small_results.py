@@ -27,5 +27,6 @@ def add(
             ]
             scores.append(row(number, SERVER, "c", "ood", "global", "accuracy", mean - 0.2, 30))
             spent = None if epsilon is None else epsilon * number
+            clock = 40.0 * number if algorithm == "fedprox" else None
             seconds = {"broadcast": 0.0, "train": 3.0, "upload": 0.0, "aggregate": 1.0, "evaluate": 2.0, "total": 6.5}
-            write(writer, scores, bytes_down={"weights": 10**7}, epsilon=spent, seconds=seconds)
+            write(writer, scores, bytes_down={"weights": 10**7}, epsilon=spent, seconds=seconds, clock_seconds=clock)

@@ -72,6 +72,11 @@ class TestKinds:
         rows = data_of(spec_of("bytes", folder))
         assert rows.loc[rows["method"] == "fedavg", "x"].astype(float).tolist() == pytest.approx([0.01, 0.02])
 
+    def test_the_clock_of_trials_that_have_one(self, folder: Path) -> None:
+        rows = data_of(spec_of("clock", folder))
+        assert set(rows["method"]) == {"fedprox mu=0.01", "fedprox mu=0.1", "fedprox mu=1"}
+        assert set(rows["x"].astype(float)) == {40.0, 80.0}
+
     def test_only_private_methods_spend(self, folder: Path, tmp_path: Path) -> None:
         rows = data_of(spec_of("epsilon", folder))
         assert set(rows["method"]) == {"dp_fedbn"}

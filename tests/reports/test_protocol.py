@@ -29,7 +29,9 @@ def add(folder: Path, name: str, rows: list[Row], *, algorithm: str = "fedavg", 
         writer.add(Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8}))
         for number in range(1, max(number for number, _ in rows) + 1):
             sizes, scores = {"weights": 10**9}, [score for at, score in rows if at == number]
-            record = Record(round=number, stage="round", cohort=2, scores=scores, bytes_down=sizes, bytes_up=sizes)
+            clocked = {"clock_seconds": 2.5 * number} if algorithm == "fedasync" else {}
+            sent = {"bytes_down": sizes, "bytes_up": sizes}
+            record = Record(round=number, stage="round", cohort=2, scores=scores, **sent, **clocked)
             writer.add(record)
 
 
@@ -155,6 +157,22 @@ class TestTarget:
         assert "whose test accuracy, mean over clients, is at least 0.75, and GB" in words
         assert "fedavg mu=1 1.5 ± 0.7 3.500 ± 1.414 2 of 3" in words
         assert "mu=2 never never 0 of 1" in words
+
+    def test_the_time_on_the_clock_has_a_column_where_there_is_a_clock(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.3, 0.8]), algorithm="fedasync")
+        add(tmp_path, "u", curve([0.8, 0.8]), algorithm="fedasync", seed=1)
+        words = told(tmp_path, capsys, "--target", "0.75")
+        assert "rounds GB clock reached" in words
+        assert "fedasync 1.5 ± 0.7 3.500 ± 1.414 3.8 ± 1.8 2 of 2" in words
+
+    def test_axes_are_those_of_curves(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.3, 0.8]))
+        assert "--x clock: describes a plot; give --plot FILE" in refused(tmp_path, capsys, "--x", "clock")
+        plot = ("--plot", str(tmp_path / "a.svg"))
+        words = refused(tmp_path, capsys, *plot, "--x", "clock", "--kind", "curves")
+        assert "--x clock: is an axis of curves, and --kind curves is given" in words
+        words = refused(tmp_path, capsys, *plot, "--x", "clock")
+        assert "plot: no trial ran on a simulated clock; clock.step_seconds gives one" in words
 
 
 class TestComparison:
