@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,11 +55,15 @@ class Clock:
         """Whether clients take any time."""
         return bool(self.step_seconds or self.profile or self.sends)
 
-    @property
+    @cached_property
     def sends(self) -> bool:
         """Whether sending takes time."""
         drawn = self.up_mbps is not None or self.down_mbps is not None
         return drawn or any(math.isfinite(min(device.up_mbps, device.down_mbps)) for device in self.profile)
+
+    @cached_property
+    def _period(self) -> float:
+        return max(device.available[-1][1] for device in self.profile if device.available)
 
     def device(self, seed: int, client: int) -> Device:
         """Return the device of a client, which it keeps."""
@@ -82,11 +87,10 @@ class Clock:
         seconds = steps * device.step_seconds + 8e-6 * (down / device.down_mbps + up / device.up_mbps)
         if device.available is None:
             return start + seconds
-        period = max(other.available[-1][1] for other in self.profile if other.available)
-        cycle = math.floor(start / period)
+        cycle = math.floor(start / self._period)
         while True:
             for begins, ends in device.available:
-                begins, ends = max(begins + cycle * period, start), ends + cycle * period
+                begins, ends = max(begins + cycle * self._period, start), ends + cycle * self._period
                 if begins + seconds <= ends:
                     return begins + seconds
                 seconds -= max(ends - begins, 0.0)

@@ -477,13 +477,13 @@ def _check_availability(availability: AvailabilityOptions, clock: ClockOptions, 
 
 
 def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree` with ~ expanded in results, data.* and partition.*, which shells do not expand after a "="."""
+    """Return `tree` with ~ expanded in results, data.*, partition.* and clock.*; shells do not expand it after "="."""
 
     def expanded(value: Any) -> Any:
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         return os.path.expanduser(value) if isinstance(value, str) else value
 
-    groups = {key: tree[key] for key in ("data", "partition") if isinstance(tree.get(key), Mapping)}
+    groups = {key: tree[key] for key in ("data", "partition", "clock") if isinstance(tree.get(key), Mapping)}
     paths = {key: {name: expanded(value) for name, value in group.items()} for key, group in groups.items()}
     results = expanded(tree.get("results", Config.results))
     return tree | paths | {"results": lasting(results) if isinstance(results, str) else results}
