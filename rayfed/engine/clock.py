@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import generator
 
@@ -114,7 +113,8 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{where}: cannot be read as CSV or Parquet ({error_line(error)})") from error
     index = table["client"] if "client" in table else pd.Series([*ids, *range(len(table) - len(ids))][: len(table)])
-    twice, missing = index[index.duplicated()].tolist(), [i for i in ids if i not in set(index)]
+    known, twice = set(index), index[index.duplicated()].tolist()
+    missing = [client for client in ids if client not in known]
     unknown = [str(name) for name in table if name not in _COLUMNS]
     faults = {
         f"unknown column {unknown and unknown[0]}; known: {', '.join(_COLUMNS)}": unknown,
