@@ -254,14 +254,6 @@ class OwnSplit(Two):
         return self.head(self.features(image, table))
 
 
-def test_a_split_of_the_models_own_is_kept(run):
-    config = Config.read({"local.batch_size": 10, "algorithm.name": "fedrep"})
-    model = make_plan(config, clients=clients(), model=OwnSplit).blueprint.model
-    assert (len(model.head), model.feature_shape) == (3, (7,))
-    result = run(model=OwnSplit, **{"algorithm.name": "fedrep"})
-    assert set(result.model(client=0).state_dict()) == set(OwnSplit().state_dict())
-
-
 def test_the_contract_holds(tmp_path):
     findings = rayfed.check({"results": str(tmp_path), "local.batch_size": 10}, clients=clients(), model=Two)
     assert all(finding.kept for finding in findings)

@@ -209,22 +209,6 @@ def test_a_wrong_metric_of_torchmetrics_is_refused_in_one_line(run, metric, erro
     assert "\n" not in str(refused.value)
 
 
-def test_a_sweep_measures_a_metric_of_torchmetrics(tmp_path):
-    name = "torchmetrics:classification.MulticlassFBetaScore"
-    space = {
-        "data": {"name": "mini_digits", "per_domain": 30, "domains": ["plain", "font"]},
-        "model": {"name": "mlp", "hidden": [4]},
-        "metrics": {name: {"num_classes": 10, "beta": 0.5}},
-        "arms": [{f"metrics.{name}.beta": {"grid": [0.5, 2.0]}}],
-        "rounds": 1,
-        "results": str(tmp_path),
-        "search.max_concurrent": 1,
-    }
-    result = rayfed.sweep(space, quiet=True)
-    assert result.trials[f"metrics.{name}.options.beta"].tolist() == [0.5, 2.0]
-    assert result.metrics.query("metric == 'MulticlassFBetaScore'")["value"].between(0, 1).all()
-
-
 @pytest.mark.ray
 def test_hosts_score_as_one_process_does(tmp_path):
     config = {"rounds": 2, "metrics.torchmetrics:regression.ExplainedVariance": True, "results": str(tmp_path)}

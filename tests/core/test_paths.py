@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 import rayfed
-from helpers import data_files
 from helpers.commands import command
 from rayfed.core import paths
 from rayfed.core.paths import absolute, enter, looked_in
@@ -49,23 +48,6 @@ def test_a_path_that_does_not_exist_is_refused_with_its_folder(name, values, her
     assert name in refusal
     assert str(here) in refusal
     assert not Path("results").exists()
-
-
-def test_a_project_that_is_moved_goes_on(here, monkeypatch):
-    data_files.write_npz()
-    values = {
-        "data": {"name": "npz", "file": "own.npz"},
-        "model": {"name": "mlp", "hidden": [4]},
-        "checkpoint.every": 1,
-    }
-    before = rayfed.run(values, rounds=1)
-    moved = here.rename(here.parent / "moved")
-    monkeypatch.chdir(moved)
-    after = rayfed.run(values, rounds=1, resume=True)
-    assert after.trial == before.trial
-    assert after.weights_hash == before.weights_hash
-    assert Path("results/run").is_dir()
-    assert not here.exists()
 
 
 class TestACopyOfRayJobs:

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import pickle
 
-import pandas as pd
 import pytest
 import torch
 
@@ -17,8 +16,6 @@ from rayfed.core.optim import Adam
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.experiments.sources import from_arguments, from_file, merged
-from rayfed.records.trials import flattened, recorded_configuration
-from rayfed.reports.page import configuration
 
 MINE = """
 from dataclasses import dataclass
@@ -183,34 +180,6 @@ class TestAlgorithm:
         assert trial_name(config).startswith("Mine-seed0-")
         assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
         assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
-
-    def test_the_users_own_metric_in_a_package(self, tmp_path, monkeypatch):
-        package = tmp_path / "config_metrics" / "inner"
-        package.mkdir(parents=True)
-        text = "from rayfed.metrics.predictions import Ece\nclass Mine(Ece):\n    pass\n"
-        (package / "own.py").write_text(text)
-        monkeypatch.chdir(tmp_path)
-        name = "config_metrics.inner.own:Mine"
-        for source in (
-            {"metrics": {name: {"bins": 5}}},
-            {f"metrics.{name}": {"bins": 5}},
-            {f"metrics.{name}.bins": 5},
-            {"metrics": {f"{name}.bins": 5}},
-        ):
-            assert merged(source) == {"metrics": {name: {"bins": 5}}}
-        config = Config.read(from_arguments([f"metrics.{name}.bins=5"]))
-        assert {name: metric.bins for name, metric in config.metrics.items()} == {name: 5}
-        row = dict(flattened(config.tree()))
-        assert Config.read(recorded_configuration(row)).metrics == config.metrics
-        assert Config.read(configuration(pd.Series(row))).metrics == config.metrics
-
-    def test_a_package_that_their_module_lacks_is_not_the_module(self, tmp_path, monkeypatch):
-        (tmp_path / "config_lacking_more.py").write_text("import config_lacking\n")
-        monkeypatch.chdir(tmp_path)
-        message = refusal("algorithm.name=config_lacking_more:Mine")
-        assert "importing config_lacking_more fails: ModuleNotFoundError: No module named 'config_lacking'" in message
-        assert "(config_lacking_more.py, line 1, in <module>)" in message
-        assert "no module 'config_lacking.inner' in" in refusal("algorithm.name=config_lacking.inner:Mine")
 
     @pytest.mark.parametrize(
         ("key", "base"),
