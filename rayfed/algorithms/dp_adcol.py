@@ -77,8 +77,6 @@ class DPAdcol(Adcol):
         if self.network != "mlp":
             raise UsageError(f"algorithm.network={self.network}: batch norm mixes examples; DP-SGD needs mlp")
         fewest = sum(sorted(self.upload_sizes(problem))[: problem.cohort])
-        if self.server_batch_size > fewest:
-            raise UsageError(f"algorithm.server_batch_size: a round may have only {fewest} representations")
         check_budget(self.epsilon, self.delta, self.steps_per_round(self.server_batch_size / fewest) * problem.rounds)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:

@@ -30,7 +30,6 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (Adcol(fixed_size=True, cache=True), {}, "algorithm.fixed_size=true: an output stands for a different client"),
         (DPAdcol(network="resnet18", server_batch_size=30), {}, "algorithm.network=resnet18: batch norm mixes"),
         (DPAdcol(**TINY), {}, "algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"),
-        (DPAdcol(server_batch_size=47), TWO, "algorithm.server_batch_size: a round may have only 46 representations"),
         (LocalDPAdcol(share_predictor=True), {}, "algorithm.share_predictor=true: local_dp_adcol does not protect"),
         (AFL(), TWO, "cohort=2: algorithm.name=afl weighs .* leave out cohort"),
         (AFL(lambda_min=0.4), {}, "algorithm.lambda_min=0.4: at most 1/4 = 0.25 for 4 clients$"),
