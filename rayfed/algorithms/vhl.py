@@ -7,6 +7,7 @@ gradient.
     client:  L = CE(x, y) + α CE(v, y_v) + S({z(x), sg z(v)}) + 0.1 S({z(v)})
     S:       supervised contrastive loss: mean over anchors a of −mean over b of a's class, b ≠ a, of
              log[exp(z_a·z_b/τ) / Σ_{c≠a} exp(z_a·z_c/τ)]; an anchor alone in its class adds 0 to the mean
+             with Mixup, the mean over b has the weights ⟨ỹ_a, ỹ_b⟩
     server:  FedAvg; before the first round it sends the virtual data to all clients, once
 
 The paper draws the virtual images from an untrained StyleGAN2. Here a smaller random network replaces it, which is
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State
-from rayfed.algorithms.common.soft_labels import check_real_inputs
+from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -39,7 +40,7 @@ class VHL(FedAvg):
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
     computes_with_inputs: ClassVar[bool] = True
     needs_split: ClassVar[bool] = True
-    requires_hard_labels: ClassVar[bool] = True
+    requires_classes: ClassVar[bool] = True
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: no alignment")
@@ -77,17 +78,18 @@ class VHL(FedAvg):
         if not self.align:
             return loss, output
         z, z_virtual = (F.normalize(part.features.flatten(1)) for part in (output, virtual))
-        alignment = contrast(torch.cat([z, z_virtual.detach()]), torch.cat([batch.y, y]), self.temperature)
+        labels, y = (soft(each, ctx.task) for each in (batch.y, y))
+        alignment = contrast(torch.cat([z, z_virtual.detach()]), torch.cat([labels, y]), self.temperature)
         return loss + self.align * (alignment + 0.1 * contrast(z_virtual, y, self.temperature)), output
 
 
 def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss S, a scalar, of unit features z [n, d] with classes y [n]."""
+    """Return the supervised contrastive loss S, a scalar, of unit features z [n, d] with class shares y [n, C]."""
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(~others, float("-inf"))
-    same_class = (y[:, None] == y) & others
-    log_probabilities = F.log_softmax(logits, 1).masked_fill(~same_class, 0.0).sum(1)
-    return -(log_probabilities / same_class.sum(1).clamp(min=1)).mean()
+    same_class = (y @ y.T) * others
+    log_probabilities = (F.log_softmax(logits, 1).masked_fill(~others, 0.0) * same_class).sum(1)
+    return -(log_probabilities / same_class.sum(1).clamp(min=1e-12)).mean()
 
 
 # Virtual data

@@ -6,27 +6,34 @@ import torch.nn.functional as F
 
 from helpers.federations import net
 from helpers.reference import LR, assert_weights, data, descend, mean, population, run, shares
+from rayfed.algorithms.mixup import MixedBatches, Mixup
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
 from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
 
 
 def literal(z, y, temperature):
+    """For classes, or for class probabilities, with their overlap as the weight of a pair."""
     terms = []
     for a in range(len(z)):
-        friends = [b for b in range(len(z)) if b != a and y[b] == y[a]]
-        if not friends:
+        overlap = {b: float(y[a] == y[b]) if y.dim() == 1 else y[a] @ y[b] for b in range(len(z)) if b != a}
+        if not sum(overlap.values()):
             terms.append(0 * z[a].sum())
             continue
         total = sum(torch.exp(z[a] @ z[c] / temperature) for c in range(len(z)) if c != a)
-        terms.append(-sum(torch.log(torch.exp(z[a] @ z[b] / temperature) / total) for b in friends) / len(friends))
+        logs = {b: torch.log(torch.exp(z[a] @ z[b] / temperature) / total) for b in overlap}
+        terms.append(-sum(overlap[b] * logs[b] for b in overlap) / sum(overlap.values()))
     return torch.stack(terms).mean()
 
 
-def test_contrast_is_its_literal_form():
+ALONE = F.one_hot(torch.tensor([0, 1, 0, 2, 1, 0, 3]), 4).float()  # 2 and 3 are alone
+MIXED = 0.7 * ALONE + 0.3 * ALONE[[2, 0, 5, 3, 6, 1, 4]]
+
+
+@pytest.mark.parametrize("y", [ALONE, MIXED], ids=["classes", "mixed"])
+def test_contrast_is_its_literal_form(y):
     torch.manual_seed(0)
-    z, y = F.normalize(torch.randn(7, 4)), torch.tensor([0, 1, 0, 2, 1, 0, 3])  # 2 and 3 are alone
-    z = z.requires_grad_()
+    z = F.normalize(torch.randn(7, 4)).requires_grad_()
     for temperature in (0.07, 1.0):
         found, wanted = contrast(z, y, temperature), literal(z, y, temperature)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -65,6 +72,35 @@ def test_two_steps_by_hand(width, batch_norm):
             local.load_state_dict(local.state_dict() | statistics)  # v leaves running statistics alone
         locals_.append(local)
     assert_weights(server.state["weights"], mean(locals_, shares(people)), atol=1e-5)
+
+
+def test_mixup_mixes_the_local_classes_alone(monkeypatch):
+    """A step over a batch that was mixed, which is known: CE and alignment with its probabilities."""
+    people, model = population((10,)), net(batch_norm=False)
+    base = VHL(virtual_examples=5, virtual_batch_size=5, alpha=0.6, align=0.3, temperature=0.5)
+    mixed = []
+
+    def noting(self, ctx, batch):
+        mixed.append(prepare(self, ctx, batch))
+        return mixed[-1]
+
+    prepare = MixedBatches.prepare
+    monkeypatch.setattr(MixedBatches, "prepare", noting)
+    changes = {"batch_size": 10, "drop_last": True, "steps": 1, "rounds": 1}
+    server = run(Mixup(alpha=5.0, base=base), people, model, **changes)
+    ((x, y),) = mixed
+    assert ((y > 0.01).sum(1) > 1).any()
+    virtual = server.state["virtual"]
+    local = descend(model, x, y, 0)
+    own, other = local.features(x), local.features(virtual["x"])
+    loss = F.cross_entropy(local.head(own), y) + 0.6 * F.cross_entropy(local.head(other), virtual["y"])
+    own, other = F.normalize(own), F.normalize(other)
+    labels = F.one_hot(virtual["y"], 3).float()
+    loss = loss + 0.3 * literal(torch.cat([own, other.detach()]), torch.cat([y, labels]), 0.5)
+    sgd = torch.optim.SGD(local.parameters(), lr=LR)
+    (loss + 0.03 * literal(other, labels, 0.5)).backward()
+    sgd.step()
+    assert_weights(server.state["weights"], local, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3, 28, 28), (1, 15, 9), (6,), (2, 5)])
