@@ -12,10 +12,11 @@ FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers
               at the end:  all clients receive φ_R, and (φ_i, h_i) ← SGD on f_i from (φ_R, h_0) for some epochs
 
 In the code of FedRep's authors a round has five epochs, of which the last one is of the body; `head_epochs` counts
-those before. Each part has its own optimiser. As in that code, forward passes in the head's epochs update the running
-statistics of batch norm in the body. A client that adapts trains only its head, like the paper's new users. With
-`adapted=both` it trains both parts as in a round, with evaluate.adapt_epochs for the body, as in appendix D.4 of Zhang
-et al. 2023 (DBE).
+those before. With `shared=head` the two parts change places, as Li, He and Song 2023 (ADCOL) describe their baseline:
+the heads are averaged, and the bodies, which train first, stay with the clients. Each part has its own optimiser. As in
+that code, forward passes in the head's epochs update the running statistics of batch norm in the body. A client that
+adapts trains only its own part, like the paper's new users. With `adapted=both` it trains both parts as in a round,
+with evaluate.adapt_epochs for the shared part, as in appendix D.4 of Zhang et al. 2023 (DBE).
 
 FedBABU's fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last
 local state. Before it, `downloaded` scores the body received with the common head, which is also the global model.
@@ -83,30 +84,41 @@ class FedRep(FedPer):
     head_epochs: int = option(
         4,
         low=1,
-        help="epochs of the head, with the body fixed",
+        help="epochs of the client's own part, the head, with the body fixed",
         elsewhere={"authors": "4 (10 in their scripts for CIFAR)", "PFLlib": "1"},
     )
     body_epochs: int | None = option(
         None,
         low=1,
-        help="epochs of the body after that; null: as local.*",
+        help="epochs of the shared part after that; null: as local.*",
         elsewhere={"authors": "1", "PFLlib": "as local training, 1"},
     )
     adapted: str = option("head", choices=("head", "both"), help="adaptation trains the head, or both as in a round")
+    shared: str = option("body", choices=("body", "head"), help="the part that is averaged, which trains last")
+
+    @property
+    def own(self) -> str:
+        """The part that stays with the client."""
+        return "head" if self.shared == "body" else "body"
+
+    def personal(self, task: Task) -> frozenset[str]:
+        if self.shared == "body":
+            return super().personal(task)
+        return task.personal_names | (frozenset(task.initial_weights()) - task.head_names)
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        body_phase = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
-        return Phase("head", epochs=self.head_epochs), body_phase
+        last = Phase(self.shared, epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name=self.shared)
+        return Phase(self.own, epochs=self.head_epochs), last
 
     @property
     def adaptation(self) -> Exchange:
         return Retrained(self, self.adaptation_phases)
 
     def adaptation_phases(self, ctx: Context) -> Sequence[Phase]:
-        """Return that of the head for evaluate.adapt_epochs, or of the head as in a round and then of the body."""
+        """Return that of the own part for evaluate.adapt_epochs, or of it as in a round and then of the shared one."""
         if self.adapted == "head":
-            return (ctx.local._replace(name="head"),)
-        return Phase("head", epochs=self.head_epochs), ctx.local._replace(name="body")
+            return (ctx.local._replace(name=self.own),)
+        return Phase(self.own, epochs=self.head_epochs), ctx.local._replace(name=self.shared)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return PARTS[ctx.phase](ctx.task)

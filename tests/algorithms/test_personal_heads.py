@@ -24,26 +24,28 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_rounds_of_fedrep_by_hand(name):
+@pytest.mark.parametrize(("name", "shared"), [*((name, "body") for name in OPTIMIZERS), ("momentum", "head")])
+def test_two_rounds_of_fedrep_by_hand(name, shared):
     ours, theirs = OPTIMIZERS[name]
     people, model = population(), net(batch_norm=False)
-    server = run(FedRep(head_epochs=3, body_epochs=2), people, model, optimizer=ours)
+    server = run(FedRep(head_epochs=3, body_epochs=2, shared=shared), people, model, optimizer=ours)
     body = [n for n, _ in model.named_parameters() if n not in HEAD]
+    kept, sent = (HEAD, body) if shared == "body" else (body, HEAD)
     models = [model] * 3
     for _ in range(2):
         trained = []
         for i in CLIENTS:
-            headed = descend(models[i], *data(people, i), 3, names=HEAD, optimizer=theirs)
-            trained.append(descend(headed, *data(people, i), 2, names=body, optimizer=theirs))
+            first = descend(models[i], *data(people, i), 3, names=kept, optimizer=theirs)
+            trained.append(descend(first, *data(people, i), 2, names=sent, optimizer=theirs))
         common = mean(trained, shares(people)).state_dict()
         models = [copy.deepcopy(own) for own in trained]
         for own in models:
-            own.load_state_dict(common | {n: own.state_dict()[n].clone() for n in HEAD})
+            own.load_state_dict(common | {n: own.state_dict()[n].clone() for n in kept})
     atol = 2e-5 if name == "adam" else 1e-6
     assert_weights(server.state["weights"], models[0], atol=atol)
+    assert set(server.state["weights"]) == set(sent)
     for i, state in server.fleet.states.items():
-        assert set(state["weights"]) == set(HEAD)
+        assert set(state["weights"]) == set(kept)
         assert_weights(state["weights"], models[i], atol=atol)
 
 
