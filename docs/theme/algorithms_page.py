@@ -9,6 +9,7 @@ from typing import Any
 import rayfed
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS, FAMILIES
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.cli.help import default_text
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
@@ -33,7 +34,7 @@ pixels, next words, two inputs, and a half frozen model. Each method has its pap
   round 2 (*down*) and keeps from round 1 (*kept*). *Averaged* are fields of which the server needs only the mean,
   *scored* the model scored by default;
 - its keys (`algorithm.mu`, for example) with defaults and, in brackets, choices and, where looked up, the defaults of
-  the authors' code and of PFLlib.
+  the authors' code and of PFLlib. FedAvg's `weighting` is listed only where its default differs.
 
 `rayfed list NAME` also prints how ambiguities were settled and how others' code differs.
 """
@@ -137,7 +138,10 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
 
 
 def _keys(kind: Any) -> "list[dataclasses.Field[Any]]":
-    return [field for field in dataclasses.fields(kind) if field.init]
+    inherited = () if kind is FedAvg else dataclasses.fields(FedAvg)
+    return [
+        field for field in dataclasses.fields(kind) if field.init and not any(field is other for other in inherited)
+    ]
 
 
 def _alternatives(field: "dataclasses.Field[Any]") -> str:

@@ -35,6 +35,7 @@ class APPLE(FedAvg):
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
     supports_loss_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
+    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
     depends_on_rounds: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = (

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, Phase, ProblemSpec, Replies, Reply, Retrained, State
 from rayfed.algorithms.common.client_weights import (
-    NEEDS_ALL_LOSSES,
     check_smallest_weight,
     refuse_averaged_variances,
     refuse_sampling,
@@ -47,6 +46,7 @@ class ERM(FedAvg):
     name: ClassVar[str] = "erm"
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
+    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # `domain_weights` weighs
     supports_loss_terms: ClassVar[bool] = False
     keeps_optimizer: ClassVar[bool | None] = None
 
@@ -64,7 +64,7 @@ class ERM(FedAvg):
         return False
 
     def check(self, problem: ProblemSpec) -> None:
-        refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
+        refuse_sampling(problem, self.name, "weighs the domains by the losses of all of them")
         if self.allows_negative_weights:
             refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
         if self.personal_weights:
@@ -99,8 +99,7 @@ class ERM(FedAvg):
         return client, {"gradient": work["gradient"], "buffers": buffers, "loss": work["loss"]}
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        losses, _ = reported_losses(replies)
-        return self.domain_weights(ctx, server, losses).tolist()
+        return self.domain_weights(ctx, server, reported_losses(replies)).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         weights, moments = clone(server["weights"]), clone(server["optimizer"])
@@ -132,7 +131,7 @@ class CentralGroupDRO(ERM):
         return self.next_log_q(server, losses).exp()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        losses, _ = reported_losses(replies.each)
+        losses = reported_losses(replies.each)
         return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, losses)}
 
 

@@ -51,6 +51,7 @@ class FADA(FedAvg):
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
     needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ()
+    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     supports_loss_terms: ClassVar[bool] = False
     trains_server: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"

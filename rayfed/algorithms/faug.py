@@ -84,7 +84,7 @@ class FAug(FedAvg):
         return ctx.task.add_loss_terms((1 - work["share"]) * local + work["share"] * generated, weights, output)
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return float(examples + self.generated_examples)
+        return super().weight(ctx, examples + self.generated_examples)
 
 
 # Setup

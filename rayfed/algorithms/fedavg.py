@@ -16,7 +16,7 @@ their own in tables. In solo, rounds only determine when models are scored, so c
 
 Most methods derive from FedAvg and change one hook. Besides the hooks of `Algorithm` these are `personal` (the weights
 that stay with the client), `trained` (the weights that a phase trains), `loss`, and `correct` (the gradients that the
-optimiser receives).
+optimiser receives). `weighting=equal` replaces n_i by 1 in them, too.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only, without
@@ -38,6 +39,8 @@ class FedAvg(Algorithm):
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     supports_loss_terms: ClassVar[bool] = True
     keeps_optimizer: ClassVar[bool | None] = False
+
+    weighting: str = weighting_option("examples")
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
@@ -93,6 +96,9 @@ class FedAvg(Algorithm):
             kept["optimizer"] = work["optimizer"]
         return client | kept, {"weights": without(work["weights"], names)}
 
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0 if self.weighting == "equal" else float(examples)
+
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"weights": replies.mean["weights"]}
 
@@ -132,6 +138,7 @@ class PFedAvg(FedAvg):
 class Solo(FedAvg):
     name: ClassVar[str] = "solo"
     reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
+    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
     keeps_optimizer: ClassVar[bool | None] = True
 

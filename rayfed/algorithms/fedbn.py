@@ -12,8 +12,7 @@ the only difference from it.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithm import Context, ProblemSpec
-from rayfed.algorithms.common.client_weights import weighting_option
+from rayfed.algorithm import ProblemSpec
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
@@ -25,8 +24,6 @@ class FedBN(FedAvg):
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
-
     bytes_formula = FedAvg.bytes_formula
 
     def check(self, problem: ProblemSpec) -> None:
@@ -37,6 +34,3 @@ class FedBN(FedAvg):
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal_names | task.batch_norm_names
-
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)

@@ -41,7 +41,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
-from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.networks import mlp, with_projection
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
@@ -93,8 +92,6 @@ class FedDebias(FedAvg):
     projector_in_extractor: bool = option(
         False, help="append an MLP of `widths` to the extractor, without a max step (Fig. 5a)"
     )
-
-    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
 
     def __post_init__(self) -> None:
         if not self.widths and (self.projects or self.projector_in_extractor):
@@ -259,9 +256,6 @@ class FedDebias(FedAvg):
             return kept, up
         moments = only(work, ("projector_optimizer",)) if ctx.keep_optimizer else {}
         return kept | moments, up | only(work, ("projector",))
-
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         pseudo = pooled(ctx, replies)

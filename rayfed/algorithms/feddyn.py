@@ -25,6 +25,7 @@ from rayfed.core.trees import Weights, add, only, sub, zeros_like
 class FedDyn(FedAvg):
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
+    weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
     assumes_uniform_sampling: ClassVar[bool] = True
 
     alpha: float = option(
@@ -59,9 +60,6 @@ class FedDyn(FedAvg):
         names = client["g"]
         moved = sub(only(up["weights"], names), only(down["weights"], names))
         return kept | {"g": add(client["g"], only(moved, names), alpha=-self.alpha)}, up
-
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         mean, h = replies.mean["weights"], server["h"]

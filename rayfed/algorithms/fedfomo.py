@@ -39,6 +39,7 @@ class FedFomo(FedAvg):
     name: ClassVar[str] = "fedfomo"
     reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
     averaged: ClassVar[tuple[str, ...]] = ()
+    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
 
     models: int = option(

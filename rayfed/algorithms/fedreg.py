@@ -85,9 +85,6 @@ class FedReg(FedAvg):
             drift = sub(drift, scale(slope, factor))
         return work | {"weights": weights | add(theta_t, drift) | buffers}, {"loss": loss}
 
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
-
 
 def inner(a: Weights, b: Weights) -> Tensor:
     """Return the inner product ⟨a, b⟩ over all weights, a scalar."""

@@ -10,7 +10,16 @@ are added to real embeddings. Client, in each step, on a batch (X, y):
     3. φ:  û, û_c with λ = 1;  L = ½[−H(h(û)) − H(h(û_c))] + β·½[D(û, f(X)) + D(û_c, ū_{y_c})],  H the entropy
     server: averages θ, without the clients' batch norm, and ω; φ and ū are never sent
 
-y_c cycles over the classes that the client has seen; rounds r count from 0. A model without batch norm works too: all
+y_c cycles over the classes that the client has seen; rounds r count from 0. This is the authors' code, `variant=code`.
+The paper prints (`variant=paper`), with sums over the classes c that the client has seen, and y in place of y_c:
+
+    1. L = CE(h(u), y) + CE(h(sg û), y) + Σ_c CE(h(sg û_c), c);  ū_c ← (1−λ_c)·ū_c + λ_c·(mean of c in the batch),
+       λ_c ← λ_c·exp(−5(1 − (r+1)/R)²), the ramp-up of Laine and Aila 2017 over the rounds; it is constant in the code
+    3. with λ of the round:  L = −H(h(û)) − Σ_c H(h(û_c)) + β·[D(û, u) + Σ_c D(û_c, ū_c)]
+    server: equal weights
+
+In both variants, ū_c starts at the first mean of c and stays in batches without c, where Eq. 4 would shrink it. Table
+4's networks have `conditional=false` and `module_bn=false`. A model without batch norm works too: all
 of θ is averaged then. The authors' settings: PACS alpha=10 distance_rt=mse; digits distance_g=prototype_mse (unbounded
 below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local; SGD 0.01 with momentum 0.5 for θ.
 
@@ -21,7 +30,7 @@ in every round. The noise baselines of table 7 augment u alone: use embeddings=u
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,7 +39,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
-from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -60,6 +68,10 @@ class FRAug(FedAvg):
     depends_on_rounds: ClassVar[bool] = True
     keeps_optimizer: ClassVar[bool | None] = True
 
+    variant: str = option(
+        "code", choices=("code", "paper"), help="losses of the authors' code, or Eq. 1 to 6 as printed"
+    )
+
     # What is augmented, and how
 
     use_generator: bool = option(True, help="use the shared generator; else RTNets receive noise")
@@ -70,6 +82,7 @@ class FRAug(FedAvg):
     latent: int = option(256, low=1, high=65536, help="width of noise and of the RTNets' hidden layer")
     noise: str = option("normal", choices=("normal", "uniform"), help="noise z ~ N(0, I) or U[0, 1)")
     conditional: bool = option(True, help="give the class to the generator and the RTNets")
+    module_bn: bool = option(True, help="batch norm in the generator and the RTNets")
     augmenter: str = option(
         "fraug", choices=("fraug", "uniform", "laplace", "gaussian"), help="makes û: the networks, or plain noise"
     )
@@ -79,7 +92,9 @@ class FRAug(FedAvg):
 
     # Local training
 
-    lambda_c: float = option(0.3, above=0, high=1, help="λ_c, rate at which prototypes follow the batches")
+    lambda_c: float = option(
+        0.3, above=0, high=1, help="λ_c, rate at which prototypes follow the batches; paper: the last one"
+    )
     alpha: float = option(1.0, low=0, help="α, weight of the generator's distance")
     beta: float = option(1.0, low=0, help="β, weight of the RTNets' distance")
     distance_g: str = option("mmd", choices=("mmd", "prototype_mse"), help="D of the generator's loss")
@@ -92,7 +107,9 @@ class FRAug(FedAvg):
 
     bn_mode: str = option("all", choices=("all", "stats"), help="kept by clients: all of batch norm, or its statistics")
     generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
-    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
+    weighting: str | None = option(  # type: ignore[assignment]
+        None, choices=("examples", "equal"), help="weigh clients so; null: by examples, in the variant paper equally"
+    )
 
     @property
     def generates(self) -> bool:
@@ -124,9 +141,9 @@ class FRAug(FedAvg):
         (width,), classes = task.feature_shape, task.num_classes if self.conditional else 0
         networks: dict[str, nn.Module] = {}
         if self.generates:
-            networks["generator"] = Generator(self.latent, width, classes)
+            networks["generator"] = Generator(self.latent, width, classes, self.module_bn)
         if self.transforms:
-            networks["rtnet"] = RTNet(self.latent, width, classes)
+            networks["rtnet"] = RTNet(self.latent, width, classes, self.module_bn)
         return networks
 
     # State
@@ -179,12 +196,14 @@ class FRAug(FedAvg):
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         present = one_hot(batch.y, ctx.task.num_classes).sum(0) > 0
         seen = work["seen"] | present
-        classes = cycled_classes(seen, work["position"], len(batch.y))
-        work, metrics = self.train_classifier(ctx, work, down, batch, classes)
+        first, count = (work["position"], len(batch.y)) if self.variant == "code" else (0, len(seen))
+        classes = cycled_classes(seen, first, count)
+        work, metrics = self.train_classifier(ctx, work, down, batch, classes, seen)
         work = work | {"seen": seen, "position": work["position"] + len(batch.y)}
         u = ctx.task.represent(work["weights"], batch.x)
         if self.generates:
-            work, generator_metrics = self.train_generator(ctx, work, u, classes)
+            made = classes if self.variant == "code" else batch.y
+            work, generator_metrics = self.train_generator(ctx, work, u, made)
             metrics |= generator_metrics
         if self.transforms:
             work, rtnet_metrics = self.train_rtnet(ctx, work, self.anchors(u, batch.y, work["prototypes"], classes))
@@ -203,7 +222,8 @@ class FRAug(FedAvg):
         return state, up
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
+        weighting = self.weighting or ("equal" if self.variant == "paper" else "examples")
+        return 1.0 if weighting == "equal" else float(examples)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | replies.mean
@@ -211,21 +231,22 @@ class FRAug(FedAvg):
     # The three parts of a step
 
     def train_classifier(
-        self, ctx: Context, work: State, down: State, batch: Batch, classes: Tensor
+        self, ctx: Context, work: State, down: State, batch: Batch, classes: Tensor, seen: Tensor
     ) -> tuple[State, dict[str, Tensor]]:
         """Part 1: train θ on real and augmented embeddings, and update the prototypes."""
-        kappa = min(0.5, self.strength(ctx))
+        kappa, rate = min(0.5, self.strength(ctx)), self.prototype_rate(ctx)
 
         def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
             weights = work["weights"] | trained
             real, output = self.loss(ctx, weights, work, down, batch)
             u = output.features.detach()  # the synthetic terms train the head only
-            prototypes = update_prototypes(work["prototypes"], work["seen"], u, batch.y, self.lambda_c)
+            prototypes = update_prototypes(work["prototypes"], work["seen"], u, batch.y, rate)
             synthetic = [
-                ctx.task.loss(ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y, weights)
+                (ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y)
                 for anchors, y in self.anchors(u, batch.y, prototypes, classes)
             ]
-            total = (1 - kappa) * real + kappa * torch.stack(synthetic).mean()
+            mixed = self.combined(lambda logits, y: ctx.task.loss(logits, y, weights), synthetic, seen)
+            total = (1 - kappa) * real + kappa * mixed if self.variant == "code" else real + mixed
             return total, (output.buffers, prototypes)
 
         weights = work["weights"]
@@ -252,18 +273,21 @@ class FRAug(FedAvg):
         """Part 3: train φ to make residuals that confuse the classifier and stay near the real embeddings."""
         network, weights = ctx.task.modules["rtnet"], work["rtnet"]
         inputs = [self.generated(ctx, work, y) for _, y in anchors]
+        strength = 1.0 if self.variant == "code" else self.strength(ctx)
+
+        def term(logits: Tensor, synthetic: Tensor, real: Tensor) -> Tensor:
+            distance = mmd(synthetic, real) if self.distance_rt == "mmd" else F.mse_loss(synthetic, real)
+            return self.beta * distance - entropy(logits)
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
             phi = weights | trained
             buffers: Weights = {}
-            losses = []
+            sets = []
             for (real, y), v in zip(anchors, inputs, strict=True):
                 residual, buffers = network(phi | buffers, v, y)
-                synthetic = real + residual
-                distance = mmd(synthetic, real) if self.distance_rt == "mmd" else F.mse_loss(synthetic, real)
-                confusion = entropy(ctx.task.head(work["weights"], synthetic, train=False))
-                losses.append(self.beta * distance - confusion)
-            return torch.stack(losses).mean(), buffers
+                synthetic = real + strength * residual
+                sets.append((ctx.task.head(work["weights"], synthetic, train=False), synthetic, real))
+            return self.combined(term, sets, work["seen"]), buffers
 
         grads, loss, buffers = gradients(objective, only(weights, network.parameters))
         self.module_optimizer(ctx, "rtnet").update_(weights, grads, work["optimizer_rtnet"])
@@ -273,7 +297,25 @@ class FRAug(FedAvg):
         """Return the optimiser of the generator or of the RTNet."""
         return SGD(lr=ctx.scaled(self.lr_g if module == "generator" else self.lr_m), momentum=self.momentum)
 
+    def combined(self, term: Callable[..., Tensor], sets: Sequence[tuple[Tensor, ...]], seen: Tensor) -> Tensor:
+        """Return the mean of `term` over the `sets`; in the variant paper, its sum with a term for each seen class.
+
+        A set has the arguments of `term`, with a row per embedding, which is a class in the prototypes' set there.
+        """
+        if self.variant == "code":
+            return torch.stack([term(*rows) for rows in sets]).mean()
+        whole = [term(*sets[0])] if self.embeddings != "uc" else []
+        if self.embeddings != "u":
+            by_class = torch.vmap(lambda *row: term(*(value[None] for value in row)))(*sets[-1])
+            first_turn = torch.arange(len(by_class), device=by_class.device) < seen.sum()
+            whole.append((by_class * first_turn).sum())
+        return torch.stack(whole).sum()
+
     # Synthetic embeddings
+
+    def prototype_rate(self, ctx: Context) -> float:
+        """Return λ_c of the round."""
+        return self.lambda_c * (1.0 if self.variant == "code" else math.exp(-5 * (1 - ctx.round / ctx.rounds) ** 2))
 
     def strength(self, ctx: Context) -> float:
         """Return λ of the round."""
@@ -318,10 +360,10 @@ class FRAug(FedAvg):
 class Generator(nn.Module):
     """g(z, y): maps noise [batch, latent] and classes to client-agnostic embeddings v [batch, width], non-negative."""
 
-    def __init__(self, latent: int, width: int, classes: int):
+    def __init__(self, latent: int, width: int, classes: int, norm: bool = True):
         super().__init__()
-        self.classes = classes
-        self.layers = nn.Sequential(*_layer(latent + classes, width), nn.ReLU(), *_layer(width, width), nn.ReLU())
+        self.classes, first, second = classes, _layer(latent + classes, width, norm), _layer(width, width, norm)
+        self.layers = nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU())
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.layers(torch.cat([z, one_hot(y, self.classes)], 1))
@@ -330,17 +372,17 @@ class Generator(nn.Module):
 class RTNet(nn.Module):
     """m(v, y): maps embeddings [batch, width] and classes to a client's residuals [batch, width], of either sign."""
 
-    def __init__(self, latent: int, width: int, classes: int):
+    def __init__(self, latent: int, width: int, classes: int, norm: bool = True):
         super().__init__()
-        self.classes = classes
-        self.layers = nn.Sequential(*_layer(width + classes, latent), nn.ReLU(), *_layer(latent, width))
+        self.classes, first = classes, _layer(width + classes, latent, norm)
+        self.layers = nn.Sequential(*first, nn.ReLU(), *_layer(latent, width, norm))
 
     def forward(self, v: Tensor, y: Tensor) -> Tensor:
         return self.layers(torch.cat([v, one_hot(y, self.classes)], 1))
 
 
-def _layer(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    return nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs)
+def _layer(inputs: int, outputs: int, norm: bool) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else [])]
 
 
 def update_prototypes(prototypes: Tensor, seen: Tensor, features: Tensor, y: Tensor, rate: float) -> Tensor:
@@ -356,7 +398,7 @@ def update_prototypes(prototypes: Tensor, seen: Tensor, features: Tensor, y: Ten
     return torch.where(counts > 0, blend, prototypes)
 
 
-def cycled_classes(seen: Tensor, position: Tensor, count: int) -> Tensor:
+def cycled_classes(seen: Tensor, position: Tensor | int, count: int) -> Tensor:
     """Return the next `count` classes of a cycle over the classes that the client has seen, from `position` on."""
     order = torch.argsort(seen.logical_not().int(), stable=True)
     turns = position + torch.arange(count, device=seen.device)

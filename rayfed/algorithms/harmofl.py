@@ -69,9 +69,6 @@ class HarmoFL(FedAvg):
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
-
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
         task.personal_names -= {AMPLITUDE}

@@ -26,6 +26,7 @@ from rayfed.core.trees import Weights, add, only, scale, sub, without, zeros_lik
 class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
     reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
+    weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
     assumes_uniform_sampling: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
@@ -77,9 +78,6 @@ class Scaffold(FedAvg):
             "delta_c": sub(c, client["c"]),
             "buffers": without(up["weights"], names),
         }
-
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         mean, share = replies.mean, len(replies.each) / ctx.task.num_clients

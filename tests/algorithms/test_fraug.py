@@ -78,6 +78,21 @@ def test_noise_of_the_authors_code_is_uniform():
 def test_networks_have_the_papers_sizes():
     sizes = [sum(p.numel() for p in kind(256, 512, 10).parameters()) for kind in (Generator, RTNet)]
     assert sizes == [401408, 267008]
+    sizes = [sum(p.numel() for p in kind(256, 512, 0, False).parameters()) for kind in (Generator, RTNet)]
+    assert sizes == [394240, 262912]  # 0.39 M and 0.26 M, table 4
+
+
+def test_losses_and_the_rate_of_the_prototypes_as_printed_by_hand():
+    """The mean of the batch, 2, and a term for each of the two classes that were seen, 4 and 5."""
+    paper, ctx = small(variant="paper"), blueprint(small(), blobs(), rounds=10).context(blobs(), "cpu")
+    sets = [(torch.tensor([1.0, 3.0]),), (torch.tensor([4.0, 5.0, 6.0]),)]
+    seen = torch.tensor([True, False, True])
+    assert paper.combined(lambda rows: rows.mean(), sets, seen).item() == 2 + 4 + 5
+    assert small().combined(lambda rows: rows.mean(), sets, seen).item() == (2 + 5) / 2
+    assert paper.prototype_rate(ctx.at(round=10)) == pytest.approx(0.3)
+    assert paper.prototype_rate(ctx.at(round=5)) == pytest.approx(0.3 * math.exp(-1.25))
+    assert small().prototype_rate(ctx.at(round=5)) == 0.3
+    assert [paper.weight(ctx, 7), small(variant="paper", weighting="examples").weight(ctx, 7)] == [1.0, 7.0]
 
 
 # The local step
@@ -145,7 +160,10 @@ class Quiet(FRAug):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"use_rtnet": False}, {"use_generator": False}, {"distance_g": "prototype_mse", "distance_rt": "mse"}],
+    [
+        *({}, {"use_rtnet": False}, {"use_generator": False}, {"distance_g": "prototype_mse", "distance_rt": "mse"}),
+        {"variant": "paper", "module_bn": False, "beta": 0.1},
+    ],
 )
 def test_several_clients_at_once_train_as_one_after_the_other(options):
     algorithm = Quiet(latent=LATENT, lr_g=0.01, lr_m=0.01, **options)

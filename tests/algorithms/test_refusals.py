@@ -31,7 +31,6 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (DPAdcol(network="resnet18", server_batch_size=30), {}, "algorithm.network=resnet18: batch norm mixes"),
         (DPAdcol(**TINY), {}, "algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"),
         (LocalDPAdcol(share_predictor=True), {}, "algorithm.share_predictor=true: local_dp_adcol does not protect"),
-        (AFL(), TWO, "cohort=2: algorithm.name=afl weighs .* leave out cohort"),
         (AFL(lambda_min=0.4), {}, "algorithm.lambda_min=0.4: at most 1/4 = 0.25 for 4 clients$"),
         (VM(), {}, "batch_norm=aggregate: algorithm.name=vm may give .* negative"),
         (FADA(target=4), {}, "algorithm.target=4: is not the index of one of two or more clients"),

@@ -1,5 +1,6 @@
-"""AFL, Gen-AFL, GroupDRO, VM and IRM: how losses become the clients' weights, projections, and a penalty in numbers."""
+"""How clients are weighed: equally or by examples, and by losses in AFL, Gen-AFL, GroupDRO and VM."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,8 +8,13 @@ import torch
 
 from helpers.federations import net
 from helpers.reference import assert_weights, cross_entropy, data, descend, mean, plan, population, run
+from rayfed.algorithm import Reply
+from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.weights_by_losses import AFL, VM, GenAFL, GroupDRO, project_simplex
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.registry import resolve
 
 
 def close(found, expected):
@@ -79,7 +85,77 @@ def test_sampled_rounds_of_group_dro_by_hand():
     torch.testing.assert_close(server.state["log_q"].exp(), torch.tensor(q, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
+def context(algorithm, round=2):
+    return plan(algorithm, population(), net(False)).context(population(), "cpu").at(round=round)
+
+
+def replies(losses, sizes=(8, 12, 20)):
+    return [Reply(client, sizes[client], {"loss": torch.tensor(loss)}) for client, loss in losses.items()]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "before", "losses", "after", "weights"),
+    [
+        # 0.5 + 0.1·1 and 0.2 + 0.1·3, both less 0.2, so that their sum stays 0.7
+        (AFL(), [0.5, 0.3, 0.2], {0: 1.0, 2: 3.0}, [0.4, 0.3, 0.3], [4 / 7, 3 / 7]),
+        (AFL(), [0.1, 0.7, 0.2], {0: 1.0, 2: 9.0}, [0.0, 0.7, 0.3], [0.0, 1.0]),
+        (AFL(lambda_min=0.1), [0.1, 0.7, 0.2], {0: 1.0, 2: 9.0}, [0.1, 0.7, 0.2], [1 / 3, 2 / 3]),
+        (GenAFL(), [0.1, 0.7, 0.2], {0: 1.0, 2: 9.0}, [-0.3, 0.7, 0.6], [-1.0, 2.0]),
+        # nothing to renormalise: by the examples of the round's clients, 8 and 12
+        (AFL(), [0.0, 0.0, 1.0], {0: 1.0, 1: 3.0}, [0.0, 0.0, 1.0], [0.4, 0.6]),
+        (GenAFL(weighting="equal"), [0.5, -0.6, 1.1], {0: 1.0, 1: 1.0}, [0.5, -0.6, 1.1], [0.5, 0.5]),
+    ],
+)
+def test_afl_of_sampled_clients(algorithm, before, losses, after, weights):
+    ctx, server = context(algorithm), {"lambda": torch.tensor(before, dtype=torch.float64)}
+    close(algorithm.next_lambda(ctx, server, replies(losses)).tolist(), after)
+    close(algorithm.weights(ctx, server, replies(losses)), weights)
+    close(algorithm.next_lambda(context(algorithm, 1), server, replies(losses)).tolist(), before)
+
+
+def test_weights_of_sampled_clients_that_nearly_cancel_stop_the_run():
+    server = {"lambda": torch.tensor([0.9, -0.45, 0.55], dtype=torch.float64)}
+    with pytest.raises(Diverged, match=r"^round 2, client 2: .*=gen_afl .* 5.5, beyond ±5; the λ of .* nearly cancel"):
+        GenAFL().weights(context(GenAFL()), server, replies({1: 0.0, 2: 0.0}))
+
+
+def test_vm_of_sampled_clients_needs_no_loss_of_the_others():
+    """Alg. 2 with p over S_t, for p = (0.4, 0.6) and f = (1, 2): an older loss in f̄ leaves the step as it is."""
+    p, f, models = torch.tensor([0.4, 0.6]), torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+    for f_bar in (p @ f, torch.tensor(7.0)):
+        steps = 1.0 - models
+        delta = p @ steps + 2 * 0.5 * (p * (f - f_bar)) @ (steps - p @ steps)
+        found = VM(beta=0.5).weights(context(VM()), {}, replies({0: 1.0, 1: 2.0}))
+        assert torch.tensor(found) @ models == pytest.approx((1.0 - delta).item())
+    close(VM(beta=0.5, weighting="equal").weights(context(VM()), {}, replies({0: 1.0, 1: 2.0})), [0.25, 0.75])
+
+
 def test_weights_of_vm_out_of_bounds_stop_the_run():
     people = population()
-    with pytest.raises(Diverged, match=r"^round 1, client \d: VM's weight is -?[\d.]+, beyond ±5; .*beta=500, use a"):
+    with pytest.raises(Diverged, match=r"^round 1, client \d: .*=vm .* -?[\d.]+, beyond ±5; .*beta=500, use a"):
         run(VM(beta=500.0), people, net(False))
+
+
+OWN_WEIGHTS = {"scaffold", "feddyn", "group_dro", "erm", "central_group_dro", "mm_rex", "v_rex", "irm"}
+NO_MEAN = {"solo", "fedfomo", "apple", "fada"}
+WRAPPERS = {"mixup", "dbe"}  # have the weights of their base
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_other_method_weighs_equally_if_asked(name):
+    kind = resolve(name, ALGORITHMS, where="algorithm.name")
+    has_key = any(field.name == "weighting" for field in dataclasses.fields(kind))
+    assert has_key is (name not in OWN_WEIGHTS | NO_MEAN | WRAPPERS)
+    if has_key:
+        few, many = (kind(weighting="equal").weight(None, n) for n in (7, 70))
+        assert few == many
+        few, many = (kind(weighting="examples").weight(None, n) for n in (7, 70))
+        assert few < many or name == "gaussian_dp_fedbn"  # up to max_examples
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_round_of_fedavg_with_equal_weights_by_hand(wrapped):
+    people, model = population(), net()
+    algorithm = FedAvg(weighting="equal")
+    server = run(DBE(base=algorithm, mr=False, prbm=False) if wrapped else algorithm, people, model, rounds=1)
+    assert_weights(server.state["weights"], mean([descend(model, *data(people, i), 2) for i in range(3)], [1 / 3] * 3))

@@ -87,7 +87,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         ),
         # what the algorithm needs
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
-        (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
+        (["algorithm.name=erm", "cohort=3", *QUICK], "cohort=3: algorithm.name=erm"),
         (["algorithm.name=fedbn", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedbn has no global"),
         (
             ["algorithm.name=apple", "unseen_clients=1", *QUICK],

@@ -102,9 +102,8 @@ class Case:
 
 NO_NORM = {"model": net(batch_norm=False)}
 CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
-    "afl": Case({"name": "afl"}, sampled=False),
-    "gen_afl": Case({"name": "gen_afl"}, NO_NORM, sampled=False),
-    "vm": Case({"name": "vm", "beta": 1.0}, NO_NORM, sampled=False),
+    "gen_afl": Case({"name": "gen_afl"}, NO_NORM),
+    "vm": Case({"name": "vm", "beta": 1.0}, NO_NORM),
     "adcol": Case({"name": "adcol", "hidden": [16]}),
     "dp_adcol": Case({"name": "dp_adcol", "hidden": [16], "server_batch_size": 16}),
     "dp_fedbn": Case({"name": "dp_fedbn", "epsilon": 1e4}),
@@ -148,9 +147,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "ditto, moments kept": Case(
         {"name": "ditto"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True, "batch_norm": "local"}
     ),
-    "vm, local statistics": Case(
-        {"name": "vm", "beta": 1.0, "variant": "code"}, {"batch_norm": "local_statistics"}, sampled=False
-    ),
+    "vm, local statistics": Case({"name": "vm", "beta": 1.0, "variant": "code"}, {"batch_norm": "local_statistics"}),
     "adcol, cache": Case({"name": "adcol", "hidden": [16], "cache": True}),
     "adcol, fixed size": Case({"name": "adcol", "hidden": [16], "fixed_size": True}),
     "adcol, more discriminators": Case(

@@ -1,8 +1,4 @@
-"""How clients are weighed: by their examples or equally, or by the losses that they report (AFL, VM, centralised).
-
-Methods that weigh by losses need every client in every round: the weights of some clients would not sum to 1, and
-negative weights cannot be renormalised.
-"""
+"""How clients are weighed: by their examples or equally, or by the losses that they report (AFL, VM, centralised)."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,20 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ProblemSpec, Reply
+from rayfed.algorithm import Context, Exchange, ProblemSpec, Reply
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import batch_norm_statistics
 from rayfed.core.options import option
 
-NEEDS_ALL_LOSSES = "weighs the clients by the losses of all of them"
-"""Why client sampling is refused."""
+
+def reported_losses(replies: Sequence[Reply]) -> Tensor:
+    """Return the losses f_i [replies] in float64."""
+    return torch.stack([reply.up["loss"].double() for reply in replies])
 
 
-def reported_losses(replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
-    """Return (losses f_i, shares n_i / N), each [clients] in float64, in the order of the replies."""
-    losses = torch.stack([reply.up["loss"].double() for reply in replies])
-    examples = torch.tensor([float(reply.examples) for reply in replies], dtype=torch.float64, device=losses.device)
-    return losses, examples / examples.sum()
+def shares(method: Exchange, ctx: Context, replies: Sequence[Reply]) -> Tensor:
+    """Return the shares p_i [replies] in float64: n_i / N, or equal ones, as the method's `weight` says."""
+    weights = [method.weight(ctx, reply.examples) for reply in replies]
+    values = torch.tensor(weights, dtype=torch.float64, device=ctx.task.device)
+    return values / values.sum()
 
 
 def refuse_averaged_variances(
