@@ -1,7 +1,6 @@
 """Labels as class probabilities and one-hot vectors."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import ProblemSpec
@@ -17,12 +16,12 @@ def soft(y: Tensor, task: Task) -> Tensor:
     kind, axis, _ = task.outputs
     if y.is_floating_point() or axis is None or kind == "binary":
         return y if y.is_floating_point() else y.float()
-    return F.one_hot(y, task.num_outputs).float().movedim(-1, axis)
+    return one_hot(y, task.num_outputs).movedim(-1, axis)
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """Return one-hot vectors [batch, classes]; they are empty for 0 classes. Unlike torch's, it runs under `vmap`."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).float()
+    """Return one-hot vectors [batch, ..., classes], empty for 0 classes. Unlike torch's, it runs under `vmap`."""
+    return (y[..., None] == torch.arange(classes, device=y.device)).float()
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
