@@ -50,13 +50,15 @@ class Score:
 
 
 class MapPoint(NamedTuple):
-    """One example in a map of representations: its client, domain and class, and its coordinates in the plane."""
+    """One example in a map of representations: its client, domain and class, its coordinates in the plane, and the
+    point of its model."""
 
     client: int
     domain: str
     label: int
     x: float
     y: float
+    point: str = ""
 
 
 class RepresentationMap(NamedTuple):

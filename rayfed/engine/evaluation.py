@@ -24,7 +24,7 @@ from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics import default_metrics
-from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations
+from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations, Representations
 from rayfed.metrics.representations import check_layer
 
 _MOST_CLIENTS = 1000  # the clients whose labels tell which values a metric has
@@ -166,6 +166,7 @@ class Evaluator:
         self.unseen_clients = tuple(ClientIndex(place) for place in places)
         self.population = population
         self.tell: Callable[[str], None] = lambda doing: None
+        self._trained: list[Representations] = []  # of the round under way, for joint maps
         self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
 
     def evaluated(
@@ -211,7 +212,7 @@ class Evaluator:
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
         if ood or {"downloaded", "adapted"} & set(points):
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
-        scores, maps = self.completed(scored, metrics, round)
+        scores, maps = self.completed(scored, metrics, round, ends_round=True)
         return in_order(scores), maps
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
@@ -224,11 +225,15 @@ class Evaluator:
             groups[split] += int((self.population.clients.sizes[list(clients), SPLITS.index(split)] > 0).sum())
         return DueMetrics(due, groups, selection=self.evaluation.selection)
 
-    def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> tuple[list[Score], list[RepresentationMap]]:
+    def completed(
+        self, scored: Scored, metrics: DueMetrics, round: int, *, ends_round: bool = False
+    ) -> tuple[list[Score], list[RepresentationMap]]:
         """Return the hosts' scores and those of the metrics of representations."""
         seed = stream_seed(self.seed, "metrics", round=round) % 2**31
         classes, device = self.population.num_classes, self.ctx.task.device
-        scores, maps = metrics.representation_scores(scored.collected, classes, seed, device, self.tell)
+        joint = [*self._trained, *scored.collected] if ends_round else []
+        self._trained = [] if ends_round else scored.collected
+        scores, maps = metrics.representation_scores(scored.collected, classes, seed, device, self.tell, joint=joint)
         return [*scored.scores, *scores], maps
 
     def training_losses(

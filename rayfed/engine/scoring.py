@@ -238,26 +238,33 @@ class DueMetrics:
         seed: int,
         device: torch.device,
         tell: Callable[[str], None] = lambda doing: None,
+        *,
+        joint: Iterable[Representations] = (),
     ) -> tuple[list[Score], list[RepresentationMap]]:
         """Return, on the server, the scores and maps from the representations that all hosts collected.
 
         A metric has no value where a representation that it uses is not finite, or its square is not, as after a model
         diverged: the libraries that compute the metrics would end the trial. `tell` is called with what is being done.
+        `joint` are the representations of the whole round, if all have been collected, for maps of several points.
         """
         by_layer: dict[tuple[str, str], list[Representations]] = {}
         for item in collected:
             by_layer.setdefault((item.point, item.layer), []).append(item)
+        for item in joint:
+            by_layer.setdefault((JOINT, item.layer), []).append(item)
         scores, maps = [], []
         for name, metric in self.metrics.items():
             for (point, layer), groups in sorted(by_layer.items(), key=lambda pair: pair[0]):
                 if not isinstance(metric, OfRepresentations) or layer not in metric.layers:
                     continue
+                if (point == JOINT) != (isinstance(metric, Tsne) and metric.joint):
+                    continue
                 groups = [group for group in groups if group.split in metric.splits]
-                counts = Counter(group.split for group in groups)
+                counts = Counter(split for split, *_ in {(group.split, group.client, group.domain) for group in groups})
                 if metric.split not in counts or not all(bool(g.z.square().isfinite().all()) for g in groups):
                     continue
                 samples = []
-                for g in sorted(groups, key=lambda g: (g.client, g.domain, g.split)):
+                for g in sorted(groups, key=lambda g: (g.point, g.client, g.domain, g.split)):
                     share = metric.share(counts[g.split])
                     samples.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
                 tell(f"measuring {name}")
@@ -272,6 +279,7 @@ class DueMetrics:
         return scores, maps
 
 
+JOINT = "joint"
 NO_METRICS = DueMetrics({})
 
 

@@ -46,7 +46,7 @@ BASES = {
 }
 """The classes from which components of a kind derive. Other kinds also take functions, or classes of any base."""
 
-_BESIDE = {"model": "head", "algorithm": "personal"}
+_BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",)}
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,9 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
         raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
-    # Beside the options of its class, a model given in Python has a `head`, and a relative of FedAvg `personal`.
-    also = {key: options.pop(key) for key in (_BESIDE.get(kind),) if key in options}
+    # Beside the options of its class, a model has `weights`, one given in Python a `head`, and a relative of FedAvg
+    # `personal`.
+    also = {key: options.pop(key) for key in _BESIDE.get(kind, ()) if key in options}
     if kind == "algorithm" and also:
         also = {"personal": _globs(also["personal"], resolve(name, ALGORITHMS, where=where), f"{where}.personal")}
     return Component(kind, name, _checked(kind, name, options, where) | also)

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import nn
 
 from rayfed.core.errors import UsageError
@@ -34,14 +37,30 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
             shape = population.shape
             built: nn.Module = build_model(name, options, shape, outputs, dtype, layout=layout, prepare=prepare)
             _refuse_gradient_hooks(built)
+            _load_weights(built, config)
         else:
             given = fresh_module(model, population.shape, dtype, layout)
+            _load_weights(given, config)
             if layout is not None:
                 layout.attach(given)
             built = prepared(config, given, population.shape, dtype)
             _refuse_hooks_of_whole(given, built)
     make_picklable(built)
     return built
+
+
+def _load_weights(module: nn.Module, config: Config) -> None:
+    """Give `module` the weights in `model.weights`, the folder that `Result.save` wrote or a file in it."""
+    given: Any = checked(config.model.options.get("weights"), str | None, {}, where="model.weights")
+    if given is None:
+        return
+    path = Path(given).expanduser()
+    try:
+        load_model(module, path / "model.safetensors" if path.is_dir() else path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UsageError(
+            f"model.weights={given}: {one_line(error)}; give what Result.save wrote of the same model"
+        ) from error
 
 
 def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:

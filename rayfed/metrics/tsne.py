@@ -14,6 +14,7 @@ from rayfed.metrics.base import OfRepresentations, Representations
 class Tsne(OfRepresentations):
     """A Parquet file of each example's client, domain, class and coordinates, and a plot, in the folder `maps`."""
 
+    joint: bool = option(False, help="show all scored points of a layer, such as global and trained, in one projection")
     perplexity: float = option(30.0, above=0, help="perplexity of t-SNE; reduced if there are too few examples")
 
     def map(self, groups: Sequence[Representations], seed: int) -> list[MapPoint]:
@@ -32,8 +33,8 @@ class Tsne(OfRepresentations):
         else:
             perplexity, init = min(self.perplexity, (count - 1) / 3), "pca" if z.shape[1] > 1 else "random"
             coordinates = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(z)
-        rows = [(g.client, g.domain, label) for g in groups for label in g.y.tolist()]
+        rows = [(g.client, g.domain, label, g.point) for g in groups for label in g.y.tolist()]
         return [
-            MapPoint(client, domain, label, float(x), float(y))
-            for (client, domain, label), (x, y) in zip(rows, coordinates, strict=True)
+            MapPoint(client, domain, label, float(x), float(y), point)
+            for (client, domain, label, point), (x, y) in zip(rows, coordinates, strict=True)
         ]

@@ -69,7 +69,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
 def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int, ...], int], Any], int | None]:
     """Return a function (shape, num_classes) -> network, and the width of the projection that is still to be added."""
     target = resolve(name, MODELS, where="model.name")
-    options = {key: value for key, value in options.items() if key != "head"}
+    options = {key: value for key, value in options.items() if key not in ("head", "weights")}
     if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
         model_options: Any = build(target, options, where="model")
         return model_options.build, None

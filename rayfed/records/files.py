@@ -121,7 +121,8 @@ def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":
 def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:
     """Write a map of representations to `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` in `folder`.
 
-    The columns are client (-1: a test set that belongs to no client), domain, label, x and y, with one row per example.
+    The columns are client (-1: a test set that belongs to no client), domain, label, x, y and point, with one row per
+    example. The point in the name is "joint" if the map has several.
     """
     import pandas as pd  # imported late: the process of the recorder rarely writes a map
 

@@ -14,6 +14,7 @@ import rayfed
 from helpers.federations import Net, blobs
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
+from rayfed.experiments.trained_model import save_module
 
 
 class Own(nn.Module):
@@ -64,6 +65,38 @@ def test_is_the_users_module_and_scores_as_recorded(run):
     assert accuracy(model, own()) == pytest.approx(recorded(result, "global"))
     assert torch.equal(model.classifier.weight, result.server["weights"]["classifier.weight"])
     assert result.model() is not model
+
+
+@pytest.mark.parametrize("model", [Own, None])
+def test_a_run_may_start_from_the_weights_that_another_saved(run, tmp_path, model):
+    """With a learning rate of almost 0, it ends with them."""
+    values = {"algorithm": {"name": "fedavg"}, "results": str(tmp_path / "r"), "local.batch_size": 5}
+    values |= {} if model else {"model": {"name": "mlp", "hidden": [5]}}
+    first = rayfed.run(values | {"rounds": 2, "experiment": "a"}, clients=own(), model=model)
+    first.save(tmp_path / "saved")
+    values |= {"model.weights": str(tmp_path / "saved"), "experiment": "b", "rounds": 1, "local.lr": 1e-12}
+    second = rayfed.run(values, clients=own(), model=model)
+    after = dict(second.model().named_parameters())
+    for name, value in first.model().named_parameters():
+        torch.testing.assert_close(after[name], value, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("nothing", "No such file"), ("other", r"Missing key.*body.0.weight"), ("text", "deserializing header")],
+)
+def test_weights_of_something_else_are_refused(tmp_path, what, message):
+    path = tmp_path / what
+    if what == "other":
+        save_module(nn.Linear(2, 2), path)
+    elif what == "text":
+        path.write_text("no weights")
+    values = {"algorithm": {"name": "fedavg"}, "results": str(tmp_path / "r"), "model.weights": str(path)}
+    with pytest.raises(
+        UsageError, match=rf"^model\.weights=.*{what}: .*{message}.*; give what Result.save wrote"
+    ) as error:
+        rayfed.run(values, clients=own(), model=Own)
+    assert "\n" not in str(error.value)
 
 
 def test_of_a_client_with_layers_of_its_own(run):

@@ -60,8 +60,22 @@ def test_all_metrics_arrive_where_they_should(tmp_path):
     maps = sorted((tmp_path / "results" / "run" / "maps").glob("*.parquet"))
     assert len(maps) == 2
     places = pd.read_parquet(maps[0])
-    assert list(places.columns) == ["client", "domain", "label", "x", "y"]
+    assert list(places.columns) == ["client", "domain", "label", "x", "y", "point"]
     assert set(places["client"]) == {0, 1, 2, 3}
+    assert set(places["point"]) == {"global"}
+
+
+def test_a_joint_map_has_the_same_examples_under_every_model_in_one_projection(tmp_path):
+    tsne = {"joint": True, "examples": 40, "perplexity": 5}
+    run(tmp_path, {"metrics": {"tsne": tsne}, "evaluate.points": ["global", "trained", "adapted"]})
+    (file,) = (tmp_path / "results" / "run" / "maps").glob("*.parquet")
+    assert "-round3-tsne-joint-test-features" in file.name
+    points = dict(list(pd.read_parquet(file).groupby("point")))
+    assert set(points) == {"global", "trained", "adapted"}
+    examples = [points[point][["client", "label"]].reset_index(drop=True) for point in points]
+    assert len(examples[0]) == 40
+    assert all(each.equals(examples[0]) for each in examples)
+    assert points["global"]["x"].tolist() != points["trained"]["x"].tolist()
 
 
 def test_models_that_diverged_in_the_last_step_end_no_trial(tmp_path):

@@ -128,7 +128,7 @@ def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
 
 
 def last_of_each_method(data: ChartData) -> Chart:
-    """Return two panels for each method, coloured by domain and by class: the last map of its first seed."""
+    """Return two panels for each method, the last map of its first seed: by domain (or point, of several) and class."""
     home, trials = data.home.child("maps"), data.trials
     found = [{**match.groupdict(), "file": match[0]} for file in home.files() if (match := _FILE.fullmatch(file))]
     files = pd.DataFrame(found, columns=[*_FILE.groupindex, "file"])
@@ -141,10 +141,10 @@ def last_of_each_method(data: ChartData) -> Chart:
         )
     panels = [
         _map_panel(pd.read_parquet(io.BytesIO(home.read(str(file["file"])))), column).properties(
-            title=[method_label(file), f"seed {file['seed']}, round {file['round']}: {words}"]
+            title=[method_label(file), f"seed {file['seed']}, round {file['round']}: by {words}"]
         )
         for _, file in files.head(_MOST_MAPS).iterrows()
-        for column, words in (("domain", "by domain"), ("label", "by class"))
+        for column, words in (("point" if file["point"] == "joint" else "domain",) * 2, ("label", "class"))
     ]
     first = files.iloc[0]
     caption = f"{data.experiment}: map of representations, {first['point']} model, {first['split']} data"
@@ -153,13 +153,14 @@ def last_of_each_method(data: ChartData) -> Chart:
 
 
 def _map_panel(points: pd.DataFrame, column: str) -> Any:
-    """Return the map of `points` (columns client, domain, label, x and y), coloured by `column`."""
+    """Return the map of `points` (columns client, domain, label, x, y and point), coloured by `column`."""
     names = sorted(points[column].fillna("").unique())
     scale = alt.Scale(range=list(COLOURS)) if len(names) <= len(COLOURS) else alt.Scale(scheme="category20")
     legend = alt.Legend(title=None, orient="bottom", columns=4) if len(names) <= _MOST_NAMES else None
     plain = alt.Axis(labels=False, ticks=False, grid=False, title=None)
     around = alt.Scale(zero=False)
-    chart = alt.Chart(inline(points[["client", "domain", "label", "x", "y"]])).mark_circle(size=16, opacity=0.7)
+    columns = list(dict.fromkeys(["client", "domain", "label", "x", "y", column]))
+    chart = alt.Chart(inline(points[columns])).mark_circle(size=16, opacity=0.7)
     return chart.encode(
         x=alt.X("x:Q", axis=plain, scale=around),
         y=alt.Y("y:Q", axis=plain, scale=around),
