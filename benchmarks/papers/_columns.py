@@ -15,7 +15,8 @@ is measured. `small` holds keys that differ in the small form, or is false if th
                                until then; if the target is a list of rows, the lowest of their last rounds
     {fewer, than}              a speed-up: the column `fewer` of the row `than`, divided by that of the row itself
     {sent, unit}               GB or MB per round: down, up or both
-    {spent: hours}             wall-clock time of all rounds
+    {best_of, unit}            the round with the best value of the column `best_of`, or the minutes until then
+    {spent}                    wall-clock time: hours for all rounds, or minutes a round
 
 The value is infinity if a row never reaches the target.
 """
@@ -39,6 +40,7 @@ ROUNDS = {
     "best5": lambda series: series.nlargest(5).mean(),
 }
 BYTES = {"GB": 1e9, "MB": 1e6}
+UNITS = {"reach": (*BYTES, "rounds"), "best_of": ("rounds", "minutes")}
 DIRECTIONS = {"down": ["bytes_down"], "up": ["bytes_up"], "both": ["bytes_down", "bytes_up"]}
 OPTIONAL = {"metric", "point", "unseen_clients", "setting", "small"}
 # The keys that each kind of rule must have; later kinds build on earlier ones.
@@ -46,6 +48,7 @@ KINDS = {
     "split": {"split", "over", "rounds"},
     "sent": {"sent", "unit"},
     "spent": {"spent"},
+    "best_of": {"best_of", "unit"},
     "reach": {"reach", "target", "unit"},
     "fewer": {"fewer", "than"},
 }
@@ -81,8 +84,8 @@ def _has_valid_values(rule: Rule) -> bool:
         (over in OVER if isinstance(over, str) else set(over) == {"domain"})
         and rule.get("rounds", "last") in ROUNDS
         and rule.get("sent", "both") in DIRECTIONS
-        and rule.get("spent", "hours") == "hours"
-        and rule.get("unit", "MB") in (*BYTES, *(("rounds",) if "reach" in rule else ()))
+        and rule.get("spent", "hours") in ("hours", "minutes a round")
+        and rule.get("unit", "MB") in UNITS.get(next(iter(rule.keys() & UNITS), ""), BYTES)
         and isinstance(rule.get("target", 0), int | float | list)
     )
 
@@ -123,7 +126,12 @@ def _column(
         elif rule_kind == "sent":
             yield (row, seed), _sent(trial, rule["sent"])[trial.rounds["round"] > 0].mean() / BYTES[rule["unit"]]
         elif rule_kind == "spent":
-            yield (row, seed), trial.rounds["seconds_total"].sum() / 3600
+            seconds, in_rounds = trial.rounds["seconds_total"], trial.rounds["round"] > 0
+            yield (row, seed), seconds.sum() / 3600 if rule["spent"] == "hours" else seconds[in_rounds].mean() / 60
+        elif rule_kind == "best_of" and len(scores := series(trial, columns[rule["best_of"]])):
+            last = scores.idxmax()
+            minutes = trial.rounds["seconds_total"][trial.rounds["round"] <= last].sum() / 60
+            yield (row, seed), float(last if rule["unit"] == "rounds" else minutes)
         elif rule_kind == "reach" and target is not None:
             yield (row, seed), _reached(trial, series(trial, columns[rule["reach"]]), target, rule["unit"])
         elif rule_kind == "fewer" and {(row, seed), (rule["than"], seed)} <= set(by_column[rule["fewer"]]):
