@@ -125,8 +125,8 @@ class PaperTable:
         published = {self.columns[column].get("setting") for column in self.rows[row]["published"]}
         return not published or setting is None or setting in published
 
-    def space(self, scale: str, overrides: Mapping[str, Any], patterns: Sequence[str] = ("*",)) -> Space:
-        """Return the sweep that measures the table at `scale`, with one arm per cell."""
+    def trees(self, scale: str, patterns: Sequence[str] = ("*",)) -> list[dict[str, Any]]:
+        """Return the keys of each cell that `cells` lists, with those of the sweep."""
         arms, cells = self.arms(scale), self.cells(scale, patterns)
         content = self.content[scale]
         defaults: dict[str, Any] = {"partition.seed": 0}  # one partition, as in the papers
@@ -138,7 +138,12 @@ class PaperTable:
             setting = dict(content["settings"][name]) if name else {}
             row_keys = setting.pop("rows", {}).get(row, {})
             trees.append(merged(common, setting, arms[row], row_keys))
-        sweep = {key: common[key] for key in ("seeds", "search") if key in common}
+        return trees
+
+    def space(self, scale: str, overrides: Mapping[str, Any], patterns: Sequence[str] = ("*",)) -> Space:
+        """Return the sweep that measures the table at `scale`, with one arm per cell."""
+        content, trees = self.content[scale], self.trees(scale, patterns)
+        sweep = {key: content[key] for key in ("seeds", "search") if key in content}
         sweep["arms"] = [_with_file(_without(tree, *sweep), content.get("cap")) for tree in trees]
         return read_space(merged(sweep, {"experiment": f"{self.name}_{scale}"}), overrides)
 
@@ -174,7 +179,7 @@ def _check_column(name: str, content: Mapping[str, Any], column: str) -> None:
     """Check a column's rule in both forms, and the columns, rows and setting that it names."""
     rule = content["columns"][column]
     for form in (rule, {**rule, **(rule.get("small") or {})}):
-        target, other = form.get("target"), form.get("reach") or form.get("fewer")
+        target, other = form.get("target"), form.get("reach") or form.get("fewer") or form.get("best_of")
         rows = {*(target if isinstance(target, list) else ()), *([form["than"]] if "than" in form else ())}
         if not rows <= set(content["rows"]) or not {other} - {None} <= set(content["columns"]):
             raise UsageError(f"{name}.yaml: columns.{column}: names a row or a column that does not exist")

@@ -8,6 +8,7 @@
     python benchmarks/papers/run.py dbe_table5 --settings FMNIST                  # one of its datasets
 
 Without --small it runs the full configuration, which needs a GPU. Keys of a search space may follow as key=value.
+What was measured is stored in the folder `measured`, from which index.py and figures.py make pages.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 from _columns import in_points
+from _stored import NEUTRAL, store
 from _tables import Claim, PaperTable, measure, names, read_table
 
 from rayfed.api import run_sweep
@@ -26,6 +28,9 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import configurations
 from rayfed.reports.read import read
+
+ONE_SEED = {True: "one seed, as claimed", False: "one seed, not as claimed"}
+"""The answers of a single seed, which neither confirms nor refutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +74,10 @@ def _run(args: argparse.Namespace) -> int:
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)
     values = measure(table, scale, space, tables)
+    if changed := sorted({key.split(".")[0] for key in overrides} - NEUTRAL):
+        print(f"not stored, since {', '.join(changed)} may change the values", file=sys.stderr)
+    else:
+        print(f"stored in {store(read_table(args.table), scale, values)}", file=sys.stderr)
     command = f"python benchmarks/papers/run.py {table.name}{' --small' if args.small else ''}"
     options = [part for pattern in args.rows or () for part in ("--rows", pattern)]
     options += [part for pattern in args.settings or () for part in ("--settings", pattern)]
@@ -143,15 +152,16 @@ def verdict(claim: Claim, measured: pd.DataFrame) -> tuple[str, str]:
     gaps = gaps.fillna(0.0)  # infinity minus infinity: neither row reaches the target
     if not len(gaps):
         return "not measured", ""
+    if len(gaps) == 1:
+        as_claimed = ONE_SEED[gaps.iloc[0] > claim.margin]
+        return as_claimed, _short(gaps.iloc[0], "+") if math.isfinite(gaps.iloc[0]) else ""
     if not all(map(math.isfinite, gaps)):  # a row that does not reach the target has no mean
         holding = int((gaps > claim.margin).sum())
         answer = {0: "does not hold", len(gaps): "holds"}.get(holding, "holds for some seeds")
         return answer, f"{holding}/{len(gaps)} seeds"
-    gap = _short(gaps.mean(), "+")
-    if len(gaps) > 1:
-        gap += f"±{_short(gaps.std())}"
-        if abs(gaps.mean() - claim.margin) <= gaps.std():
-            return "within one sd", gap
+    gap = f"{_short(gaps.mean(), '+')}±{_short(gaps.std())}"
+    if abs(gaps.mean() - claim.margin) <= gaps.std():
+        return "within one sd", gap
     return "holds" if gaps.mean() > claim.margin else "does not hold", gap
 
 
