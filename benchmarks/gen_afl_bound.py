@@ -24,9 +24,10 @@ def main() -> None:
     """Print, for each row, the share of weights after each round that are at the bound, and the smallest weight."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--rows", nargs="+", default=["Gen-AFL*", "AFL*"], metavar="PATTERN")
+    args = parser.parse_args()
+    seeds, patterns = args.seeds, args.rows
     table = read_table("augmentation_table3")
-    patterns = ["AFL*", "Gen-AFL*"]
     space = table.space("small", {}, patterns)
     for (row, _), (keys,) in zip(table.cells("small", patterns), space.arms, strict=True):
         values = []
