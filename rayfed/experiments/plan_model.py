@@ -22,6 +22,7 @@ from rayfed.losses.base import Loss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.build import build_model
 from rayfed.models.split_model import check_whole, ensure_split, initialise_lazy_layers
+from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
 
