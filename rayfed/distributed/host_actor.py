@@ -24,7 +24,7 @@ from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
-from rayfed.engine.serialization import as_bytes, state_hash, tensor_bytes
+from rayfed.engine.serialization import state_hash, tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
@@ -65,7 +65,7 @@ def pack(value: Any, *, flat: bool = False) -> Message:
         return Message(file.getvalue(), pickler.tensors)
     buffer = torch.empty(pickler.size, dtype=torch.uint8, device=pickler.places[0][0].device)
     for tensor, start in pickler.places:
-        buffer[start : start + tensor.nbytes] = as_bytes(tensor)
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
     return Message(file.getvalue(), [(tensor_bytes(buffer), torch.uint8, (pickler.size,))])
 
 

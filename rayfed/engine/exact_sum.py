@@ -153,14 +153,9 @@ def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
     return leaf.untyped_storage().data_ptr(), leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
 
 
-_Piece = tuple[Tensor, Tensor, slice]
-"""Numbers of a total [...], the terms [...] or [n, ...] of these numbers, and which of the n."""
-
-
-def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[_Piece]]:
+def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor, slice]]]:
     """Cut pairs of totals and terms into groups of about `_AT_ONCE` numbers, with a number of a total once in each."""
-    group: list[_Piece] = []
-    size = 0
+    group, size = list[tuple[Tensor, Tensor, slice]](), 0
     for total, terms in pairs:
         most = _AT_ONCE if total.device.type == "cpu" else 8 * _AT_ONCE
         for piece, last in _pieces(total, terms, most):
@@ -173,8 +168,8 @@ def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[_Piece]]:
         yield group
 
 
-def _pieces(total: Tensor, terms: Tensor, most: int) -> Iterator[tuple[_Piece, bool]]:
-    """Cut a total and its terms into pieces of at most `most` numbers, if possible without cutting the n clients.
+def _pieces(total: Tensor, terms: Tensor, most: int) -> Iterator[tuple[tuple[Tensor, Tensor, slice], bool]]:
+    """Cut a total and its terms [...] or [n, ...] into pieces of at most `most` numbers with their part of the n.
 
     With each piece comes whether it is the last one of its numbers of the total.
     """

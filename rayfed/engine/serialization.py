@@ -16,12 +16,7 @@ from rayfed.core.trees import named_tensors, nbytes, tree_map
 
 def tensor_bytes(tensor: Tensor) -> np.ndarray:
     """Return the bytes of a tensor of any dtype in row-major order, uint8 [n]; memory may be shared with it."""
-    return as_bytes(tensor.cpu()).numpy()
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor of any dtype in row-major order where it is, uint8 [n]; memory may be shared."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def serialised(state: Any) -> memoryview:
