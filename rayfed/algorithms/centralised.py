@@ -68,7 +68,7 @@ class ERM(FedAvg):
         if self.allows_negative_weights:
             refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
         if self.personal_weights:
-            raise UsageError(f"algorithm.personal: algorithm.name={self.name} leaves nothing with clients")
+            raise UsageError(f"algorithm.personal: algorithm.name={self.name} trains one central model")
         if problem.task.personal_names:
             raise UsageError(
                 f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model; use "
