@@ -40,7 +40,19 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def nbytes(tree: Any) -> int:
     """Return the size of all tensors of `tree` in bytes, as sent over the network."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(tree))
+    return sum(tensor.nbytes for tensor in leaves(tree))
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """Return every tensor of `tree`, in a fixed order and several times as fast as with their paths."""
+    found, left = list[Tensor](), [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, Tensor):
+            found.append(node)
+        elif isinstance(node, (dict, list, tuple)):
+            left += node.values() if isinstance(node, dict) else node
+    return found
 
 
 def zeros_like(tree: Any) -> Any:

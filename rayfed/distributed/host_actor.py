@@ -17,7 +17,7 @@ from torch import Tensor
 from rayfed.algorithm import State
 from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import named_tensors, nbytes
+from rayfed.core.trees import leaves, nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
 def pack_state(state: State) -> Message:
     """Return a state as a message: a flat one, which takes one transfer, but for large tensors on a CPU."""
-    tensors = [tensor for _, tensor in named_tensors(state)]
+    tensors = leaves(state)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
     return pack(state, flat=not on_cpu or nbytes(state) <= _LARGE * len(tensors))
 

@@ -79,13 +79,12 @@ class ExactSum:
         for total, leaf in pairs:
             if is_counter(total):
                 torch.maximum(total, leaf if alone else leaf.amax(0), out=total)
-        factors = torch.tensor(weights, dtype=torch.float64)
         for group in _groups([(as_real(total), as_real(leaf)) for total, leaf in pairs if not is_counter(total)]):
             terms = [leaf.to(torch.float64, copy=True) for _, leaf, _ in group]
             if alone:
                 torch._foreach_mul_(terms, weights[0])
             else:
-                here = factors.to(terms[0].device, non_blocking=True)
+                here = torch.tensor(weights, dtype=torch.float64).to(terms[0].device, non_blocking=True)
                 torch._foreach_mul_(terms, [here[rows].view(-1, *[1] * total.dim()) for total, _, rows in group])
             torch._foreach_add_(terms, _SHIFT)
             torch._foreach_sub_(terms, _SHIFT)
@@ -173,8 +172,11 @@ def _pieces(total: Tensor, terms: Tensor, most: int) -> Iterator[tuple[tuple[Ten
 
     With each piece comes whether it is the last one of its numbers of the total.
     """
+    if terms.numel() <= most:
+        yield (total, terms, slice(None)), True
+        return
     stacked, parts = terms.dim() - total.dim(), [(total, terms)]
-    if total.dim() and terms.numel() > most:
+    if total.dim():
         rows = max(1, most * len(total) // terms.numel())
         parts = list(zip(total.split(rows), terms.split(rows, stacked), strict=True))
     for part, of_part in parts:

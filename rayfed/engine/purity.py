@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Exchange
 from rayfed.core.task import Task
-from rayfed.core.trees import named_tensors
+from rayfed.core.trees import leaves
 from rayfed.engine.device_data import Part
 from rayfed.engine.serialization import tensor_bytes
 
@@ -38,10 +38,10 @@ class ImpureHook(RuntimeError):
 @contextmanager
 def untouched(hook: str, **inputs: Any) -> Iterator[None]:
     """Raise `ImpureHook` if a tensor in one of `inputs` is modified in place within the block."""
-    before = {name: [tensor._version for _, tensor in named_tensors(tree)] for name, tree in inputs.items()}
+    before = {name: [tensor._version for tensor in leaves(tree)] for name, tree in inputs.items()}
     yield
     for name, tree in inputs.items():
-        if before[name] != [tensor._version for _, tensor in named_tensors(tree)]:
+        if before[name] != [tensor._version for tensor in leaves(tree)]:
             raise ImpureHook(
                 f"{hook} changed `{name}` in place; other clients and rounds share it, so a hook must return new "
                 "state: write x = x + y, not x += y or x.add_(y), or clone first (only `work` may be changed in place)"
