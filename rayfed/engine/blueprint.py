@@ -160,10 +160,10 @@ class Blueprint:
             frozen = ", as batch_norm=frozen leaves its batch norm untrained" if self.batch_norm == "frozen" else ""
             raise UsageError(f"model: no parameter is trained{frozen}; set requires_grad of some to True")
         problem = self.problem(population, ctx.task)
+        self._check_clock(problem)
         self.algorithm.check(problem)
         self._refuse_other_labels(population)
         self._refuse_lost_clients(problem)
-        self._check_clock(problem)
         self._check_sampling(ctx)
         self._refuse_single_examples(ctx, population, self._phases)
 
@@ -221,10 +221,18 @@ class Blueprint:
         where = f"availability.{key}={getattr(self.availability, key):g}: algorithm.name={self.algorithm.name}"
         if self.algorithm.sample_without_replacement:
             raise UsageError(f"{where} divides its privacy budget over cohorts of a fixed size; leave the key out")
-        try:
-            self.algorithm.check(replace(problem, full_participation=False))
-        except UsageError:
-            raise UsageError(f"{where} needs every client in every round; leave the key out") from None
+        if self._needs_all(problem):
+            raise UsageError(f"{where} needs every client in every round; leave the key out")
+
+    def _needs_all(self, problem: ProblemSpec) -> bool:
+        """Return whether the algorithm refuses rounds in which clients are missing, and nothing else."""
+        refused = []
+        for everyone in (True, False):
+            try:
+                self.algorithm.check(replace(problem, full_participation=everyone))
+            except UsageError:
+                refused.append(everyone)
+        return refused == [False]
 
     def _check_clock(self, problem: ProblemSpec) -> None:
         """Raise UsageError if the algorithm cannot work on the clock, or with asynchronous rounds."""
@@ -239,6 +247,7 @@ class Blueprint:
         obstacles = {
             "needs a clock; give clock.step_seconds, such as 1, or clock.profile": not self.clock.runs,
             f"{named} has several exchanges; use schedule.name=synchronous": several,
+            f"{named} needs every client in every round; use schedule.name=synchronous": self._needs_all(problem),
             f"{named} divides its privacy budget over rounds; use schedule.name=synchronous": (
                 self.algorithm.sample_without_replacement
             ),
@@ -250,10 +259,6 @@ class Blueprint:
                 (self.vmap_clients or 1) > 1
             ),
         }
-        try:
-            self.algorithm.check(replace(problem, full_participation=False))
-        except UsageError:
-            obstacles[f"{named} needs every client in every round; use schedule.name=synchronous"] = True
         for obstacle, is_there in obstacles.items():
             if is_there:
                 raise UsageError(f"schedule.name=buffered: {obstacle}")

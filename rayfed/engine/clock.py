@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from rayfed.core.errors import UsageError, error_line
+from rayfed.core.errors import UsageError
 from rayfed.core.rng import generator
+from rayfed.records.storage import one_line
 
 _COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
 
@@ -111,7 +112,7 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     try:
         table = read(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({error_line(error)})") from error
+        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({one_line(error)})") from error
     index = table["client"] if "client" in table else pd.Series([*ids, *range(len(table) - len(ids))][: len(table)])
     known, twice = set(index), index[index.duplicated()].tolist()
     missing = [client for client in ids if client not in known]

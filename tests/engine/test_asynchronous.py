@@ -21,6 +21,7 @@ from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.server_optimizers import FedAdam, FedAvgM
+from rayfed.algorithms.weights_by_losses import AFL
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
@@ -345,7 +346,7 @@ def test_profiles(tmp_path, suffix):
         ("client,steps_per_second\n0,1\n0,2\n1,1\n2,1\n", "has several rows for client 0"),
         ("steps_per_second\n1\n1\n2\n3\n", "has 4 rows for 3 clients; name them in a column client"),
         ("steps_per_second,available\n1,0-2\n1,3-2\n2,0-1\n", "available of client 1 is '3-2'; give ascending seconds"),
-        ("", "cannot be read as CSV or Parquet"),
+        ("", "cannot be read as CSV or Parquet (No columns to parse from file)"),
     ],
 )
 def test_profiles_that_are_refused(tmp_path, content, message):
@@ -365,6 +366,7 @@ def test_what_cannot_be_asynchronous_is_refused():
             {},
             "schedule.name=buffered: algorithm.name=fada has several exchanges; use schedule.name=synchronous",
         ),
+        (AFL(), {}, "schedule.name=buffered: algorithm.name=afl needs every client in every round; use"),
         (DPFedBN(), {}, "schedule.name=buffered: algorithm.name=dp_fedbn divides its privacy budget"),
         (APPLE(), {}, "schedule.name=buffered: algorithm.name=apple has several exchanges"),
         (FedAvg(), {"clock": Clock()}, "schedule.name=buffered: needs a clock; give clock.step_seconds, such as 1"),
@@ -385,7 +387,7 @@ def test_what_cannot_be_asynchronous_is_refused():
             "schedule.name=buffered: takes all replies; leave out availability.dropout",
         ),
     ):
-        how = blueprint(algorithm, people, **({"clock": clock, "buffered": Buffered(**some)} | changes))
+        how = blueprint(algorithm, people, **({"clock": clock, "buffered": Buffered(**some), "cohort": 2} | changes))
         with pytest.raises(UsageError) as error:
             how.check(people)
         assert str(error.value).startswith(message)
