@@ -21,7 +21,6 @@ from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.server_optimizers import FedAdam, FedAvgM
-from rayfed.algorithms.weights_by_losses import AFL
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
@@ -358,6 +357,12 @@ def test_profiles_that_are_refused(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
+class NeedsAll(FedAvg):
+    def check(self, problem):
+        if not problem.full_participation:
+            raise UsageError("cohort: leave it out")
+
+
 def test_what_cannot_be_asynchronous_is_refused():
     people, clock, some = blobs(4), Clock(step_seconds=1.0), {"concurrency": 3, "buffer": 2}
     for algorithm, changes, message in (
@@ -366,7 +371,7 @@ def test_what_cannot_be_asynchronous_is_refused():
             {},
             "schedule.name=buffered: algorithm.name=fada has several exchanges; use schedule.name=synchronous",
         ),
-        (AFL(), {}, "schedule.name=buffered: algorithm.name=afl needs every client in every round; use"),
+        (NeedsAll(), {}, "schedule.name=buffered: algorithm.name=fedavg needs every client in every round; use"),
         (DPFedBN(), {}, "schedule.name=buffered: algorithm.name=dp_fedbn divides its privacy budget"),
         (APPLE(), {}, "schedule.name=buffered: algorithm.name=apple has several exchanges"),
         (FedAvg(), {"clock": Clock()}, "schedule.name=buffered: needs a clock; give clock.step_seconds, such as 1"),
