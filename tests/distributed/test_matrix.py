@@ -136,7 +136,7 @@ def test_the_users_code_and_files(users_alone, way, number):
 
 # Everything in the registries
 
-MODEL_OF = {"ag_news": "fasttext", "uci_har": "har_cnn"}
+MODEL_OF = {"ag_news": "fasttext", "uci_har": "har_cnn", "mini_scans": "unet"}
 """The models that are for one dataset."""
 TOO_LARGE = ("vgg11", "huggingface")  # half a gigabyte of weights in each process; a folder of weights is needed
 SMALL: dict[str, Arm] = {
