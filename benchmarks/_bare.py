@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed.algorithm import Phase
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
@@ -129,7 +130,7 @@ class BareWorker:
         drawn = []  # before the training, since the generator is slower while other work empties the caches
         for client in self._clients:
             rng = generator(self._seed, "batches", Moment("round", round), phase=0, client=client.number)
-            rows = batch_rows(len(client.y), self._batch_size, epochs=1, steps=None, drop_last=True, rng=rng)
+            rows = batch_rows(len(client.y), Phase("train", 1), self._batch_size, drop_last=True, rng=rng)
             drawn.append(torch.from_numpy(np.array(rows)).to(self.device))
         for client, rows in zip(self._clients, drawn, strict=True):
             epoch(self._model, start, client.x, client.y, rows, self._lr)

@@ -9,7 +9,7 @@ from copies of one network, so what differs afterwards are the update rules.
 import copy
 import tempfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +23,9 @@ import rayfed
 from rayfed.algorithm import Context, Phase
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import Weights
+from rayfed.data.clients import Examples
 from rayfed.data.user_clients import user_population
-from rayfed.engine import host, training
+from rayfed.engine import training
 from rayfed.engine.device_data import divide
 from rayfed.models.split_model import SplitModel
 
@@ -173,8 +174,8 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
     draws: dict[tuple[str, int], dict[int, list[Draw]]] = defaultdict(lambda: defaultdict(list))
     draw_rows = training.draw_rows
 
-    def recording(ctx: Context, examples: int, phase: Phase, number: int, **how: Any) -> list[Tensor]:
-        rows = draw_rows(ctx, examples, phase, number, **how)
+    def recording(ctx: Context, phase: Phase, number: int, **how: Any) -> list[Tensor]:
+        rows = draw_rows(ctx, phase, number, **how)
         draws[ctx.stage, ctx.round][ctx.client].append((phase.name, rows))
         return rows
 
@@ -182,20 +183,18 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
     with (
         tempfile.TemporaryDirectory(prefix="rayfed-references-") as folder,
         mock.patch.object(training, "draw_rows", recording),
-        mock.patch.object(host, "draw_rows", recording),
         watch(extra) if watch else nullcontext(),
     ):
         result = rayfed.run(setting.config(folder), clients=clients, model=copy.deepcopy(model), quiet=True)
         server, states = result.server, {i: result.clients[i] for i in result.clients}
         assert result._plan is not None
         share, seed = result._plan.blueprint.algorithm.held_out_share, result._plan.blueprint.seed
-    divided = [divide(client, share, seed) for client in user_population(clients).clients]
+    train, held_out = zip(*(divide(client, share, seed) for client in user_population(clients).clients), strict=True)
 
-    def tensors(name: str) -> list[tuple[Tensor, Tensor]]:
-        parts = [getattr(client, name) for client in divided]
+    def tensors(parts: Sequence[Examples]) -> list[tuple[Tensor, Tensor]]:
         return [(torch.from_numpy(np.asarray(part.x)), torch.from_numpy(part.y)) for part in parts]
 
-    return Trace(setting, model, draws, tensors("train"), tensors("held_out"), server, states, extra)
+    return Trace(setting, model, draws, tensors(train), tensors(held_out), server, states, extra)
 
 
 class Feed:

@@ -4,13 +4,13 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData
+from rayfed.algorithm import ClientData, Phase
 from rayfed.augment.base import Augment
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.machine import memory_bytes
@@ -95,7 +95,7 @@ class Part:
     ):
         self.client, self.domain, self.split, self.unseen = client, domain, split, unseen
         if data_on_device:
-            self.x: Tensor | Streamed = _to_tensor(examples.x, shared=_never_written(examples.x)).to(device)
+            self.x: Tensor | Streamed = _to_tensor(examples.x).to(device)
         else:
             self.x = Streamed(examples.x, device)
         self.y = _to_tensor(examples.y).to(device)
@@ -171,8 +171,6 @@ class HostData:
     parts go that have not been used for the longest time. On a CPU, inputs in memory are not copied. A client or test
     set that does not fit even alone is read batch by batch.
 
-    Raises:
-        UsageError: A file of the population is not on this machine, or differs.
     """
 
     def __init__(self, population: Population, task: Task, *, held_out_share: float, seed: int, room: float = math.inf):
@@ -182,7 +180,7 @@ class HostData:
         self._held = LeastRecent[tuple[str, int], dict[str, Part]](room)
         self._views = LeastRecent[tuple[str, int], dict[str, Part]](_MOST_VIEWS)
         files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
-        for rows in files.values():  # a file that is not on this machine is noticed before the first round
+        for rows in files.values():  # a file that is not on this machine, or differs, is noticed before the first round
             rows[:1]
 
     def parts(self, client: int) -> dict[str, Part]:
@@ -203,11 +201,6 @@ class HostData:
             "unseen": client >= self.task.num_clients,
         }
         return self._cached(("client", client), examples, whose, copied=copied)
-
-    def training_examples(self, client: int) -> int:
-        """Return the number of examples that a client trains on."""
-        examples = int(self.population.clients.sizes[client, 0])
-        return examples - held_out_count(examples, self._held_out_share)
 
     def test(self, number: int) -> Part:
         """Return a test set of the server."""
@@ -242,9 +235,7 @@ class HostData:
 def room_for(data_on_device: bool | None, device: torch.device | str, share: float = 1.0) -> float:
     """Return how many bytes of examples may be kept on the device: all, none, or by default a quarter of the memory.
 
-    Args:
-        data_on_device: True for all, False for none, None for the default.
-        share: This host's share of the memory of the GPU, or of the machine, on which all hosts are assumed to run.
+    `share` is that of this host in the memory of the GPU, or of the machine, on which all hosts are assumed to run.
     """
     if data_on_device is not None:
         return math.inf if data_on_device else 0.0
@@ -253,27 +244,19 @@ def room_for(data_on_device: bool | None, device: torch.device | str, share: flo
     return whole * share / 4
 
 
-class TrainingParts(NamedTuple):
-    """A client's training part, divided into the examples to train on and the examples that a method holds out."""
-
-    train: Examples
-    held_out: Examples
-
-
 def held_out_count(examples: int, share: float) -> int:
     """Return how many of a client's training examples are held out: `share` of them rounded down, but at least one."""
     return max(1, floor_share(examples, share)) if share else 0
 
 
-def divide(client: Client, share: float, seed: int) -> TrainingParts:
-    """Divide the training part of `client` at random (`Algorithm.held_out_share`); both keep the order of examples."""
+def divide(client: Client, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Return the examples to train on and those held out at random (`Algorithm.held_out_share`), both in order."""
     count = held_out_count(len(client.train), share)
     if not count:
-        return TrainingParts(client.train, client.train.select(slice(0)))
+        return client.train, client.train.select(slice(0))
     is_held_out = np.zeros(len(client.train), bool)
     is_held_out[generator(seed, "held out", client=client.id).permutation(len(client.train))[:count]] = True
-    rows = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    return TrainingParts(*map(client.train.select, rows))
+    return client.train.select(np.flatnonzero(~is_held_out)), client.train.select(np.flatnonzero(is_held_out))
 
 
 def client_data(
@@ -287,27 +270,22 @@ def client_data(
 def _held_bytes(examples: Examples, device: torch.device) -> int:
     """Return the bytes that the inputs of a `Part` on `device` take, besides those that `examples` take already."""
     x = examples.x
-    if device.type == "cpu" and isinstance(x, np.ndarray) and _is_usable(x, shared=_never_written(x)):
+    if device.type == "cpu" and isinstance(x, np.ndarray) and _is_usable(x):
         return 0
     return int(x.nbytes)
 
 
-def _never_written(x: np.ndarray | LazyRows) -> bool:
-    """Return whether inputs become floats before a model or a hook sees them, so that nothing writes to them."""
-    return x.dtype == np.uint8
+def _is_usable(array: np.ndarray) -> bool:
+    """Return whether a tensor can use an array's memory.
+
+    Bytes may be read-only pages of the object store: they become floats before a model or a hook could write to them.
+    """
+    return (array.flags.writeable or array.dtype == np.uint8) and array.flags.c_contiguous
 
 
-def _is_usable(array: np.ndarray, *, shared: bool) -> bool:
-    """Return whether a tensor can use an array's memory."""
-    return (array.flags.writeable or shared) and array.flags.c_contiguous
-
-
-def _to_tensor(array: np.ndarray | LazyRows, *, shared: bool = False) -> Tensor:
-    """Return an array as a tensor; with `shared`, read-only pages of the object store are not copied."""
-    if isinstance(array, LazyRows):
-        array = array[:]
-    if not _is_usable(array, shared=shared):
-        array = array.copy()
+def _to_tensor(array: np.ndarray | LazyRows) -> Tensor:
+    array = array[:] if isinstance(array, LazyRows) else array
+    array = array if _is_usable(array) else array.copy()
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():  # only where it is needed, since entering it is neither cheap nor safe in threads
@@ -316,31 +294,26 @@ def _to_tensor(array: np.ndarray | LazyRows, *, shared: bool = False) -> Tensor:
 
 
 def batch_rows(
-    examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool, rng: np.random.Generator
+    examples: int, phase: Phase, batch_size: int, *, drop_last: bool, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Return the row numbers of every batch of a phase; each epoch is a new permutation, cut into batches.
 
     An epoch has ⌈n / B⌉ batches. With `drop_last` it has ⌊n / B⌋ full batches, or where that is 0, one batch of all n
     rows. `steps` overrides `epochs`: there are as many epochs as needed, the last one cut after the last step.
+    `batch_size` is that of a phase without its own.
     """
-    per_epoch, wanted = _counts(examples, batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
+    wanted, batch_size = batch_count(examples, phase, batch_size, drop_last=drop_last), phase.batch_size or batch_size
     rows: list[np.ndarray] = []
-    while len(rows) < wanted and per_epoch:
+    while len(rows) < wanted:
         order = rng.permutation(examples)
-        rows += [order[k * batch_size : (k + 1) * batch_size] for k in range(per_epoch)]
+        batches = [order[first : first + batch_size] for first in range(0, examples, batch_size)]
+        rows += batches[: examples // batch_size or 1] if drop_last else batches
     return rows[:wanted]
 
 
-def batch_count(examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool) -> int:
+def batch_count(examples: int, phase: Phase, batch_size: int, *, drop_last: bool) -> int:
     """Return the number of batches of a phase; see `batch_rows`."""
-    per_epoch, wanted = _counts(examples, batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
-    return wanted if per_epoch else 0
-
-
-def _counts(
-    examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool
-) -> tuple[int, int]:
-    """Return the batches of an epoch, and of the phase."""
-    full, whole = examples // batch_size, -(-examples // batch_size)
-    per_epoch = full or whole if drop_last else whole
-    return per_epoch, steps if steps is not None else (epochs or 0) * per_epoch
+    size = phase.batch_size or batch_size
+    per_epoch = examples // size or 1 if drop_last else -(-examples // size)
+    wanted = (phase.epochs or 0) * per_epoch if phase.steps is None else phase.steps
+    return wanted if examples else 0

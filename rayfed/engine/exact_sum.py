@@ -133,9 +133,8 @@ def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _zero(leaf: Tensor) -> Tensor:
     """Return the sum of no terms like `leaf`."""
-    if is_counter(leaf):
-        return leaf.clone()
-    return torch.zeros_like(leaf, dtype=torch.complex128 if leaf.is_complex() else torch.float64)
+    dtype = torch.complex128 if leaf.is_complex() else torch.float64
+    return leaf.clone() if is_counter(leaf) else torch.zeros_like(leaf, dtype=dtype)
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:
@@ -187,6 +186,4 @@ def _pieces(total: Tensor, terms: Tensor, most: int) -> Iterator[tuple[tuple[Ten
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:
-    if is_counter(total):
-        return torch.maximum(total, term)
-    return total.add_(term) if total.device == term.device else total.add_(term.to(total.device))
+    return torch.maximum(total, term) if is_counter(total) else total.add_(term.to(total.device))

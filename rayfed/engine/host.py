@@ -4,31 +4,30 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, Phase, Reply, State
+from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_kernels
+from rayfed.engine.device import keep_freed_memory, peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
 from rayfed.engine.scoring import DueMetrics, Gradients, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.engine.training import InBf16, Job, Rows, Trained, draw_rows, fastest_width, train
+from rayfed.engine.training import InBf16, Job, Trained, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 
-_DRAWN_AHEAD = 64  # clients
 _MEASURED_STEPS = 10  # the steps of a phase on which the number of clients that train at once is measured
 _COPIES = 4  # copies of a client's `work` in a block: before training, in training, its gradients, after training
 
@@ -40,7 +39,6 @@ class Host:
     result, and its data are a cache.
 
     Args:
-        device: The device of the host. The process is prepared for it.
         share: The share of the device's memory that the host may use.
         position: The position of the host among the hosts of its fleet.
 
@@ -62,8 +60,6 @@ class Host:
         keep_freed_memory()
         self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
         self.drop_last, self.bf16 = blueprint.drop_last, blueprint.bf16
-        if self.bf16:
-            check_bf16(torch.device(device))
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
         self._share = share
@@ -73,12 +69,9 @@ class Host:
         peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States, states: States) -> ExchangeResult:
-        """Train the clients of `request`.
+        """Train the clients of `request`: `down` is what all receive, `unicast` what single clients receive as well.
 
-        Args:
-            down: What every client receives.
-            unicast: The further fields of the clients that receive any.
-            states: The states of the clients that have one. The other clients join.
+        Clients without a state join.
         """
         began = time.perf_counter()
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
@@ -226,14 +219,13 @@ class Host:
         with torch_state_kept():
             state = self._state(ctx, states)
             work = exchange.start(ctx, state, fields)
-            rows = [batches[:_MEASURED_STEPS] for batches in self._rows_ahead(exchange, request, 0, {})[client]]
-            job = Job(client, part, work, ctx, state, fields, rows)
+            job = Job(client, part, work, ctx, state, fields)
             room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
             inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # a block has copies of them
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
             def block(width: int) -> None:
-                self._train(exchange, [job] * width)
+                self._train(exchange, [job] * width, _MEASURED_STEPS)
                 self._synchronise()
                 if peak_bytes(task.device) > room:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
@@ -245,64 +237,33 @@ class Host:
     def _trained(
         self, exchange: Exchange, request: Request, down: State, unicast: States, states: States, **changes: Any
     ) -> Iterator[tuple[Job, Trained]]:
-        """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts."""
+        """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts.
+
+        What a client trains in this round depends on its availability, unless `changes` says it.
+        """
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
-        rows: dict[ClientIndex, list[Rows]] = {}
         for first in range(0, len(request.clients), request.vmap_clients):
             jobs = []
             block = request.clients[first : first + request.vmap_clients]
-            if block[0] not in rows:
-                rows = self._rows_ahead(exchange, request, first, changes)
             for client in block:
-                ctx = self._context(client, request, **self._local_work(request, client, changes))
-                fields = (common[str(ctx.round)] if request.origins else common) | to_memory_format(
-                    unicast.get(client, {})
-                )
+                local = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
+                ctx = self._context(client, request, **({"local": local} | changes))
+                received = common[str(ctx.round)] if request.origins else common
+                fields = received | to_memory_format(unicast.get(client, {}))
                 state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
-                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, state, fields, rows[client]))
+                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, state, fields))
             with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
                 results = self._train(exchange, jobs)
             for job in jobs:
                 self._check_finite(job, results[0])
                 yield job, results.pop(0)
 
-    def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
-        phases = exchange.phases(jobs[0].ctx)
+    def _train(self, exchange: Exchange, jobs: Sequence[Job], most_steps: int | None = None) -> list[Trained]:
         exchange = InBf16(exchange) if self.bf16 else exchange
-        return train(exchange, jobs, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
-
-    def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `changes`, with what a client trains in this round unless `changes` has it."""
-        if self.availability.least_work == 1:
-            return changes
-        work = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
-        return {"local": work} | dict(changes)
-
-    def _rows_ahead(
-        self, exchange: Exchange, request: Request, first: int, changes: Mapping[str, Any]
-    ) -> dict[ClientIndex, list[Rows]]:
-        """Draw the batches of the next clients, from position `first` on.
-
-        Between trainings, NumPy's generator is out of the processor's cache and takes ten times as long.
-        """
-        rows: dict[ClientIndex, list[Rows]] = {}
-        for start in range(first, min(first + _DRAWN_AHEAD, len(request.clients)), request.vmap_clients):
-            phases: Sequence[Phase] | None = None
-            for client in request.clients[start : start + request.vmap_clients]:
-                examples = self.data.training_examples(client)
-                work = self._local_work(request, client, changes)
-                moment, cohort = request.origin(client)
-                ctx = self.ctx.at(moment, cohort=cohort, client=client, examples=examples, **work)
-                if phases is None or self.availability.least_work < 1:
-                    phases = exchange.phases(ctx)
-                rows[client] = [
-                    draw_rows(ctx, examples, phase, number, seed=self.seed, drop_last=self.drop_last)
-                    for number, phase in enumerate(phases)
-                ]
-        return rows
+        return train(exchange, jobs, self.seed, self.drop_last, self.augment, most_steps)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():

@@ -4,7 +4,7 @@ A step of a block takes the same number of operations for any number of clients,
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,16 +36,7 @@ _TIE, _SLOWER = 1.05, 1.5  # times the shortest time per client
 
 
 class Job(NamedTuple):
-    """A client about to train.
-
-    Attributes:
-        part: Its training data.
-        work: What it trains, as `start` made it.
-        ctx: The context of its hooks.
-        state: Its state before training.
-        down: What it received.
-        rows: The row numbers of all batches by phase, where they were drawn ahead (`draw_rows`).
-    """
+    """A client about to train `work` on `part`, with its state before training and what it received."""
 
     client: ClientIndex
     part: Part
@@ -53,7 +44,6 @@ class Job(NamedTuple):
     ctx: Context
     state: State
     down: State
-    rows: Sequence[Rows] | None = None
 
 
 class Trained(NamedTuple):
@@ -66,30 +56,46 @@ class Trained(NamedTuple):
 def train(
     exchange: Exchange,
     jobs: Sequence[Job],
-    phases: Sequence[Phase],
-    *,
     seed: int,
     drop_last: bool,
     augment: Augment | None = None,
+    most_steps: int | None = None,
 ) -> list[Trained]:
-    """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
+    """Run all phases for all jobs, with `torch.vmap` if there is more than one job.
+
+    At most the first `most_steps` steps of a phase are taken.
+    """
     # steps may change the copies of clients in place; a block stacks them, which copies
     work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
     totals = [_Sums() for _ in jobs]
     parts, down = [job.part for job in jobs], jobs[0].down  # the fields that a step reads are common to all clients
     takes_rows = augment is None and not exchange.prepares_batches
-    pool = Pool(parts) if takes_rows and len(jobs) > 1 and Pool.holds(parts) else None
-    for number, phase in enumerate(phases):
-        drawn = [_drawn(job, phase, number, seed, drop_last) for job in jobs]
-        ctx = jobs[0].ctx.at(phase=phase.name, data=NO_DATA)
+    on_device = all(isinstance(part.x, Tensor) for part in parts)
+    pool = Pool(parts) if takes_rows and len(jobs) > 1 and on_device else None
+    for number, phases in enumerate(zip(*(exchange.phases(job.ctx) for job in jobs), strict=True)):
+        drawn = [
+            draw_rows(job.ctx, phase, number, seed=seed, drop_last=drop_last)[:most_steps]
+            for job, phase in zip(jobs, phases, strict=True)
+        ]
+        ctx = jobs[0].ctx.at(phase=phases[0].name, data=NO_DATA)
         takes = [_taking(exchange, job, augment, seed, number) for job in jobs]
         clients = tuple(job.client for job in jobs)
         seed_torch(seed, "steps", ctx.moment, phase=number, clients=clients)
         if len(jobs) == 1:
             _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0])
+            continue
+        ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
+        order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
+        if pool is None:
+            batches = _stacked(ctx, [takes[i] for i in order], [_on_device(drawn[i], parts[i]) for i in order])
         else:
-            ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
-            _train_together(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
+            batches = pool.batches(drawn, order)
+        counts = [len(drawn[i]) for i in order]
+        ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
+        for i, end, metrics in zip(order, ends, sums.of_clients(), strict=True):
+            work[i] = end
+            for name, (total, count) in metrics.items():
+                totals[i].take(name, total, count)
     return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
 
 
@@ -105,29 +111,14 @@ class InBf16(Delegate):
 
 def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
     """Return the number of steps that a client with `ctx.examples` training examples takes."""
-    return sum(
-        batch_count(
-            ctx.examples,
-            phase.batch_size or ctx.batch_size,
-            epochs=phase.epochs,
-            steps=phase.steps,
-            drop_last=drop_last,
-        )
-        for phase in exchange.phases(ctx)
-    )
+    phases = exchange.phases(ctx)
+    return sum(batch_count(ctx.examples, phase, ctx.batch_size, drop_last=drop_last) for phase in phases)
 
 
-def draw_rows(ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
-    """Return the row numbers of each batch of a phase, in the order of training.
-
-    Args:
-        ctx: The context of the client.
-        examples: The number of its training examples.
-        number: The position of the phase.
-    """
+def draw_rows(ctx: Context, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
+    """Return the row numbers of each batch of the phase at position `number`, in the order of training."""
     rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
-    size = phase.batch_size or ctx.batch_size
-    return batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
+    return batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)
 
 
 class _Sums(dict[str, Tensor | float]):
@@ -143,17 +134,11 @@ class _Sums(dict[str, Tensor | float]):
         self._counts[name] += steps
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each metric."""
-        return {name: total / self._counts[name] for name, total in zip(self, _floats(self.values()), strict=True)}
-
-
-def _floats(values: Collection[Tensor | float]) -> list[float]:
-    """Return scalars as numbers, after one wait for the device."""
-    scalars = [value.double().flatten() for value in values if isinstance(value, Tensor)]
-    if len(scalars) < 2:
-        return [float(value) for value in values]
-    known = iter(torch.cat(scalars).tolist())
-    return [next(known) if isinstance(value, Tensor) else value for value in values]
+        """Return the mean of each metric, after one wait for the device."""
+        scalars = [total.double().flatten() for total in self.values() if isinstance(total, Tensor)]
+        known = iter(torch.cat(scalars).tolist() if scalars else ())
+        totals = {name: next(known) if isinstance(total, Tensor) else total for name, total in self.items()}
+        return {name: total / self._counts[name] for name, total in totals.items()}
 
 
 def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> _Take:
@@ -170,14 +155,6 @@ def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, nu
         return exchange.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch)
 
     return take
-
-
-def _drawn(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> Rows:
-    """Return the row numbers of each batch."""
-    if job.rows is not None:
-        return job.rows[number]
-    ctx = job.ctx.at(client=job.client)
-    return draw_rows(ctx, len(job.part), phase, number, seed=seed, drop_last=drop_last)
 
 
 def _on_device(batches: Rows, part: Part) -> list[Tensor]:
@@ -200,32 +177,6 @@ def _loop(
             totals.take(name, value)
 
 
-def _train_together(
-    exchange: Exchange,
-    ctx: Context,
-    work: list[State],
-    down: State,
-    takes: Sequence[_Take],
-    drawn: Sequence[Rows],
-    pool: "Pool | None",
-    parts: Sequence[Part],
-    totals: Sequence[_Sums],
-) -> None:
-    """Train the clients of a block."""
-    order = sorted(range(len(work)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
-    counts = [len(drawn[i]) for i in order]
-    if pool is None:
-        rows = [_on_device(drawn[i], parts[i]) for i in order]
-        batches = _stacked(ctx, [takes[i] for i in order], rows)
-    else:
-        batches = pool.batches(drawn, order)
-    ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
-    for i, end, metrics in zip(order, ends, sums.of_clients(), strict=True):
-        work[i] = end
-        for name, (total, count) in metrics.items():
-            totals[i].take(name, total, count)
-
-
 def _stacked(ctx: Context, takes: Sequence[_Take], rows: Sequence[list[Tensor]]) -> Iterator[Batch]:
     """Yield the batches of a block where each client takes its own."""
     for step, live in enumerate(_live_clients([len(batches) for batches in rows])):
@@ -241,11 +192,6 @@ class Pool:
         self._x = torch.cat([part.x for part in parts if isinstance(part.x, Tensor)])
         self._y = torch.cat([part.y for part in parts])
         self._first = np.cumsum([0, *map(len, parts)])
-
-    @staticmethod
-    def holds(parts: Iterable[Part]) -> bool:
-        """Return whether the inputs of all `parts` are on the device."""
-        return all(isinstance(part.x, Tensor) for part in parts)
 
     def batches(self, rows: Sequence[Rows], order: Sequence[int]) -> Iterator[Batch]:
         """Yield the batch [clients, batch, ...] of each step, of the clients that still train.
@@ -313,7 +259,6 @@ def train_block(
     """Train the clients of a block, and return each client's `work` and the sums of their metrics.
 
     Args:
-        ctx: The context common to all clients.
         work: What each client starts from; it is not modified.
         batches: The batch [live clients, batch, ...] of each step.
         counts: The number of steps of each client, in descending order.
@@ -364,14 +309,10 @@ def _slice(block: State, start: int, stop: int) -> State:
 def fastest_width(most: int, block: Callable[[int], object], clock: Callable[[], float]) -> int:
     """Return how many clients to train at once: the least number whose time per client is within 5 % of the shortest.
 
-    More clients are tried until a block takes more than a second or 50 % longer per client, or fails because the memory
-    is out or `torch.vmap` refuses the step. A number may be a little slower than the number before: on a CPU, 4 clients
-    often are and 16 are not.
-
-    Args:
-        most: The largest number.
-        block: Trains a number of clients at once.
-        clock: Returns the time in seconds.
+    `block` trains so many clients, at most `most`, and `clock` returns the time in seconds. More clients are tried
+    until a block takes more than a second or 50 % longer per client, or fails because the memory is out or `torch.vmap`
+    refuses the step. A number may be a little slower than the number before: on a CPU, 4 clients often are and 16 are
+    not.
     """
     each: dict[int, float] = {}
     for width in sorted({min(width, most) for width in WIDTHS if most > 1}):

@@ -35,11 +35,11 @@ def loss_on(part, weights):
 
 
 def rating_loss(weights, people, client):
-    return loss_on(divide(people.clients[client], SHARE, 0).held_out, weights)
+    return loss_on(divide(people.clients[client], SHARE, 0)[1], weights)
 
 
 def data(people, client):
-    train = divide(people.clients[client], SHARE, 0).train
+    train = divide(people.clients[client], SHARE, 0)[0]
     return torch.from_numpy(train.x), torch.from_numpy(train.y)
 
 
@@ -158,4 +158,4 @@ def test_nobody_trains_on_the_examples_that_rate():
         train, held_out = divide(client, 0.25, 0)
         rows = np.concatenate([train.x, held_out.x])
         assert sorted(map(tuple, rows)) == sorted(map(tuple, client.train.x))
-        assert not np.array_equal(held_out.x, divide(client, 0.25, 1).held_out.x)
+        assert not np.array_equal(held_out.x, divide(client, 0.25, 1)[1].x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.federations import blobs
+from rayfed.algorithm import Phase
 from rayfed.core.rng import generator
 from rayfed.data.clients import Examples
 from rayfed.engine.device_data import Normalise, Part, batch_rows
@@ -14,7 +15,8 @@ from rayfed.engine.device_data import Normalise, Part, batch_rows
 
 class TestBatchRows:
     def rows(self, n, size, *, epochs=None, steps=None, drop_last=True, key=0):
-        return batch_rows(n, size, epochs=epochs, steps=steps, drop_last=drop_last, rng=generator(key, "batches"))
+        phase = Phase("train", epochs, steps)
+        return batch_rows(n, phase, size, drop_last=drop_last, rng=generator(key, "batches"))
 
     def test_full_batches_only(self):
         rows = self.rows(23, 5, epochs=2)
