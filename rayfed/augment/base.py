@@ -38,12 +38,10 @@ class Augment:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoAugment(Augment):
     """No augmentation."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageAugment(Augment):
     """An augmentation of images [channels, height, width]."""
 

@@ -73,17 +73,13 @@ class Crop(ImageAugment):
 
     def __call__(self, x: Tensor) -> Tensor:
         x = random_flip(x, self.flip) if self.flip else x
-        return crop_at(x, torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device), self.padding)
-
-
-def crop_at(x: Tensor, corners: Tensor, padding: int) -> Tensor:
-    """Crop each image, after padding, to its original size at its own corner [2, batch] (row, column)."""
-    count, channels, height, width = x.shape
-    rows = (corners[0, :, None] + torch.arange(height, device=x.device)).view(count, 1, height, 1)
-    columns = (corners[1, :, None] + torch.arange(width, device=x.device)).view(count, 1, 1, width)
-    image = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
-    channel = torch.arange(channels, device=x.device).view(1, -1, 1, 1)
-    return F.pad(x, [padding] * 4)[image, channel, rows, columns]
+        corners = torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device)  # row and column of each image
+        count, channels, height, width = x.shape
+        rows = (corners[0, :, None] + torch.arange(height, device=x.device)).view(count, 1, height, 1)
+        columns = (corners[1, :, None] + torch.arange(width, device=x.device)).view(count, 1, 1, width)
+        image = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
+        channel = torch.arange(channels, device=x.device).view(1, -1, 1, 1)
+        return F.pad(x, [self.padding] * 4)[image, channel, rows, columns]
 
 
 def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], device: torch.device) -> Tensor:
@@ -212,8 +208,8 @@ def jitter_colours(x: Tensor, strength: float) -> Tensor:
     sizes = [orders[:, position].bincount(minlength=len(kinds)).tolist() for position in range(len(kinds))]
     grouped = orders.argsort(dim=0, stable=True).to(x.device, non_blocking=True)  # one copy: each may wait for the GPU
     low = max(0.0, 1 - strength)
-    factors = [torch.empty(count, device=x.device).uniform_(low, 1 + strength) for _ in range(3)]
-    factors.append(torch.empty(count, device=x.device).uniform_(-strength, strength))
+    factors = [uniform(count, low, 1 + strength, x.device) for _ in range(3)]
+    factors.append(uniform(count, -strength, strength, x.device))
     x = x.clone()
     for position in range(len(kinds)):
         groups = grouped[:, position].split(sizes[position])

@@ -36,7 +36,6 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
     Args:
         name: A key of `LOSSES` or a user's `module:Name`: a function (outputs, y, **options), or a class whose
             instances are called with (outputs, y) and whose fields or arguments are the options.
-        options: Options by name.
 
     Raises:
         UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.

@@ -25,7 +25,6 @@ class CrossEntropy(NamedLoss):
         return F.cross_entropy(outputs, y, weight, ignore_index=self.ignore_index, label_smoothing=label_smoothing)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PerOutput(NamedLoss):
     """A loss that compares each output with a number: labels [n] with one output, labels [n, k] with k."""
 
@@ -57,7 +56,6 @@ class BceWithLogits(PerOutput):
         return F.binary_cross_entropy_with_logits(outputs, y, pos_weight=weight)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mse(PerOutput):
     """Mean squared error, torch's `mse_loss`."""
 
@@ -65,7 +63,6 @@ class Mse(PerOutput):
         return F.mse_loss(outputs, y)
 
 
-@dataclass(frozen=True, kw_only=True)
 class L1(PerOutput):
     """Mean absolute error, torch's `l1_loss`."""
 

@@ -37,9 +37,7 @@ DEFAULTS = {"labels": ("f1", "average_precision"), "numbers": ("mae", "rmse", "r
 def default_metrics(kind: str, axes: int) -> tuple[str, ...]:
     """Return the names of the metrics that are scored without being asked, beside accuracy and loss.
 
-    Args:
-        kind: What the outputs stand for; see `rayfed.core.outputs`.
-        axes: The number of axes of the labels of a batch.
+    `kind` is what outputs stand for, and `axes` the number of axes of the labels of a batch.
     """
     if kind == "positions":
         return ("mean_iou",) if axes > 2 else ("perplexity",)
@@ -49,11 +47,7 @@ def default_metrics(kind: str, axes: int) -> tuple[str, ...]:
 def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:
     """Return the options of the metrics that are switched on, by name, without importing a metric.
 
-    Args:
-        chosen: Maps names to options, to true (the default options) or to false (off).
-
-    Raises:
-        UsageError: An unknown name, or options that are no mapping.
+    `chosen` maps names to options, to true (the default options) or to false (off).
     """
     if not isinstance(chosen, Mapping):
         names = ", ".join(map(str, chosen)) if isinstance(chosen, list) else chosen

@@ -9,9 +9,8 @@ of a simulation.
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rayfed.core.errors import BadHook
@@ -53,27 +52,13 @@ class Metric:
         """Return `value` as a Python number, with the class's `higher_is_better`, unless it has its own.
 
         Raises:
-            BadHook: `value` is not a `Value`, or has the name of a score that every model has.
+            BadHook: It has the name of a score that every model has.
         """
-        where = f"{type(self).__name__}.measure"
-        if not isinstance(value, Value):
-            raise BadHook(f"{where} gave {type(value).__name__}, not a Value(name, value, n)")
         if value.metric in ("accuracy", "loss"):
+            where = f"{type(self).__name__}.measure"
             raise BadHook(f"{where} gave a value called {value.metric}, which every model has; give it another name")
-        try:
-            number, n = float(value.value), operator.index(value.n)
-        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
-            given = f"value={value.value!r} and n={value.n!r}"
-            raise BadHook(f"{where}: {value.metric} has {given}; expected a number and an integer") from error
         better = self.higher_is_better if value.higher_is_better is None else value.higher_is_better
-        return Value(value.metric, number, n, better)
-
-    def each(self, measured: Any) -> Iterable[Any]:
-        """Return `measured`, which `measure` has returned; raise BadHook if it is not iterable."""
-        if not isinstance(measured, Iterable):
-            kind = type(measured).__name__
-            raise BadHook(f"{type(self).__name__}.measure returned {kind}; yield values, or return a list of them")
-        return measured
+        return Value(value.metric, float(value.value), operator.index(value.n), better)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +145,3 @@ class OfRepresentations(Metric):
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
         """Return (client, domain, value) triples, with client -1 for all together, from the representations."""
         raise NotImplementedError
-
-
-def torch_generator(seed: int) -> torch.Generator:
-    """Return a torch generator for a metric's own random draws, independent of the simulation's."""
-    return torch.Generator().manual_seed(seed)

@@ -8,14 +8,12 @@ numbers, so compare values between runs with the same network, and not with the 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rayfed.metrics.base import OfRepresentations, Representations, Value
 
 
-@dataclass(frozen=True, kw_only=True)
 class Frechet(OfRepresentations):
     """`frechet`: the distance of each client (and test set) from all together, as the ADCOL paper's FID of its parties.
     `frechet_mean`: the mean over them."""

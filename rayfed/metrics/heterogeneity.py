@@ -11,7 +11,6 @@ g_d². Networks run in evaluation mode.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from rayfed.core.trees import Weights, add, only, scale
 from rayfed.metrics.base import OfGradients, OfTraining, Value
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientNorm(OfGradients):
     """`gradient_norm` of every domain; over the domains `gradient_norm_mean`, `_std` and `_mean_square` (Eq. 5)."""
 
@@ -59,7 +57,6 @@ def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
     return gradients(loss, only(weights, task.trainable))[0]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Drift(OfTraining):
     """`drift`: ‖w_i − w‖₂ over all parameters; `drift_relative`: the same, divided by ‖w‖₂.
 

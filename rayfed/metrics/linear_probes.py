@@ -8,8 +8,10 @@ SGD.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -43,21 +45,21 @@ class HeadAccuracy(OfRepresentations):
             fit = [g for g in groups if g.client == test.client and g.split in self.fit]
             if test.split != self.split or not fit:
                 continue
-            z, y = _joined(fit)
-            test_z, test_y = _joined([test])
+            (z, y), (test_z, test_y) = _joined(fit), _joined([test])
             if len(np.unique(y)) == 1:  # logistic regression needs two classes
                 predictions = np.full(len(test_y), y[0])
             else:
-                head = make_pipeline(StandardScaler(), LogisticRegression(C=1 / self.penalty, max_iter=500))
-                predictions = head.fit(z, y).predict(test_z)
+                predictions = _classifier(self.penalty).fit(z, y).predict(test_z)
             yield test.client, test.domain, Value("head_accuracy", float(np.mean(predictions == test_y)), len(test_y))
 
 
 def _joined(groups: Sequence[Representations]) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.concatenate([group.z.cpu().numpy() for group in groups]),
-        np.concatenate([group.y.cpu().numpy() for group in groups]),
-    )
+    z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
+    return z.cpu().numpy(), y.cpu().numpy()
+
+
+def _classifier(penalty: float) -> Any:
+    return make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=500))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,9 @@ class ClientProbe(OfRepresentations):
         groups = [group for group in groups if len(group.z) >= self.folds]
         if len(groups) < 2:
             return
-        z = np.concatenate([group.z.cpu().numpy() for group in groups])
+        z, _ = _joined(groups)
         labels = np.repeat(np.arange(len(groups)), [len(group.z) for group in groups])
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=1 / self.penalty, max_iter=500))
         folds = StratifiedKFold(self.folds, shuffle=True, random_state=seed)
-        accuracy = float(cross_val_score(probe, z, labels, cv=folds).mean())
+        accuracy = float(cross_val_score(_classifier(self.penalty), z, labels, cv=folds).mean())
         yield -1, "", Value("client_probe", accuracy, len(z))
         yield -1, "", Value("client_probe_chance", float(np.bincount(labels).max() / len(z)), len(z))

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.core.options import option
-from rayfed.metrics.base import OfRepresentations, Representations, Value, torch_generator
+from rayfed.metrics.base import OfRepresentations, Representations, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Mdl(OfRepresentations):
         z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
         if len(y) < 20:
             return
-        order = torch.randperm(len(y), generator=torch_generator(seed)).to(y.device)
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
         z, y = z[order], y[order]
         length = self.length(z, y, classes, seed)
         yield -1, "", Value("mdl", length / (math.log(2) if self.unit == "bits" else 1), len(y))
@@ -70,7 +70,7 @@ class Mdl(OfRepresentations):
 
     def _loss(self, z: Tensor, y: Tensor, size: int, test: slice, classes: int, seed: int) -> float:
         """Return the mean loss on `test` of probes trained on the first `size` examples, all probes at once."""
-        rng = torch_generator(seed * 1_000_003 + size)
+        rng = torch.Generator().manual_seed(seed * 1_000_003 + size)
         widths = (z.shape[1], self.hidden, self.hidden, classes)
         layers = []
         for fan_in, fan_out in itertools.pairwise(widths):

@@ -8,9 +8,8 @@ torchmetrics has most of them. These take less time and no import of two seconds
 sigmoid rounds to 1.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,12 @@ from rayfed.core.outputs import Kind
 from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
 
 
-@dataclass(frozen=True, kw_only=True)
+def _ranks(values: np.ndarray, method: str = "average") -> Any:
+    from scipy.stats import rankdata  # takes half a second
+
+    return rankdata(values, method, axis=0)
+
+
 class Ranking(OfPredictions):
     """Base class of metrics of the order of scores: with two classes of class 1, else the mean over classes, each
     against the rest by its softmax probability, or over labels."""
@@ -34,16 +38,11 @@ class Ranking(OfPredictions):
     needs_others: ClassVar[bool] = False
     """Whether a class needs examples of other classes besides its own."""
 
-    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        """Return the values [k] for the scores [n, k] of examples, of which `positive` [n, k] are of the k classes.
-
-        `rank` is SciPy's `rankdata`.
-        """
+    def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+        """Return the values [k] for the scores [n, k] of examples, of which `positive` [n, k] are of the k classes."""
         raise NotImplementedError
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        from scipy.stats import rankdata  # takes half a second
-
         scores, is_class = logits.double(), y == 1
         if y.ndim == 1:
             scores = scores[:, 1:] - scores[:, :1] if logits.shape[1] == 2 else scores.softmax(1)
@@ -51,11 +50,10 @@ class Ranking(OfPredictions):
         positive = is_class.cpu().numpy()
         defined = positive.any(0) & ~(positive.all(0) & self.needs_others)
         if defined.any():
-            values = self.of_ranks(partial(rankdata, axis=0), scores.cpu().numpy()[:, defined], positive[:, defined])
+            values = self.of_scores(scores.cpu().numpy()[:, defined], positive[:, defined])
             yield Value(self.name, float(values.mean()), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Auroc(Ranking):
     """`auroc`: the area under the ROC curve; with more than two classes or several labels, that of each against the
     rest.
@@ -67,26 +65,24 @@ class Auroc(Ranking):
     name = "auroc"
     needs_others = True
 
-    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
         count = positive.sum(0)
         lowest = count * (count + 1) / 2
-        return np.asarray(((rank(scores) * positive).sum(0) - lowest) / (count * (len(scores) - count)))
+        return np.asarray(((_ranks(scores) * positive).sum(0) - lowest) / (count * (len(scores) - count)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AveragePrecision(Ranking):
     """`average_precision`: the mean over the examples of class 1 of the precision at their score; with more than two
     classes or several labels, that of each. A part without examples of class 1, or of any label, has no value."""
 
     name = "average_precision"
 
-    def of_ranks(self, rank: Callable[..., Any], scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        hits = rank(np.where(positive, -scores, np.inf), method="max")  # of the class, with a score as high
-        precision = np.where(positive, hits / rank(-scores, method="max"), 0)
+    def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+        hits = _ranks(np.where(positive, -scores, np.inf), method="max")  # of the class, with a score as high
+        precision = np.where(positive, hits / _ranks(-scores, method="max"), 0)
         return np.asarray(precision.sum(0) / positive.sum(0))
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanOverClasses(OfPredictions):
     """Base class of means over the classes of a score of their counts."""
 
@@ -115,7 +111,6 @@ class MeanOverClasses(OfPredictions):
             yield Value(self.name, float(self.of_classes(*counts)[present].mean()), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class F1(MeanOverClasses):
     """`f1`: the F1 score 2 TP / (2 TP + FP + FN) of class 1 if there are two classes, else the mean over classes or
     labels.
@@ -145,7 +140,6 @@ class Dice(F1):
         return not self.background
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanIou(MeanOverClasses):
     """`mean_iou`: the mean over classes of intersection over union, TP / (TP + FP + FN), of all positions of the
     part."""
@@ -156,7 +150,6 @@ class MeanIou(MeanOverClasses):
         return hits / (predicted + examples - hits)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BalancedAccuracy(MeanOverClasses):
     """`balanced_accuracy`: the mean over classes of the share of their examples that are recognised."""
 
@@ -166,7 +159,6 @@ class BalancedAccuracy(MeanOverClasses):
         return hits / examples
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassAccuracy(OfPredictions):
     """`accuracy_class_C`: the share of the examples of class C that are recognised; none for a class without examples.
 
@@ -205,7 +197,6 @@ class Ece(OfPredictions):
         yield Value("ece", float(sums.abs().sum()) / len(y), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Perplexity(OfPredictions):
     """`perplexity`: e to the mean negative log-probability, in nats, of the classes at the positions of the part."""
 
@@ -215,7 +206,6 @@ class Perplexity(OfPredictions):
         yield Value("perplexity", float(F.cross_entropy(logits, y).double().exp()), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfErrors(OfPredictions):
     """Base class of metrics of numbers."""
 
@@ -223,7 +213,6 @@ class OfErrors(OfPredictions):
     kinds: ClassVar[tuple[Kind, ...]] = ("numbers",)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mae(OfErrors):
     """`mae`: the mean absolute error over all numbers of the part."""
 
@@ -231,7 +220,6 @@ class Mae(OfErrors):
         yield Value("mae", float((outputs.double() - y).abs().mean()), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rmse(OfErrors):
     """`rmse`: the square root of the mean squared error over all numbers of the part."""
 
@@ -239,7 +227,6 @@ class Rmse(OfErrors):
         yield Value("rmse", float((outputs.double() - y).square().mean().sqrt()), len(y))
 
 
-@dataclass(frozen=True, kw_only=True)
 class R2(OfErrors):
     """`r2`: the share of the variance that is explained, 1 − Σ (y − o)² / Σ (y − ȳ)², the mean over the numbers of an
     example. A number that is the same in all examples of the part does not count."""

@@ -47,7 +47,7 @@ def _captured_outputs(module: nn.Module, layers: Sequence[str]) -> Iterator[dict
         modules = dict(module.named_modules())  # before methods: DBE's model has both, and its bias lies between them
         part = modules[layer] if layer in modules else getattr(module, layer)
         if not isinstance(part, nn.Module):  # a method: shadowed on the object by one that captures
-            module.__dict__[layer] = _capturing(part, layer, captured)
+            module.__dict__[layer] = partial(_capture, part, layer, captured)
             undo.append(partial(module.__dict__.pop, layer))
         elif layer == "head":
             undo.append(part.register_forward_pre_hook(lambda _, args: captured.update(head=args[0])).remove)
@@ -60,12 +60,7 @@ def _captured_outputs(module: nn.Module, layers: Sequence[str]) -> Iterator[dict
             step()
 
 
-def _capturing(
-    method: Callable[[Tensor], Tensor], layer: str, captured: dict[str, Tensor]
-) -> Callable[[Tensor], Tensor]:
-    def call(x: Tensor) -> Tensor:
-        out = method(x)
-        captured[layer] = x if layer == "head" else out
-        return out
-
-    return call
+def _capture(method: Callable[[Tensor], Tensor], layer: str, captured: dict[str, Tensor], x: Tensor) -> Tensor:
+    out = method(x)
+    captured[layer] = x if layer == "head" else out
+    return out

@@ -33,7 +33,6 @@ class ModelOptions(abc.ABC):
 
         Args:
             shape: Shape of one input; (channels, height, width) for images.
-            num_classes: Number of classes.
 
         Raises:
             UsageError: The network cannot take inputs of this shape.
@@ -48,17 +47,17 @@ class ModelOptions(abc.ABC):
         """Create the network without a projection, and split it if its split is not before its last layer."""
 
     def image_shape(self, shape: tuple[int, ...], *, minimum: int = 1) -> tuple[int, int, int]:
-        """Check that `shape` is that of an image of at least `minimum` x `minimum` pixels and return it.
-
-        Returns:
-            (channels, height, width).
-        """
-        text = "x".join(str(size) for size in shape)
-        if len(shape) != 3 or min(shape[1:]) < minimum:
-            needed = f"images (channels x height x width) of at least {minimum}x{minimum}"
-            raise UsageError(f"model.name={self.name}: needs {needed}, got inputs of {text}")
+        """Return `shape`, (channels, height, width), after a check that images have `minimum` pixels on each side."""
+        needed = f"images (channels x height x width) of at least {minimum}x{minimum}"
+        self.require(len(shape) == 3 and min(shape[1:]) >= minimum, needed, shape)
         channels, height, width = shape
         return channels, height, width
+
+    def require(self, fits: bool, needed: str, shape: tuple[int, ...]) -> None:
+        """Raise UsageError unless inputs of `shape` are what the network needs."""
+        if not fits:
+            got = "x".join(map(str, shape))
+            raise UsageError(f"model.name={self.name}: needs {needed}, got inputs of {got}")
 
 
 def scaled_channels(channels: int, width: float) -> int:
@@ -66,26 +65,18 @@ def scaled_channels(channels: int, width: float) -> int:
     return max(1, round(channels * width))
 
 
-def projection(inputs: int, dim: int) -> nn.Sequential:
-    """Create the projection (B, inputs) -> (B, dim): three linear layers of width `dim` with batch norm, two ReLUs."""
-    return nn.Sequential(
-        *(nn.Linear(inputs, dim), nn.BatchNorm1d(dim), nn.ReLU()),
-        *(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU()),
-        *(nn.Linear(dim, dim), nn.BatchNorm1d(dim)),
-    )
-
-
-def predictor(dim: int, num_classes: int) -> nn.Sequential:
-    """Create the predictor (B, dim) -> logits (B, C): one hidden layer of 512 with batch norm and ReLU."""
-    return nn.Sequential(nn.Linear(dim, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, num_classes))
-
-
 def with_projection(model: SplitModel, dim: int, num_classes: int) -> SplitModel:
     """Append a projection to `dim` values to the features of `model` and replace its head by a predictor.
 
-    The split is after the projection. Feature maps are flattened first. The paper uses dim = 2048.
+    The projection has three linear layers of width `dim` with batch norm and two ReLUs, the predictor one hidden layer
+    of 512 with batch norm and ReLU. The split is between them. Feature maps are flattened first. The paper uses dim =
+    2048.
     """
-    features = nn.Sequential(model.features, nn.Flatten(), projection(math.prod(model.feature_shape), dim))
-    projected = SplitModel(features, predictor(dim, num_classes))
+    layers: list[nn.Module] = []
+    for inputs in (math.prod(model.feature_shape), dim, dim):
+        layers += [nn.Linear(inputs, dim), nn.BatchNorm1d(dim), nn.ReLU()]
+    features = nn.Sequential(model.features, nn.Flatten(), nn.Sequential(*layers[:-1]))
+    hidden = nn.Linear(dim, 512), nn.BatchNorm1d(512), nn.ReLU()
+    projected = SplitModel(features, nn.Sequential(*hidden, nn.Linear(512, num_classes)))
     projected.feature_shape = (dim,)
     return projected

@@ -35,10 +35,6 @@ def build_model(
         name: A key of `MODELS` or a user's `module:Name`: a dataclass of options with `build(shape, num_classes)`, or
             an `nn.Module` class or a function called with (shape, num_classes, **options); shape is a dict or a tuple
             of shapes where inputs have several parts.
-        options: Options by name.
-        shape: Shape of one input.
-        num_classes: Number of classes.
-        dtype: Type of the inputs.
         layout: The parts of an input, if it has several.
         prepare: Returns a user's model as methods use it, by default with its split point. rayfed's own have theirs.
 

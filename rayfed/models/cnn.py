@@ -50,7 +50,6 @@ class CNN(ModelOptions):
         return split_after(layers, _CNN_SPLITS[self.split], shape)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RotatedCNN(ModelOptions):
     """conv5x5(16) + ReLU + pool2, conv5x5(32) + ReLU + pool2, padding 2, one linear layer.
 
@@ -67,7 +66,6 @@ class RotatedCNN(ModelOptions):
         return SplitModel(features, nn.Linear(32 * (height // 4) * (width // 4), num_classes), shape)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DomainBedCNN(ModelOptions):
     """Four 3x3 convolutions (64, 128 with stride 2, 128, 128), each with ReLU and GroupNorm(8), global average pooling.
 
@@ -164,10 +162,8 @@ class HARCNN(ModelOptions):
     split: str = option("conv2", choices=tuple(_HAR_SPLITS), help="layer whose output is the representation")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        text = "x".join(str(size) for size in shape)
-        if len(shape) != 3 or shape[1] != 1 or shape[2] < 28:
-            needed = "sensor signals (channels x 1 x time) with at least 28 time steps"
-            raise UsageError(f"model.name=har_cnn: needs {needed}, got inputs of {text}")
+        fits = len(shape) == 3 and shape[1] == 1 and shape[2] >= 28
+        self.require(fits, "sensor signals (channels x 1 x time) with at least 28 time steps", shape)
         layers = _convolutions((shape[0], 32, 64), kernel=(1, 9), pool=(1, 2))
         flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
         layers.update(fc1=nn.Linear(flat, 1024), relu3=nn.ReLU(), fc2=nn.Linear(1024, 512), relu4=nn.ReLU())

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.split_model import SplitModel, dry_run
@@ -37,9 +36,7 @@ class FastText(ModelOptions):
     hidden: int = option(32, low=1, help="width of the word embeddings and of the hidden layer")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        if len(shape) != 1:
-            text = "x".join(str(size) for size in shape)
-            raise UsageError(f"model.name=fasttext: needs sequences of token numbers (length), got inputs of {text}")
+        self.require(len(shape) == 1, "sequences of token numbers (length)", shape)
         body = nn.Sequential(MeanEmbedding(self.vocabulary, self.hidden), nn.Linear(self.hidden, self.hidden))
         model = SplitModel(body, nn.Linear(self.hidden, num_classes))
         model.feature_shape = tuple(dry_run(body, torch.zeros(1, *shape, dtype=torch.long)).shape[1:])

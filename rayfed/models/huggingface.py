@@ -91,11 +91,7 @@ class HuggingFace:
 
 
 class TextModel(nn.Module):
-    """A model of transformers that takes token numbers and returns logits alone.
-
-    Args:
-        network: The model, which stays at hand as `network`.
-    """
+    """A model of transformers, its `network`, that takes token numbers and returns logits alone."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()

@@ -76,7 +76,6 @@ class Sampler:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Uniform(Sampler):
     """Every client with the same probability, without replacement (McMahan et al. 2017, Alg. 1)."""
 
@@ -84,7 +83,6 @@ class Uniform(Sampler):
         return Cohort(sorted(at.rng.choice(len(at.shares), at.size, replace=False).tolist()))
 
 
-@dataclass(frozen=True, kw_only=True)
 class BySize(Sampler):
     """Sampling by numbers of examples, with replacement (Li et al. 2020, "On the Convergence of FedAvg", Scheme I).
 
