@@ -52,18 +52,9 @@ class RayStates(ClientStates):
     """The states of clients as objects that this process owns."""
 
     def __init__(self, device: torch.device):
+        super().__init__()
         self._device = device
         self._objects: dict[ClientIndex, Any] = {}  # references, or messages if they are small
-        self._versions: dict[ClientIndex, int] = {}
-
-    def __iter__(self) -> Iterator[ClientIndex]:
-        return iter(sorted(self._objects))
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._objects
 
     def __getitem__(self, client: ClientIndex) -> State:
         kept = self._objects[client]
@@ -72,9 +63,6 @@ class RayStates(ClientStates):
         except ray.exceptions.ObjectLostError as error:
             raise HostLost(f"the state of client {client} was lost with its node") from error
         return state
-
-    def version(self, client: ClientIndex) -> int:
-        return self._versions[client]
 
     def sent(self, clients: Iterable[ClientIndex]) -> tuple[SmallStates, list[Any]]:
         """Return the states of `clients` without the large ones, and the objects of these."""
@@ -85,11 +73,11 @@ class RayStates(ClientStates):
     def commit(self, states: Mapping[ClientIndex, Any], version: int) -> None:
         """Replace the states of some clients."""
         self._objects.update(states)
-        self._versions.update(dict.fromkeys(states, version))
+        self.versions.update(dict.fromkeys(states, version))
 
     def clear(self) -> None:
         self._objects.clear()
-        self._versions.clear()
+        self.versions.clear()
 
 
 class RayFleet:
@@ -230,9 +218,6 @@ class RayFleet:
         taken = self._bytes_to_hosts, self._bytes_from_hosts
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         return taken
-
-    def close(self) -> None:
-        """Release nothing: the processes are those of the pool."""
 
     # Messages, whose bytes are counted
 

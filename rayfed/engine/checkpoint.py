@@ -49,10 +49,7 @@ class Checkpointer:
     """Saves the state of a server and its clients, and restores it.
 
     Args:
-        files: The recorder.
-        trial: The name of the trial.
         configuration: A hash of everything that determines the outcome; a checkpoint with another hash is refused.
-        version: The version of rayfed.
         keep_best: Whether the checkpoint of the best round is kept until another round is better.
 
     Attributes:
@@ -80,11 +77,10 @@ class Checkpointer:
     def save(self) -> None:
         """Save the state after the last finished round.
 
-        Raises:
-            StorageError: The disk or the object store failed. Earlier checkpoints are still there.
+        Earlier checkpoints are still there if the disk or the object store fails.
         """
         states = self._server.fleet.states
-        versions = {client: states.version(client) for client in states}
+        versions = dict(states.versions)
         changed = [client for client, version in versions.items() if self._versions.get(client) != version]
         ring = {f"version_{start}": version for start, version in self._server.rounds.ring.items()}
         contents = itertools.chain(
@@ -115,9 +111,6 @@ class Checkpointer:
 
         Returns:
             A line on each newer checkpoint, which cannot be used.
-
-        Raises:
-            UsageError: No checkpoint can be used.
         """
         server = self._server
         device = server.ctx.task.device
@@ -129,15 +122,15 @@ class Checkpointer:
             contents = _contents(self._files, self._trial, content["clients"])
             server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
             server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
-            versions = _states(_contents(self._files, self._trial, content.get("ring", {})), device)
+            versions = _states(_contents(self._files, self._trial, content["ring"]), device)
             server.rounds.ring = {int(name.partition("_")[2]): Version(**version) for name, version in versions}
 
         position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
-        server.restore_progress(saved[position]["content"].get("progress", {}))
-        states = server.fleet.states
+        content = saved[position]["content"]
+        server.restore_progress(content["progress"])
         self._base, self.round = saved[position]["number"], server.round
-        self._ring = {name: SavedPart(*part) for name, part in saved[position]["content"].get("ring", {}).items()}
-        self._versions = {client: states.version(client) for client in states}
+        self._ring = {name: SavedPart(*part) for name, part in content["ring"].items()}
+        self._versions = dict(server.fleet.states.versions)
         return notes
 
 
@@ -147,15 +140,11 @@ def verified(
     """Return the newest checkpoint that is whole with those before it, and a line on each newer checkpoint.
 
     All states are read and compared with their checksums, so that damage is reported before a start.
-
-    Raises:
-        UsageError: No checkpoint can be used.
     """
 
     def read(content: Mapping[str, Any]) -> None:
-        for _ in _contents(
-            files, trial, {"server": content["server"], **content["clients"], **content.get("ring", {})}
-        ):
+        parts = {"server": content["server"], **content["clients"], **content["ring"]}
+        for _ in _contents(files, trial, parts):
             pass
 
     position, notes = _newest_usable(saved, trial, configuration, blueprint, read)
@@ -165,7 +154,11 @@ def verified(
 def _newest_usable(
     saved: Saved, trial: str, configuration: str, blueprint: Blueprint, use: Callable[[Mapping[str, Any]], None]
 ) -> tuple[int, list[str]]:
-    """Return the position of the newest checkpoint that `use` can read, and a line on each newer checkpoint."""
+    """Return the position of the newest checkpoint that `use` can read, and a line on each newer checkpoint.
+
+    Raises:
+        UsageError: No checkpoint can be used.
+    """
     faults: list[str] = []
     for position, checkpoint in enumerate(saved):
         try:
@@ -191,12 +184,7 @@ def newest_content(saved: Saved) -> Mapping[str, Any] | None:
 
 
 class SavedState:
-    """The state in a checkpoint, read when asked for.
-
-    Args:
-        files: A recorder of the folder.
-        content: The content of the checkpoint's manifest.
-        ids: The ids of the clients by their position in the population, int64 [clients].
+    """The state in a checkpoint, read when asked for; `content` is that of its manifest.
 
     Attributes:
         round: The round after which it was saved.
@@ -209,11 +197,7 @@ class SavedState:
         self.clients: Mapping[int, State] = _SavedClients(self._state, content["clients"], ids)
 
     def server(self) -> State:
-        """Return the server's state.
-
-        Raises:
-            UsageError: The results folder is gone, or its files have changed.
-        """
+        """Return the server's state."""
         return self._state("server", self._content["server"])
 
     def _state(self, name: str, part: Sequence[Any]) -> State:
@@ -234,24 +218,20 @@ class _SavedClients(Mapping[int, State]):
     def __init__(
         self, read: Callable[[str, Sequence[Any]], State], parts: Mapping[str, Sequence[Any]], ids: np.ndarray
     ):
-        self._read, self._parts = read, parts
-        self._indices = dict(sorted((int(ids[int(index)]), int(index)) for index in parts))
+        self._read = read
+        self._parts = dict(sorted((int(ids[int(name)]), (name, part)) for name, part in parts.items()))
 
     def __getitem__(self, client: int) -> State:
-        name = str(self._indices[client])
-        return self._read(name, self._parts[name])
+        return self._read(*self._parts[client])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._parts)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._indices
-
-    def __repr__(self) -> str:
-        return f"<states of {len(self)} clients, read from the checkpoint when asked for>"
+        return client in self._parts
 
 
 def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, bytes]]:
@@ -286,8 +266,6 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
             state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             raise _Unusable(f"is damaged: state {name} cannot be read ({one_line(error)})") from error
-        if not isinstance(state, dict):
-            raise _Unusable(f"is damaged: state {name} is not a state but {type(state).__name__}")
         yield name, tree_map(lambda tensor: tensor.to(device), state)
 
 

@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,45 +18,44 @@ class ClientStates(Mapping[ClientIndex, State]):
     """The states of the clients that have taken part in an exchange, wherever the states are; each is read by itself.
 
     Until its first exchange, a client's state is a function of the seed, which is computed where it is needed.
+
+    Attributes:
+        versions: The number of the last write of each client's state; every write has its own number.
     """
 
-    @abstractmethod
-    def version(self, client: ClientIndex) -> int:
-        """Return the number of the write of the client's state; every write has its own number."""
+    def __init__(self) -> None:
+        self.versions: dict[ClientIndex, int] = {}
+
+    def __iter__(self) -> Iterator[ClientIndex]:
+        return iter(sorted(self.versions))
+
+    def __len__(self) -> int:
+        return len(self.versions)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.versions
 
 
 class ClientStore(ClientStates):
     """The states of clients in the memory of this process.
 
     When all states take more than `memory` bytes, those that have not been used for the longest time go to a temporary
-    folder. They come back when they are read.
+    folder. They come back when they are read, to `device`.
 
-    Args:
-        memory: The bytes of states in memory.
-        device: The device to which states are read.
-        device_memory: The bytes of states on a device with memory of its own; the other states are in memory or on
-            disk. None where the device has no memory of its own, or for all states on the device.
+    `device_memory` is the bytes of states on a device with memory of its own; other states are in memory or on disk. It
+    is None where the device has no memory of its own, or for all states on the device.
     """
 
     def __init__(
         self, memory: float = math.inf, device: torch.device | str = "cpu", *, device_memory: float | None = None
     ):
+        super().__init__()
         self._device = torch.device(device)
         self._on_device = None if device_memory is None else LeastRecent[ClientIndex, State](device_memory)
         self._kept = LeastRecent[ClientIndex, State](memory)
         self._spilled: dict[ClientIndex, Path] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._versions: dict[ClientIndex, int] = {}
         self._written = 0
-
-    def __iter__(self) -> Iterator[ClientIndex]:
-        return iter(sorted(self._versions))
-
-    def __len__(self) -> int:
-        return len(self._versions)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._versions
 
     def __getitem__(self, client: ClientIndex) -> State:
         if self._on_device is not None and (there := self._on_device.get(client)) is not None:
@@ -73,12 +71,9 @@ class ClientStore(ClientStates):
         self._keep(client, state)
         return state
 
-    def version(self, client: ClientIndex) -> int:
-        return self._versions[client]
-
     def __setitem__(self, client: ClientIndex, state: State) -> None:
         self._written += 1
-        self._versions[client] = self._written
+        self.versions[client] = self._written
         if (spilled := self._spilled.pop(client, None)) is not None:
             spilled.unlink()
         self._keep(client, state)
@@ -91,7 +86,7 @@ class ClientStore(ClientStates):
         if self._on_device is not None:
             self._on_device.clear()
         self._spilled.clear()
-        self._versions.clear()
+        self.versions.clear()
 
     def _keep(self, client: ClientIndex, state: State) -> None:
         if self._on_device is None:
@@ -103,14 +98,10 @@ class ClientStore(ClientStates):
 
     def _keep_in_memory(self, client: ClientIndex, state: State) -> None:
         for oldest, other in self._kept.put(client, state, nbytes(state)):
-            self._spilled[oldest] = self._spill(oldest, other)
-
-    def _spill(self, client: ClientIndex, state: State) -> Path:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="rayfed-states-")
-        path = Path(self._folder.name) / f"{client}.pt"
-        path.write_bytes(serialised(state))
-        return path
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="rayfed-states-")
+            self._spilled[oldest] = Path(self._folder.name) / f"{oldest}.pt"
+            self._spilled[oldest].write_bytes(serialised(other))
 
 
 def moved(state: State, device: torch.device) -> State:

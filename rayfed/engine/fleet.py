@@ -41,39 +41,28 @@ class Fleet(Protocol):
     @property
     def states(self) -> ClientStates:
         """The states of the clients that have one."""
-        ...
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         """Have a host measure `vmap_clients`, so that there is a block for each host; see `Host.fastest_width`."""
-        ...
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult: ...
-
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:
         """Write the next states of clients that trained ahead of the clock."""
-        ...
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored: ...
-
     def score_global(self, request: ScoreRequest, model: Any) -> Scored: ...
-
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]: ...
 
     def hashes(self) -> dict[ClientIndex, str]:
         """Return a hash of each client's state, computed where the states are."""
-        ...
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
         """Replace all states."""
-        ...
 
     def take_traffic(self) -> tuple[int, int]:
         """Return the bytes of tensors that went to processes of hosts, and that came back, since the last call."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class LocalFleet:
@@ -144,9 +133,6 @@ class LocalFleet:
 
     def take_traffic(self) -> tuple[int, int]:
         return 0, 0
-
-    def close(self) -> None:
-        """Release nothing."""
 
     def _parts(self, request: _Request) -> Iterator[_Request]:
         width = self.vmap_clients or 1

@@ -112,11 +112,8 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
     with torch_state_kept():
         fleet = LocalFleet(blueprint, population, device)
-        try:
-            records = Server(blueprint, population, fleet, evaluation, device).run()
-            seconds = next(record.seconds for record in records if record.round == 2)  # the first round warms up
-        finally:
-            fleet.close()
+        records = Server(blueprint, population, fleet, evaluation, device).run()
+        seconds = next(record.seconds for record in records if record.round == 2)  # the first round warms up
     step = (seconds["total"] - seconds["evaluate"]) / max(round(_steps(small) * number), 1)
     return Probe(step, seconds["evaluate"] / max(_scored(small), 1.0))
 

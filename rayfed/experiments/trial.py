@@ -95,7 +95,7 @@ class TrialRun:
 
     Args:
         plan, sink: The trial, and the recorder.
-        make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
+        make_fleet: Makes the hosts. It is called once.
         device: The device of the server.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         replaceable: Whether the trial is started again elsewhere when a process or a GPU of it is lost, which then is
@@ -158,10 +158,8 @@ class TrialRun:
             raise
 
     def close(self) -> None:
-        """Close the fleet, and give torch's global state back."""
-        if self._fleet is not None:
-            self._fleet.close()
-            self._fleet = None
+        """Let go of the fleet, and give torch's global state back."""
+        self._fleet = None
         self._context.close()
 
     @property

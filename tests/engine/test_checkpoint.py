@@ -264,16 +264,8 @@ class Many(ClientStates):
     """States that are made when they are read; `most` of them were alive at once."""
 
     def __init__(self, clients, floats):
-        self._clients, self._floats, self._alive, self.most, self.reads = clients, floats, [], 0, 0
-
-    def __iter__(self):
-        return iter(map(ClientIndex, range(self._clients)))
-
-    def __len__(self):
-        return self._clients
-
-    def version(self, client):
-        return 1
+        self._floats, self._alive, self.most, self.reads = floats, [], 0, 0
+        self.versions = dict.fromkeys(map(ClientIndex, range(clients)), 1)
 
     def __getitem__(self, client):
         return self.watched({"w": torch.full((self._floats,), float(client))})

@@ -39,13 +39,13 @@ def test_it_is_a_mapping_in_the_order_of_clients():
 def test_every_write_has_a_version_of_its_own():
     store = ClientStore()
     store[0], store[1] = state(0), state(1)
-    versions = [store.version(0), store.version(1)]
+    versions = [store.versions[0], store.versions[1]]
     store[0] = state(0)
-    versions.append(store.version(0))
+    versions.append(store.versions[0])
     store.clear()
     assert not store
     store[0] = state(0)
-    versions.append(store.version(0))
+    versions.append(store.versions[0])
     assert len(set(versions)) == 4
 
 
