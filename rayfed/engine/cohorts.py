@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.requests import add_to
 from rayfed.sampling.base import Cohort, Drawing, Uniform
 
 _LOSS_BYTES = 4  # a reported loss is a float32
@@ -25,39 +26,8 @@ Losses = Callable[[int, Sequence[ClientIndex]], tuple[Mapping[ClientIndex, float
 """losses(round, clients): each client's loss of the model that it would download, and a download's bytes by field."""
 
 
-@dataclass
-class Poll:
-    """The cost of a round's sampling.
-
-    Attributes:
-        clients: The clients that evaluated the model, each once.
-        sizes: The bytes of one download by field.
-        seconds: The wall-clock seconds of the evaluation.
-    """
-
-    clients: set[int] = field(default_factory=set)
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def add_to(self, record: Record, cohort: Sequence[int]) -> None:
-        """Add the cost to the record of the round. Clients of the cohort have downloaded the model already."""
-        if not self.clients:
-            return
-        more = len(self.clients - set(cohort))
-        for name, size in self.sizes.items():
-            record.bytes_down[name] = record.bytes_down.get(name, 0) + size * more
-        record.bytes_up["sampling loss"] = _LOSS_BYTES * len(self.clients)
-        record.seconds["evaluate"] += self.seconds
-        record.seconds["total"] += self.seconds
-
-
 class Cohorts:
-    """Draws the cohorts of a simulation.
-
-    Args:
-        examples: The training examples of each client.
-        losses: Asks clients for their losses.
-    """
+    """Draws the cohorts of a simulation; `losses` asks clients for their losses."""
 
     def __init__(self, blueprint: Blueprint, population: Population, examples: np.ndarray, losses: Losses):
         self._blueprint, self._losses = blueprint, losses
@@ -69,23 +39,33 @@ class Cohorts:
         self._last_losses = np.full(len(self.participants), np.nan)
         self._participated: set[int] = set()
         self._cohort: Cohort | None = None
-        self.poll = Poll()
+        self._asked: set[int] = set()  # the clients that evaluated the model for the sampler in this round
+        self._sizes: Mapping[str, int] = {}  # the bytes of one download by field
+        self._seconds = 0.0  # of the evaluation
 
     def draw(self, round: int) -> tuple[ClientIndex, ...]:
-        """Return the clients of a round, in ascending order."""
-        self.poll, self._cohort = Poll(), None
-        size = self._blueprint.cohort
-        if self.is_uniform or size == len(self.participants):
-            return sampled_cohort(self._blueprint, self.participants, round)
+        """Return the clients of a round, in ascending order.
+
+        With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds, in which N mod cohort
+        clients do not take part.
+        """
+        self._cohort, self._asked, self._seconds = None, set(), 0.0
+        how, size, clients = self._blueprint, self._blueprint.cohort, len(self.participants)
+        if size == clients:
+            return tuple(self.participants)
+        if how.algorithm.sample_without_replacement:
+            cycle, turn = divmod(round - 1, clients // size)
+            order = generator(how.seed, "cohorts", cycle=cycle).permutation(clients)
+            return tuple(sorted(map(ClientIndex, order[turn * size : (turn + 1) * size].tolist())))
         drawing = Drawing(
             round=round,
             size=size,
             shares=self._shares.copy(),
             last_losses=self._last_losses.copy(),
-            rng=generator(self._blueprint.seed, "cohort", round=round),
-            losses=lambda clients: self._asked(round, clients),
+            rng=generator(how.seed, "cohort", round=round),
+            losses=partial(self._losses_now, round),
         )
-        cohort = self._blueprint.sampler.draw(drawing)
+        cohort = how.sampler.draw(drawing)
         self._cohort = self._checked(cohort, size)
         return tuple(ClientIndex(i) for i in self._cohort.clients)
 
@@ -113,7 +93,13 @@ class Cohorts:
         for score in record.scores:
             if (score.metric, score.split, score.point) == ("loss", "train", "trained") and not score.unseen:
                 self._last_losses[self._clients.place(score.client)] = score.value
-        self.poll.add_to(record, cohort)
+        if not self._asked:
+            return
+        more = len(self._asked - set(cohort))  # clients of the cohort have downloaded the model already
+        add_to(record.bytes_down, {name: size * more for name, size in self._sizes.items()})
+        record.bytes_up["sampling loss"] = _LOSS_BYTES * len(self._asked)
+        record.seconds["evaluate"] += self._seconds
+        record.seconds["total"] += self._seconds
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps, as JSON; None for uniform sampling, which keeps nothing."""
@@ -129,19 +115,17 @@ class Cohorts:
         for i, loss in state["last_losses"].items():
             self._last_losses[int(i)] = loss
 
-    def _asked(self, round: int, clients: Sequence[int]) -> np.ndarray:
+    def _losses_now(self, round: int, clients: Sequence[int]) -> np.ndarray:
         began = time.perf_counter()
         asked = tuple(sorted({ClientIndex(i) for i in clients}))
-        losses, self.poll.sizes = self._losses(round, asked)
-        self.poll.clients.update(asked)
-        self.poll.seconds += time.perf_counter() - began
+        losses, self._sizes = self._losses(round, asked)
+        self._asked.update(asked)
+        self._seconds += time.perf_counter() - began
         return np.array([losses[ClientIndex(i)] for i in clients])
 
     def _checked(self, cohort: Cohort, size: int) -> Cohort:
         """Return a cohort with its clients in ascending order; raise BadHook if it is not valid."""
         name = f"{type(self._blueprint.sampler).__name__}.draw"
-        if not isinstance(cohort, Cohort):
-            raise BadHook(f"{name} returned {type(cohort).__name__}, not a Cohort")
         clients = [int(i) for i in cohort.clients]
         if not 1 <= len(clients) <= size or len(set(clients)) < len(clients):
             raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
@@ -171,32 +155,11 @@ def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[Cli
     return {i: weight / total for i, weight in weights.items()} if total else weights
 
 
-def sampled_cohort(blueprint: Blueprint, participants: Sequence[ClientIndex], round: int) -> tuple[ClientIndex, ...]:
-    """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
-
-    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds, in which N mod cohort clients
-    do not take part.
-    """
-    size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
-    if size == clients:
-        return tuple(participants)
-    if blueprint.algorithm.sample_without_replacement:
-        cycle, turn = divmod(round - 1, clients // size)
-        order = generator(seed, "cohorts", cycle=cycle).permutation(clients)
-        chosen = order[turn * size : (turn + 1) * size]
-    else:
-        chosen = generator(seed, "cohort", round=round).choice(clients, size, replace=False)
-    return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
-
-
 def completed(total: ExactSum, trees: Sequence[Any], rule: Callable[[Tensor, Sequence[Any], str], Tensor]) -> ExactSum:
-    """Return a sum of averaged fields with every tensor completed from what the server has sent.
+    """Return a sum of averaged fields with every tensor completed from `trees`, payloads that the server has sent.
 
-    Args:
-        total: Σ a_i x_i over the averaged fields; each is a mapping of tensors, which may be nested.
-        trees: Payloads.
-        rule: rule(value, sent, name) returns the completed value of a leaf, given the leaf of each of `trees`, None
-            where there is none of this shape. Counters keep their maximum.
+    `rule(value, sent, name)` returns the completed value of a leaf, given the leaf of each of `trees`, None where there
+    is none of this shape. Counters keep their maximum.
     """
 
     def walk(value: Any, sent: Sequence[Any], name: str) -> Any:

@@ -191,14 +191,11 @@ class Schedule:
             seconds += (elapsed if elapsed > 2 * first else max(first - elapsed, 0.0)) - first
         return seconds + sum(unit.cost for unit in self._plans[host]) * rate
 
-    def _least_cost(self, host: int) -> float:
-        """Return the cost of the shortest chunk that is worth a call."""
-        return 0.0 if self.rates is None else max(self._least, _LEAST_SECONDS / self._rate(host))
-
     def _front(self, host: int) -> list[Unit]:
         """Take the next chunk, half of what is planned for `host`, from its plan; all of it if little would be left."""
         plan = self._plans[host]
-        planned, least = sum(unit.cost for unit in plan), self._least_cost(host)
+        planned = sum(unit.cost for unit in plan)
+        least = 0.0 if self.rates is None else max(self._least, _LEAST_SECONDS / self._rate(host))  # worth a call
         most = max(planned / 2, least)
         if planned - most < least / 2:
             most = math.inf

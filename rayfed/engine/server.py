@@ -49,14 +49,14 @@ class Server:
         self.seed = blueprint.seed
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         self.ctx: Context = blueprint.context(population, device)
-        self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
+        self.evaluator = Evaluator(evaluation, blueprint, self.ctx, fleet, population)
         self.population, self.participants = population, self.evaluator.participants
         self.examples = blueprint.training_examples(population)
         self.round = 0  # the last finished round
         self._is_set_up = False
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
         self.best = BestRound(evaluation.selection)
-        arguments = blueprint, population, fleet, self._losses_of
+        arguments = blueprint, population, fleet, lambda *at: self.evaluator.training_losses(self.state, *at)
         self.rounds = Rounds(*arguments) if blueprint.buffered is None else BufferedRounds(*arguments, evaluation)
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
@@ -69,11 +69,8 @@ class Server:
             yield record
 
     def _records(self) -> Iterator[Record]:
-        rounds, final, everyone = (
-            self.blueprint.rounds,
-            bool(self.algorithm.final_exchanges),
-            Turn.of(self.participants),
-        )
+        rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
+        everyone = Turn.of(self.participants)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, everyone)
             record.clock_seconds = 0.0 if self.blueprint.clock.runs else None
@@ -88,7 +85,7 @@ class Server:
             cohort, record = turn.clients, self._stage("round", number, turn)
             turn.add_to(record)
             self.rounds.update(record, cohort)
-            if self.evaluation.scores_training:
+            if "trained" in self.evaluation.points and "train" in self.evaluation.splits:
                 record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
@@ -106,17 +103,11 @@ class Server:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run."""
-        if self.algorithm.final_exchanges:
-            return self.round > self.blueprint.rounds
-        return self._rounds_are_over
+        return self.round > self.blueprint.rounds if self.algorithm.final_exchanges else self._rounds_are_over
 
     @property
     def _rounds_are_over(self) -> bool:
         return self.round >= self.blueprint.rounds or self.early_stopping.reason is not None
-
-    @property
-    def _last_round(self) -> int:
-        return self.early_stopping.round or self.blueprint.rounds
 
     @property
     def stop_reason(self) -> str | None:
@@ -138,22 +129,14 @@ class Server:
     def restore_progress(self, progress: Mapping[str, Any]) -> None:
         """Go on after `round` from what `progress` returned."""
         self._is_set_up = True
-        if "early_stopping" in progress:
-            self.early_stopping.restore(progress["early_stopping"])
-        if "best" in progress:
-            self.best.restore(progress["best"])
-        if "vmap_clients" in progress:
-            self.fleet.vmap_clients = progress["vmap_clients"]
+        self.early_stopping.restore(progress["early_stopping"])
+        self.best.restore(progress["best"])
+        self.fleet.vmap_clients = progress["vmap_clients"]
         self.rounds.restore(progress, self.round)
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
         """Return the cohort of a round, in ascending order."""
         return self.rounds.sample(round)
-
-    def _losses_of(
-        self, round: int, clients: Sequence[ClientIndex]
-    ) -> tuple[Mapping[ClientIndex, float], Mapping[str, int]]:
-        return self.evaluator.training_losses(self.state, round, tuple(clients))
 
     def state_hash(self) -> str:
         """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
@@ -177,15 +160,13 @@ class Server:
         if exchanges and (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
         if stage == "round":
-            record.bytes_formula = bytes_by_formula(self.algorithm, ctx, self.examples[list(cohort)].tolist())
-            record.scores += self._logged_scalars(cohort)
+            examples = self.examples[list(cohort)].tolist()
+            record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)
+            logged = [name for name in self.algorithm.logged_scalars if name in self.state]
+            values = [Value(name, float(self.state[name]), sum(examples)) for name in logged]
+            record.scores += [as_score(value, split="train", point="global") for value in values]
         record.seconds["total"] = time.perf_counter() - began
         return record
-
-    def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
-        n = int(self.examples[list(cohort)].sum())
-        values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
-        return [as_score(Value(name, float(value), n), split="train", point="global") for name, value in values.items()]
 
     def _choose_vmap_clients(self, exchange: Exchange, ctx: Context, record: Record) -> None:
         """Have the fleet measure how many clients to train at once, before the first exchange that trains."""
@@ -280,15 +261,9 @@ class Server:
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
     def _note(
-        self,
-        record: Record,
-        times: Sequence[float],
-        result: ExchangeResult,
-        down: State,
-        unicast: States,
-        starting: int,
+        self, record: Record, times: Sequence[float], result: ExchangeResult, down: State, unicast: States, new: int
     ) -> None:
-        """Add the seconds of an exchange to `record`, and the bytes of the clients that start and that reply."""
+        """Add the seconds of an exchange to `record`, and the bytes of its `new` and of all clients."""
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
         on_hosts = max(result.busy.values(), default=0.0)
@@ -299,7 +274,7 @@ class Server:
         record.seconds["upload"] += exchange - on_hosts
         record.seconds["aggregate"] += aggregate
         record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
-        add_to(record.bytes_down, {name: size * starting for name, size in bytes_by_field(down).items()})
+        add_to(record.bytes_down, {name: size * new for name, size in bytes_by_field(down).items()})
         for fields in unicast.values():
             add_to(record.bytes_down, bytes_by_field(fields))
         for sent in result.sent.values():
@@ -312,7 +287,8 @@ class Server:
         record.scores += scores
         record.maps += maps
         if with_unseen_clients:
-            record.scores += self.evaluator.unseen_scores(self.state, self._last_round)
+            last = self.early_stopping.round or self.blueprint.rounds
+            record.scores += self.evaluator.unseen_scores(self.state, last)
         self.best.add(record)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
@@ -327,7 +303,7 @@ class Server:
             known = {_key(score) for score in record.scores}
             record.scores += [score for score in scores if _key(score) not in known]
             record.maps = [*record.maps, *(map for map in maps if map[:4] not in {other[:4] for other in record.maps})]
-        record.scores += self.evaluator.unseen_scores(self.state, self._last_round)
+        record.scores += self.evaluator.unseen_scores(self.state, record.round)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
@@ -336,10 +312,8 @@ class Server:
 def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
     """Return the scores of a round without the means over local steps that have the name and place of a score.
 
-    Otherwise a curve would mix the two, and a row would not be unique.
-
-    Args:
-        scored: Whether models were scored in this round. Their scores come first.
+    Otherwise a curve would mix the two, and a row would not be unique. `scored` says whether models were scored in this
+    round. Their scores come first.
     """
     if not scored:
         names = {("train", "trained", "accuracy"), ("train", "trained", "loss")}

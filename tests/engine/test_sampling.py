@@ -189,7 +189,6 @@ class TestAggregate:
             (Cohort([-1, 2]), "returned client -1, expected positions from 0 to 3"),
             (Cohort([0, 1], [1.0]), "one finite non-negative number per client"),
             (Cohort([0, 1], [1.0, float("nan")]), "one finite non-negative number per client"),
-            ([0, 1], "returned list, not a Cohort"),
         ],
     )
     def test_what_is_no_cohort(self, cohort, message):
