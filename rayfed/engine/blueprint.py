@@ -38,23 +38,16 @@ class Blueprint:
         model: The model; its weights are the initial weights.
         loss: (logits, y) -> scalar mean over the batch.
         training_loss: The loss that models are trained by, where it is not `loss`, which scores them.
-        schedule: The schedule of learning rates over the rounds.
-        availability: Which of the sampled clients reply, and how much of the local work they do.
-        clock: How long clients take.
         buffered: The schedule of asynchronous rounds; None for rounds in which the server waits for its cohort.
-        sampler: Which clients are sampled for a round.
         local: The local training of a round.
         keep_optimizer: Whether clients keep the optimiser's state between rounds; None: as the algorithm does.
-        cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding. None: a host
             measures which number is fast before it first trains.
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
         bf16: Whether steps of local training compute in bfloat16 where torch.autocast does.
-        augment: The augmentation of training batches.
         data_on_device: Whether clients' inputs stay on their host's device; None: if they fit. It changes no result.
-        outputs: What the outputs of the model stand for.
         rows_interact: Whether an example's output depends on the others in its batch when models are scored.
     """
 
@@ -312,9 +305,7 @@ class Blueprint:
     ) -> None:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it.
 
-        Args:
-            phases: The training of the client of a context.
-            where: Which training this is, for the message.
+        `phases` returns the training of the client of a context, and `where` says in the message which training it is.
         """
         size, drop_last, problem = self.batch_size, self.drop_last, self.problem(population, ctx.task)
         if drop_last and size > 1 and min(problem.examples.values()) > 1:

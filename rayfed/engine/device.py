@@ -25,12 +25,8 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
     A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
     processes on the same GPU cannot take it from each other.
 
-    Args:
-        gpus: The GPUs that the process reserved. Ray shows a process its own GPUs only.
-        model: The model of the simulation, where there is one yet.
-
     Raises:
-        UsageError: torch finds no GPU, or the share cannot hold CUDA's context and the model in training.
+        UsageError: torch finds no GPU, or the share cannot hold CUDA's context and `model` in training.
     """
     if not gpus:
         return torch.device("cpu")
@@ -120,13 +116,6 @@ def prefers_channels_last(device: torch.device, *, bf16: bool) -> bool:
     A CPU takes 1 / 1.2 to 1 / 1.7 of the time. CUDA has such kernels for half precision; in float32 it would copy.
     """
     return device.type != "cuda" or bf16
-
-
-def check_bf16(device: torch.device) -> None:
-    """Raise UsageError if a GPU cannot compute in bfloat16; every CPU can."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(device)
-        raise UsageError(f"local.precision=bf16: {name} cannot compute in bfloat16; use local.precision=float32")
 
 
 def keep_freed_memory() -> None:

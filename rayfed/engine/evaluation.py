@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rayfed.algorithm import Algorithm, Context, Exchange, State
+from rayfed.algorithm import Context, Exchange, State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
@@ -72,11 +72,6 @@ class Evaluation:
     selection: Selection = field(default_factory=Selection)
     stop_rule: StopRule | None = None
 
-    @property
-    def scores_training(self) -> bool:
-        """Whether models are scored after local training on the data that they were trained on."""
-        return "trained" in self.points and "train" in self.splits
-
     def due(self, round: int, rounds: int) -> bool:
         """Return whether to score after `round` of `rounds`."""
         return round % self.every == 0 or round == rounds
@@ -102,7 +97,8 @@ class EarlyStopping:
         rule = self._rule
         if rule is None or self.reason is not None or (score := rule.selection.score(record)) is None:
             return
-        if math.isfinite(score) and (self._best is None or self._is_better(score, self._best, rule)):
+        gain = rule.selection.gain
+        if math.isfinite(score) and (self._best is None or gain(score) - gain(self._best) > rule.min_delta):
             self._best, self._best_round, self._waited = score, record.round, 0
             return
         self._waited += 1
@@ -125,19 +121,11 @@ class EarlyStopping:
         self._best, self._best_round = state["best"], state["best_round"]
         self._waited, self.reason, self.round = state["waited"], state["reason"], state.get("round")
 
-    @staticmethod
-    def _is_better(score: float, best: float, rule: StopRule) -> bool:
-        return rule.selection.gain(score) - rule.selection.gain(best) > rule.min_delta
-
 
 def downloads(
     exchange: Exchange, ctx: Context, state: State, clients: Sequence[ClientIndex] | None = None
 ) -> tuple[State, dict[ClientIndex, State]]:
-    """Return (what every client of the cohort receives, the further fields of the clients that receive any).
-
-    Args:
-        clients: The clients of the cohort whose further fields are needed; None: all.
-    """
+    """Return what every client of the cohort receives, and the further fields of those `clients` that receive any."""
     down = exchange.broadcast(ctx, state)
     unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in (ctx.cohort if clients is None else clients)}
     return down, {i: fields for i, fields in unicast.items() if fields}
@@ -151,23 +139,20 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        evaluation: Evaluation,
-        algorithm: Algorithm,
-        ctx: Context,
-        fleet: Fleet,
-        population: Population,
-        seed: int,
+        self, evaluation: Evaluation, blueprint: Blueprint, ctx: Context, fleet: Fleet, population: Population
     ):
-        self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
+        self.evaluation, self.ctx, self.fleet = evaluation, ctx, fleet
+        self.algorithm, self.seed = blueprint.algorithm, blueprint.seed
         self.participants = participants_of(population)
-        self._scored = _sample(self.participants, evaluation.clients, seed)
+        self._scored = _sample(self.participants, evaluation.clients, self.seed)
         places = range(len(self.participants), len(population.clients))
-        self.unseen_clients = tuple(ClientIndex(place) for place in places)
+        self.unseen_clients = tuple(map(ClientIndex, places))
         self.population = population
         self.tell: Callable[[str], None] = lambda doing: None
         self._trained: list[Representations] = []  # of the round under way, for joint maps
-        self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
+        self._last_round = ctx.rounds + bool(
+            self.algorithm.final_exchanges
+        )  # the final stage is scored as a round, too
 
     def evaluated(
         self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False
@@ -177,9 +162,7 @@ class Evaluator:
         The global model is scored on the clients' data and the server's test sets. Without a global model, each
         client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
         on where clients live.
-
-        Args:
-            is_last: Whether to take the metrics that are due after the last round.
+        With `is_last`, the metrics are taken that are due after the last round.
         """
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self._scored
         points, splits = self.evaluation.points, self.evaluation.splits
@@ -299,22 +282,15 @@ def in_order(scores: Sequence[Score]) -> list[Score]:
 
 
 def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation, *, whole: bool) -> None:
-    """Refuse a metric that needs classes, a layer, a split or a global model that does not exist.
+    """Raise UsageError if a metric needs classes, a layer, a split or a global model that does not exist.
 
-    Args:
-        whole: Whether the server's model is the whole network, so that gradients can be taken there.
-
-    Raises:
-        UsageError: The metric, and what it lacks.
+    `whole` says whether the server's model is the whole network, so that gradients can be taken there.
     """
     labels = population.clients[0].train.y
     scored = {*evaluation.splits, *(test.split for test in population.tests)}
+    classes, kind = labels.ndim == 1 and labels.dtype.kind in "iu", blueprint.outputs.kind
     for name, metric in evaluation.metrics.items():
-        classes = labels.ndim == 1 and labels.dtype.kind in "iu"
-        if isinstance(metric, OfRepresentations) and not classes:
-            raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
-        kind, of_predictions = blueprint.outputs.kind, isinstance(metric, OfPredictions) and metric.requires_classes
-        if isinstance(metric, OfPredictions) and of_predictions and kind not in metric.kinds:
+        if isinstance(metric, OfPredictions) and metric.requires_classes and kind not in metric.kinds:
             needed = " or ".join(dict.fromkeys(map(_in_words, metric.kinds)))
             stand = "do not" if kind == "unknown" else f"stand for {_in_words(kind)}"
             raise UsageError(
@@ -322,6 +298,8 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
                 f"({labels.dtype}) they {stand}; docs/evaluation.md says which do"
             )
         if isinstance(metric, OfRepresentations):
+            if not classes:
+                raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
             if metric.split not in scored:  # the splits that it is fitted to need not be scored
                 raise UsageError(
                     f"metrics.{name}.split={metric.split}: this split is not scored; scored splits: "
@@ -351,11 +329,7 @@ def chosen_metric(
         name: The metric, or its key in `metrics`; None: accuracy; without it f1 of several labels, mae of numbers, or
             else loss.
         mode: "max" or "min", for a metric that does not declare it.
-        metrics: The metrics that are switched on.
         outputs, shape: What the model's output for one example stands for, and its shape.
-
-    Raises:
-        UsageError: The metric cannot choose.
     """
     of_classes = outputs.kind in OF_CLASSES
     declared: dict[str, bool | None] = {"accuracy": True, "loss": False} if of_classes else {"loss": False}
@@ -366,19 +340,12 @@ def chosen_metric(
             return default, bool(metric.higher_is_better)
         default = "loss"
     name = name or default
-    if name == "accuracy" and not of_classes:
-        raise UsageError(f"select.metric=accuracy: there is no accuracy here; use {default}")
     if name not in declared:
-        if name in metrics and not isinstance(metrics[name], OfPredictions):
-            raise UsageError(f"select.metric={name}: only accuracy, loss and metrics of predictions can choose")
-        values = _defined_values(
-            [metrics[name]] if name in metrics else list(metrics.values()), population, outputs, shape
-        )
-        if name in metrics and not values:
-            raise UsageError(f"select.metric={name}: has no value on the validation data of any client")
+        asked = [metrics[name]] if name in metrics else list(metrics.values())
+        values = _defined_values(asked, population, outputs, shape)
         if name in metrics and name not in values and len(values) == 1:
             name = next(iter(values))
-        declared |= {value: by for value, by in values.items() if value not in declared}
+        declared = values | declared
     if name not in declared:
         raise UsageError(f"select.metric={name}: no such value is measured; {suggestion(name, declared)}")
     higher_is_better = declared[name]
@@ -407,7 +374,7 @@ def _defined_values(
                 continue
             raw = torch.randn(len(y), *shape, generator=rng), y
             arguments = scored_values(outputs, *raw) if metric.requires_classes else raw
-            for value in metric.each(metric.measure(*(arguments or raw))):
+            for value in metric.measure(*(arguments or raw)):
                 value = metric.declared(value)
                 if not math.isnan(value.value):
                     values[value.metric] = value.higher_is_better

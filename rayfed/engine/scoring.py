@@ -108,14 +108,13 @@ def _measured(
 
     A value of a user's own metric takes the place of one of rayfed's with the same name.
     """
-    by_owner: dict[bool, list[Value]] = {True: [], False: []}
+    ours, own = list[Value](), list[Value]()
     for metric in metrics:
         arguments = scored if metric.requires_classes and scored is not None else (logits, part.y)
         if len(arguments[1]):
-            measured = metric.each(metric.measure(*arguments))
-            by_owner[type(metric).__module__.startswith("rayfed.")] += map(metric.declared, measured)
-    own = [value.metric for value in by_owner[False]]
-    values = [*(value for value in by_owner[True] if value.metric not in own), *by_owner[False]]
+            kind = ours if type(metric).__module__.startswith("rayfed.") else own
+            kind += map(metric.declared, metric.measure(*arguments))
+    values = [*(value for value in ours if value.metric not in {other.metric for other in own}), *own]
     names = [value.metric for value in values]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")
@@ -222,13 +221,11 @@ class DueMetrics:
             {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
         )
         common = [path for path in start if path in end and start[path].shape == end[path].shape]
-        if not common:
-            return []
         start, end = {path: start[path] for path in common}, {path: end[path] for path in common}
         return [
             metric.declared(Value(name, value, ctx.examples))
-            for metric in self.of(OfTraining)
-            for name, value in metric.each(metric.measure(start, end))
+            for metric in (self.of(OfTraining) if common else ())
+            for name, value in metric.measure(start, end)
         ]
 
     def representation_scores(
@@ -272,7 +269,7 @@ class DueMetrics:
                     maps.append(RepresentationMap(name, point, metric.split, layer, metric.map(samples, seed)))
                     continue
                 suffix = "" if layer == "features" else f"@{layer}"
-                for client, domain, value in metric.each(metric.measure(samples, classes, seed)):
+                for client, domain, value in metric.measure(samples, classes, seed):
                     value = metric.declared(value)
                     value = value._replace(metric=value.metric + suffix)
                     scores.append(as_score(value, client=client, domain=domain, split=metric.split, point=point))
@@ -300,7 +297,7 @@ def domain_gradients(ctx: Context, weights: Any, parts: Iterable[Part]) -> list[
             total, n = sums.get((part.domain, part.split), (ExactSum(), 0))
             total.add(full_gradient(ctx.task, weights, part), len(part) * _UNIT)
             sums[part.domain, part.split] = total, n + len(part)
-    return [Gradients(domain, split, total, n) for (domain, split), (total, n) in sums.items()]
+    return [Gradients(*place, *summed) for place, summed in sums.items()]
 
 
 def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradients]) -> list[Score]:
@@ -318,7 +315,7 @@ def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradient
             if n := sum(examples for _, examples in parts):
                 totals = [total.value for total, _ in parts]
                 means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
-        for domain, value in metric.each(metric.measure(means)):
+        for domain, value in metric.measure(means):
             value = metric.declared(value)
             scores.append(as_score(value, domain=domain, split=metric.splits[0], point="global"))
     return scores

@@ -263,7 +263,7 @@ class Server:
     def _note(
         self, record: Record, times: Sequence[float], result: ExchangeResult, down: State, unicast: States, new: int
     ) -> None:
-        """Add the seconds of an exchange to `record`, and the bytes of its `new` and of all clients."""
+        """Add the seconds of an exchange to `record`, and its bytes; `new` clients have received `down`."""
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
         on_hosts = max(result.busy.values(), default=0.0)
