@@ -19,9 +19,9 @@ SECONDS = ("broadcast", "train", "upload", "aggregate", "evaluate", "total")
 """The parts of a round whose wall-clock seconds are measured."""
 _LOWER_IS_BETTER = frozenset(
     {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
-    | {"divergence", "probe", "drift", "gradient"}
+    | {"divergence", "drift", "gradient"}
 )
-_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe", "dice", "iou", "precision"})
+_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "dice", "iou", "precision"})
 INT32: Mapping[str, str] = {"arrow": "int32"}
 """Field metadata: a 32-bit column in Parquet, where an integer would get 64 bits."""
 
@@ -255,7 +255,7 @@ def lower_is_better_by_name(metric: str) -> bool:
 
 
 def is_fraction(metric: str) -> bool:
-    """Return whether `metric` is a fraction of 1, shown in percent (`accuracy_class_3`, `client_probe`, …)."""
+    """Return whether `metric` is a fraction of 1, shown in percent (`accuracy_class_3`, `mean_iou`, …)."""
     return not _FRACTIONS.isdisjoint(_words(metric))
 
 

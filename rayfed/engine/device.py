@@ -118,6 +118,13 @@ def prefers_channels_last(device: torch.device, *, bf16: bool) -> bool:
     return device.type != "cuda" or bf16
 
 
+def check_bf16(device: torch.device) -> None:
+    """Raise UsageError if a GPU cannot compute in bfloat16; every CPU can."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise UsageError(f"local.precision=bf16: {name} cannot compute in bfloat16; use local.precision=float32")
+
+
 def keep_freed_memory() -> None:
     """Keep up to half a gigabyte of freed memory in this process for the next batch; does nothing without glibc.
 

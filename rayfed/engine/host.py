@@ -18,7 +18,7 @@ from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import keep_freed_memory, peak_bytes, set_kernels
+from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.purity import untouched
@@ -60,6 +60,8 @@ class Host:
         keep_freed_memory()
         self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
         self.drop_last, self.bf16 = blueprint.drop_last, blueprint.bf16
+        if self.bf16:
+            check_bf16(torch.device(device))
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
         self._share = share

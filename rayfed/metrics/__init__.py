@@ -23,7 +23,6 @@ METRICS = {
     "gradient_norm": "rayfed.metrics.heterogeneity:GradientNorm",
     "mdl": "rayfed.metrics.mdl:Mdl",
     "frechet": "rayfed.metrics.frechet:Frechet",
-    "client_probe": "rayfed.metrics.linear_probes:ClientProbe",
     "head_accuracy": "rayfed.metrics.linear_probes:HeadAccuracy",
     "tsne": "rayfed.metrics.tsne:Tsne",
 }

@@ -1,4 +1,4 @@
-"""Linear classifiers on frozen representations: accuracy of a new head, and how well clients can be told apart.
+"""Accuracy of a new linear head on frozen representations.
 
 The new head is FRAug's case study (Chen et al. 2023, section 3.2). The paper trains a model on 10 % of each client's
 data, and then its head alone on 100 % of them. Here the same takes partition.validation=0.9 and `fit` = train and val.
@@ -8,12 +8,10 @@ SGD.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -49,40 +47,11 @@ class HeadAccuracy(OfRepresentations):
             if len(np.unique(y)) == 1:  # logistic regression needs two classes
                 predictions = np.full(len(test_y), y[0])
             else:
-                predictions = _classifier(self.penalty).fit(z, y).predict(test_z)
+                head = make_pipeline(StandardScaler(), LogisticRegression(C=1 / self.penalty, max_iter=500))
+                predictions = head.fit(z, y).predict(test_z)
             yield test.client, test.domain, Value("head_accuracy", float(np.mean(predictions == test_y)), len(test_y))
 
 
 def _joined(groups: Sequence[Representations]) -> tuple[np.ndarray, np.ndarray]:
     z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
     return z.cpu().numpy(), y.cpu().numpy()
-
-
-def _classifier(penalty: float) -> Any:
-    return make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=500))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientProbe(OfRepresentations):
-    """`client_probe`: the cross-validated accuracy of multinomial logistic regression (scikit-learn's) on standardised
-    representations, with the client as the label. `client_probe_chance`: the accuracy of always naming the client with
-    the most examples.
-
-    Where representations do not depend on the domain, as ADCOL aims for, no classifier does better than chance.
-    """
-
-    higher_is_better = False  # representations that do not depend on the client are the aim
-
-    folds: int = option(3, low=2, help="folds of the cross-validation")
-    penalty: float = option(1.0, above=0, help="weight of the L2 penalty")
-
-    def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
-        groups = [group for group in groups if len(group.z) >= self.folds]
-        if len(groups) < 2:
-            return
-        z, _ = _joined(groups)
-        labels = np.repeat(np.arange(len(groups)), [len(group.z) for group in groups])
-        folds = StratifiedKFold(self.folds, shuffle=True, random_state=seed)
-        accuracy = float(cross_val_score(_classifier(self.penalty), z, labels, cv=folds).mean())
-        yield -1, "", Value("client_probe", accuracy, len(z))
-        yield -1, "", Value("client_probe_chance", float(np.bincount(labels).max() / len(z)), len(z))

@@ -19,6 +19,7 @@ from rayfed.engine.device import (
     CONTEXT_BYTES,
     _emptiest_gpu,
     breaks_device,
+    check_bf16,
     device_for,
     peak_bytes,
     prefers_channels_last,
@@ -26,6 +27,7 @@ from rayfed.engine.device import (
 )
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import Host
 from rayfed.engine.server import Server
 
 
@@ -114,6 +116,15 @@ def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"placement\.gpus=0\.5.*placement\.gpus=0"):
         device_for(0.5)
+
+
+def test_bf16_is_refused_where_a_gpu_would_emulate_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    with pytest.raises(UsageError, match=r"^local\.precision=bf16: Tesla T4 cannot .*; use local\.precision=float32$"):
+        check_bf16(torch.device("cuda"))
+    people = blobs(2)
+    Host(blueprint(FedAvg(), people, bf16=True), people, "cpu")
 
 
 def test_a_round_has_the_largest_peak_of_its_hosts(monkeypatch):

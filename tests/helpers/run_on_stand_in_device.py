@@ -178,7 +178,7 @@ def careless() -> dict[str, Callable[[Any], Any]]:
 
 
 METRICS = {
-    **dict.fromkeys(("ece", "class_accuracy", "drift", "gradient_norm", "frechet", "client_probe"), True),
+    **dict.fromkeys(("ece", "class_accuracy", "drift", "gradient_norm", "frechet"), True),
     "mdl": {"steps": 5, "sizes": 2, "seeds": 1, "hidden": 4, "examples": 60, "layers": ["features", "logits"]},
     "head_accuracy": {"fit": ["val"]},
     "tsne": {"examples": 40, "perplexity": 5},

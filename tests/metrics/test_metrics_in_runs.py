@@ -26,7 +26,6 @@ ALL = {
     "gradient_norm": {"every": 2},
     "mdl": {"steps": 5, "sizes": 2, "seeds": 1, "hidden": 4, "examples": 60, "layers": ["features", "logits"]},
     "frechet": True,
-    "client_probe": True,
     "head_accuracy": {"fit": ["val"]},
     "tsne": {"examples": 40, "perplexity": 5},
 }
@@ -48,7 +47,7 @@ def test_all_metrics_arrive_where_they_should(tmp_path):
     rounds = {name: sorted(set(rows["round"])) for name, rows in found.groupby("metric")}
     assert rounds["ece"] == rounds["drift"] == rounds["drift_relative"] == [1, 2, 3]
     assert rounds["gradient_norm"] == rounds["gradient_norm_mean"] == rounds["accuracy_class_0"] == [2, 3]
-    assert rounds["mdl"] == rounds["mdl@logits"] == rounds["frechet"] == rounds["client_probe"] == [3]
+    assert rounds["mdl"] == rounds["mdl@logits"] == rounds["frechet"] == [3]
     points = {name: set(rows["point"]) for name, rows in found.groupby("metric")}
     assert points["ece"] == points["mdl"] == {"global", "trained"}
     assert points["drift"] == {"trained"}
@@ -86,7 +85,7 @@ def test_models_that_diverged_in_the_last_step_end_no_trial(tmp_path):
     plain = run(tmp_path, {**diverging, **points}, experiment="a").metrics
     found = run(tmp_path, {**diverging, **points, "metrics": metrics}, experiment="b").metrics
     assert plain.query("metric == 'loss' and split == 'test'")["value"].isna().all()
-    of_representations = {"mdl", "mdl@logits", "frechet", "frechet_mean", "client_probe", "head_accuracy"}
+    of_representations = {"mdl", "mdl@logits", "frechet", "frechet_mean", "head_accuracy"}
     assert not of_representations & set(found["metric"])
     assert {"loss", "accuracy", "ece", "drift"} <= set(found["metric"])
 
