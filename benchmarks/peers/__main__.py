@@ -2,7 +2,8 @@
 
 The jobs are those of `round_seconds.py` (mnist-cnn, which needs RAYFED_DATA) and `many_clients.py` (many-clients), and
 two that also measure start-up and memory: users that are made on demand, of whom each engine draws 100 per round by
-itself (many-users, without the bare loop), and a large MLP on ten clients (large-model).
+itself (many-users, without the bare loop), and a large MLP on ten clients (large-model). Two have other tasks: a U-Net
+finds strokes (pixels), and a GRU predicts words (next-words).
 Every engine has two processes of one thread each, takes the same steps on the same batches, and evaluates nothing. The
 engines run in turn, each time in a new process. Times are from the end of one round to the end of the next, without
 start-up. The environments of pfl-research and Flower are installed on demand.
@@ -62,7 +63,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = (jobs.MNIST_CNN, jobs.MANY_CLIENTS, jobs.MANY_USERS, jobs.LARGE_MODEL)
+    names = (jobs.MNIST_CNN, jobs.MANY_CLIENTS, jobs.MANY_USERS, jobs.LARGE_MODEL, jobs.PIXELS, jobs.NEXT_WORDS)
     parser.add_argument("--jobs", nargs="+", choices=names, default=names[:2], help="default: the first two")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="default: all")
     parser.add_argument("--repeats", type=_positive, default=3, help="times that every engine runs (default: 3)")
@@ -115,6 +116,8 @@ def _jobs(name: str, args: argparse.Namespace) -> list[Job]:
         return [jobs.many_clients(rounds, clients=args.clients, images=args.images)]
     if name == jobs.MANY_USERS:
         return [jobs.many_users(rounds, users=users) for users in args.users]
+    if name in (jobs.PIXELS, jobs.NEXT_WORDS):
+        return [(jobs.pixels if name == jobs.PIXELS else jobs.next_words)(rounds)]
     if name == jobs.LARGE_MODEL:
         return [jobs.large_model(rounds, parameters=args.parameters)]
     if not (root := data_folder()):

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from rayfed.core.ids import Moment
 from rayfed.core.rng import generator
 
+WORDS = 200
+"""The number of words of the job with sentences."""
 PROCESSES = 2
 """The number of worker processes of every engine; each has one thread."""
 
@@ -35,6 +37,7 @@ class Job:
         name: The name of the job.
         network: The name of the network in `network`, which is also rayfed's.
         x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n]; none with `cohort`.
+            Labels may be of pixels, and inputs words, int64 [n, length].
         sizes: The number of training images of each client, int64 [clients]; images of a client are adjacent.
         test_x, test_y: The images and labels on which the final models are compared.
         initial: The initial parameters, in the order of `network(...).parameters()`.
@@ -96,7 +99,9 @@ class Job:
         return self.normalised(self.x[rows]), torch.from_numpy(self.y[rows])
 
     def normalised(self, images: np.ndarray) -> Tensor:
-        """Return (x / 255 - mean) / std, with the roundings of rayfed, which training would magnify."""
+        """Return (x / 255 - mean) / std, with the roundings of rayfed, which training would magnify; words stay."""
+        if images.dtype == np.int64:
+            return torch.from_numpy(images)
         mean, std = torch.tensor(self.mean), torch.tensor(self.std)
         x = torch.from_numpy(images).float().mul_(1 / (255 * std)).add_(-mean / std)
         return x.to(memory_format=self.memory_format)
@@ -128,7 +133,7 @@ class Job:
         steps = examples // self.batch_size
         return torch.from_numpy(rng.permutation(examples)[: steps * self.batch_size]).view(steps, self.batch_size)
 
-    def model(self) -> nn.Sequential:
+    def model(self) -> nn.Module:
         """Return the network with the initial parameters."""
         model = network(self.network, math.prod(self.test_x.shape[1:]), self.width)
         set_parameters(model, self.initial)
@@ -155,7 +160,39 @@ class Job:
         return cls(initial=_unnumbered(arrays), **json.loads(str(arrays.pop("rest"))), **arrays)
 
 
-def network(name: str, inputs: int, width: int) -> nn.Sequential:
+class UNet(nn.Module):
+    """A U-Net of two levels for grey images with even sides, without buffers: outputs [n, 2, height, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.down, self.low, self.up = _level(1, width), _level(width, 2 * width), _level(3 * width, width)
+        self.last = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down(x)
+        coarse = F.interpolate(self.low(F.max_pool2d(fine, 2)), scale_factor=2.0)
+        return self.last(self.up(torch.cat([fine, coarse], 1)))
+
+
+def _level(inputs: int, outputs: int) -> nn.Sequential:
+    pairs = ((inputs, outputs), (outputs, outputs))
+    layers = ((nn.Conv2d(i, o, 3, padding=1), nn.GroupNorm(4, o), nn.ReLU()) for i, o in pairs)
+    return nn.Sequential(*itertools.chain.from_iterable(layers))
+
+
+class NextWord(nn.Module):
+    """A GRU that predicts the next of `WORDS` words at every position: outputs [n, words, length]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding, self.gru = nn.Embedding(WORDS, width), nn.GRU(width, width, batch_first=True)
+        self.last = nn.Linear(width, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.gru(self.embedding(x))[0]).transpose(1, 2)
+
+
+def network(name: str, inputs: int, width: int) -> nn.Module:
     """Return a network as one would write it by hand; its parameters are in the order of rayfed's network `name`."""
     if name == "cnn":
         features = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
@@ -163,7 +200,7 @@ def network(name: str, inputs: int, width: int) -> nn.Sequential:
     if name == "mlp":
         hidden = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
-    raise ValueError(f"network={name!r}: expected cnn or mlp")
+    return {"unet": UNet, "gru": NextWord}[name](width)
 
 
 def set_parameters(model: nn.Module, values: Sequence[np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from _users import EXAMPLES, FEATURES, make_user
 from growth import make_clients
 from many_clients import draw_images
 
-from peers.job import Job
+from peers.job import WORDS, Job, network
 from rayfed.data.clients import Client, Examples
 from rayfed.data.loading import load
 from rayfed.data.population import Population
@@ -21,6 +22,8 @@ MNIST_CNN = "mnist-cnn"
 MANY_CLIENTS = "many-clients"
 MANY_USERS = "many-users"
 LARGE_MODEL = "large-model"
+PIXELS = "pixels"
+NEXT_WORDS = "next-words"
 
 
 def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: bool = True) -> Job:
@@ -76,6 +79,55 @@ def many_clients(rounds: int, *, clients: int = 500, images: int = 100, name: st
     )
 
 
+def pixels(rounds: int) -> Job:
+    """Return a job of ten clients with 140 images each of `mini_scans`, whose strokes a small U-Net finds."""
+    scans = load("mini_scans", {}, "domains", {"validation": 0})
+    train, test = ([getattr(client, name) for client in scans.clients] for name in ("train", "test"))
+    x, y = (np.concatenate([getattr(part, name)[:280] for part in train]) for name in ("x", "y"))
+    return _with_initial_weights(
+        name=PIXELS,
+        network="unet",
+        x=x,
+        y=y,
+        sizes=np.full(10, 140),
+        test_x=np.concatenate([part.x for part in test]),
+        test_y=np.concatenate([part.y for part in test]),
+        mean=0.5,
+        std=0.5,
+        lr=0.1,
+        width=8,
+        rounds=rounds,
+        channels_last=True,
+    )
+
+
+def next_words(rounds: int) -> Job:
+    """Return a job of 20 clients with 100 sentences each of 21 words, of which each has five likely successors."""
+    rng = np.random.default_rng(0)
+    successors = rng.integers(0, WORDS, (WORDS, 5))
+    words = np.empty((2500, 21), np.int64)
+    words[:, 0] = rng.integers(0, WORDS, len(words))
+    for position in range(1, 21):
+        likely = successors[words[:, position - 1], rng.integers(0, 5, len(words))]
+        words[:, position] = np.where(rng.random(len(words)) < 0.9, likely, rng.integers(0, WORDS, len(words)))
+    x, y = words[:, :-1], words[:, 1:]
+    return _with_initial_weights(
+        name=NEXT_WORDS,
+        network="gru",
+        x=x[:2000],
+        y=y[:2000],
+        sizes=np.full(20, 100),
+        test_x=x[2000:],
+        test_y=y[2000:],
+        mean=0.0,
+        std=1.0,
+        lr=0.5,
+        width=64,
+        rounds=rounds,
+        channels_last=False,
+    )
+
+
 def large_model(rounds: int, *, parameters: int) -> Job:
     """Return a job of 10 clients of 50 images each, with an MLP of about `parameters` parameters."""
     inputs, classes = 784, 10  # with two hidden layers of w units, w² + (inputs + classes + 2) w parameters and a few
@@ -114,9 +166,11 @@ def _with_initial_weights(**values) -> Job:
 
 def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
     """Return rayfed's plan for `job` on `hosts` Ray actors, with the tables in the folder `results`."""
+    own = job.network in ("unet", "gru")  # which rayfed has not, or otherwise
+    hidden = {"hidden": [job.width] * 2} if job.network == "mlp" else {}
     config = Config.read(
         {
-            "model": {"name": job.network} | ({"hidden": [job.width] * 2} if job.network == "mlp" else {}),
+            "model": {} if own else {"name": job.network} | hidden,
             "local": {"batch_size": job.batch_size, "epochs": 1, "lr": job.lr},
             "rounds": job.rounds,
             "cohort": job.cohort or None,
@@ -129,7 +183,8 @@ def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
     )
     if job.cohort:
         return make_plan(config, clients=make_clients(len(job.sizes)), num_classes=10)
-    return make_plan(config, population=population_of(job))
+    model = partial(network, job.network, 0, job.width) if own else None
+    return make_plan(config, population=population_of(job), model=model)
 
 
 def population_of(job: Job) -> Population:
@@ -137,4 +192,5 @@ def population_of(job: Job) -> Population:
     empty = Examples(job.x[:0], job.y[:0])
     parts = [job.rows(client) for client in range(len(job.sizes))]
     clients = [Client(i, "all", Examples(job.x[rows], job.y[rows]), empty, empty) for i, rows in enumerate(parts)]
-    return Population(job.name, tuple(clients), 10, (1, 28, 28), (job.mean,), (job.std,))
+    classes = {"unet": 2, "gru": WORDS}.get(job.network, 10)
+    return Population(job.name, tuple(clients), classes, job.x.shape[1:], (job.mean,), (job.std,))

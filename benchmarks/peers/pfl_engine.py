@@ -27,7 +27,7 @@ from peers.job import Job, Outcome, arguments, parameters_of
 class Net(nn.Module):
     """A network with the loss and the metrics that pfl asks for; it counts its training steps."""
 
-    def __init__(self, layers: nn.Sequential):
+    def __init__(self, layers: nn.Module):
         super().__init__()
         self.layers = layers
         self.steps = 0

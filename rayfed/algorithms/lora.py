@@ -20,7 +20,7 @@ FedIT (Zhang et al. 2024), the mean of A and of B, is `fedavg`; FedSA-LoRA (Guo 
 s is the model's alpha/rank for all clients. In FLoRA the server sends W, with all rounds in it, to whoever takes
 part. In the paper every client takes part, receives the last stack and adds it to a W of its own; the column
 `bytes_formula` has the bytes of that. HetLoRA's paper does not say how a client with several layers prunes its one
-rank: here by the sum.
+rank: here by the sum. The defaults of γ and λ are rayfed's, not checked against the paper's.
 """
 
 from collections.abc import Sequence

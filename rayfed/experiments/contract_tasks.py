@@ -68,17 +68,16 @@ class _Model(nn.Module):
 
     def __init__(self, task: str, extra: str) -> None:
         super().__init__()
-        self.pixels, self.words = task == "pixels", task == "next words"
-        self.first = nn.Embedding(_WORDS, _WIDTH) if self.words else nn.Conv2d(1, _WIDTH, 3, padding=1)
+        self.pixels, self.words, width = task == "pixels", task == "next words", _WIDTH
+        self.first = nn.Embedding(_WORDS, width) if self.words else nn.Conv2d(1, width, 3, padding=1)
         self.first.requires_grad_(task != "half frozen")
-        self.second = nn.GRU(_WIDTH, _WIDTH, batch_first=True) if self.words else nn.Linear(_WIDTH, _WIDTH)
-        self.third = _Lora() if extra == "lora" else nn.Linear(_WIDTH, _WIDTH)
-        self.norm = nn.BatchNorm1d(_WIDTH) if extra == "batch norm" else nn.Identity()
-        self.last = nn.Conv2d(_WIDTH, 2, 1) if self.pixels else nn.Linear(_WIDTH, _WORDS if self.words else 2)
+        self.second = nn.GRU(width, width, batch_first=True) if self.words else nn.Linear(width, width)
+        self.third = _Lora() if extra == "lora" else nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if extra == "batch norm" else nn.Identity()
+        self.last = nn.Conv2d(width, 2, 1) if self.pixels else nn.Linear(width, _WORDS if self.words else 2)
 
     def forward(self, image: Tensor, table: Tensor | None = None) -> Tensor:
-        z = self.first(image) if self.words else self.first(image).movedim(1, 3)
-        z = self.second(z)[0] if self.words else self.second(z).relu()
+        z = self.second(self.first(image))[0] if self.words else self.second(self.first(image).movedim(1, 3)).relu()
         z = z if self.pixels or self.words else z.mean((1, 2))
         z = self.third(z if table is None else z + table)
         z = self.norm(z.flatten(0, -2)).view_as(z).relu()

@@ -225,19 +225,18 @@ def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if the algorithm takes means of labels and the loss does not take them, or ignores a label."""
     if not blueprint.algorithm.mixes_labels:
         return
-    where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels", blueprint.loss
+    where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels, and", blueprint.loss
     if (ignored := blueprint.outputs.ignored) is not None:
-        raise UsageError(f"{where}, and {ignored} stands for no class; use a method without mixtures")
+        raise UsageError(f"{where} {ignored} stands for no class; use a method without mixtures")
     outputs, y = first_outputs(blueprint, population, 3)
     mixed = soft(y, task := blueprint.context(population, "cpu").task)
     try:
         value, expected = (float(task.loss(outputs.float(), labels, task.initial_weights())) for labels in (mixed, y))
     except Exception as error:  # the user's loss may raise anything
-        form = f"{mixed.dtype} {list(mixed.shape)}".removeprefix("torch.")
-        raise UsageError(f"{where}, and the loss fails on labels {form}: {error_line(error)}") from error
+        raise UsageError(f"{where} the loss fails on labels {[*mixed.shape]}: {error_line(error)}") from error
     weighted = "weight" in getattr(loss, "keywords", {}) or getattr(loss, "weight", None) is not None
     if not weighted and not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6):  # means are over weights, too
-        raise UsageError(f"{where}, and the loss of unmixed ones is {value:.4g} as probabilities, not {expected:.4g}")
+        raise UsageError(f"{where} the loss of unmixed ones is {value:.4g} as probabilities, not {expected:.4g}")
 
 
 def _largest_part(population: Population) -> Examples:

@@ -121,13 +121,8 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
             f"put them into {folder}/checkpoints, or set model.pretrained=false"
         ) from error
     name, last = [pair for pair in network.named_modules() if isinstance(pair[1], (nn.Linear, nn.Conv2d))][-1]
-    is_linear = isinstance(last, nn.Linear)
-    network.set_submodule(
-        name,
-        nn.Linear(last.in_features, num_classes)
-        if is_linear
-        else nn.Conv2d(last.in_channels, num_classes, last.kernel_size),
-    )
+    inputs = (last.in_features,) if isinstance(last, nn.Linear) else (last.in_channels, last.kernel_size)
+    network.set_submodule(name, type(last)(inputs[0], num_classes, *inputs[1:]))
     return network
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,10 @@ class SplitModel(nn.Module):
         return logits
 
 
-def dry_run(module: nn.Module, x: Tensor) -> Tensor:
+def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None = None) -> Tensor:
     """Return `module(x)` in evaluation mode, without gradients. Buffers and the training mode are left unchanged.
+
+    `part`, a method or a submodule of `module`, is called in its place.
 
     Raises:
         UsageError: The module cannot take an input of this shape.
@@ -52,7 +54,7 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
     module.eval()
     try:
         with torch.no_grad():
-            out = logits_of(module(x))
+            out = logits_of((part or module)(x))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
@@ -134,9 +136,9 @@ def ensure_split(
         head = head or "head"
     elif head is None and has_head:
         x = example_inputs(shape, dtype)
-        z = dry_run(_SubModel(module, "features"), x)
+        z = dry_run(module, x, module.features)  # type: ignore[arg-type]
         try:
-            agrees = torch.allclose(dry_run(_SubModel(module, "head"), z), dry_run(module, x), atol=1e-5)
+            agrees = torch.allclose(dry_run(module, z, module.head), dry_run(module, x), atol=1e-5)  # type: ignore[arg-type]
         except UsageError:
             agrees = False
         if agrees:
@@ -185,7 +187,7 @@ def split_last_linear(
     last, z = calls[-1]
     features: nn.Module = nn.Identity()
     if ends[last]:
-        features = module if kinds[-1] else _Logits(module)
+        features = module if kinds[-1] else _Moved(module, 0, 0)
         module.set_submodule(ends[last], nn.Identity())
     end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
     fault = f"does not end in {end}; {advice}"
@@ -209,7 +211,7 @@ def _composition(features: nn.Module, last: nn.Module, x: Tensor, z: Tensor, log
     for source, target in moves:
         pairs = (seen.movedim(target, source), z), (own.movedim(source, target), logits)
         if all(a.numel() == b.numel() and _close(a.reshape(b.shape), b) for a, b in pairs):
-            if seen.shape == z.shape and own.shape == logits.shape and source == target:
+            if seen.shape == z.shape and own.shape == logits.shape:
                 return SplitModel(features, last)
             return SplitModel(_Moved(features, target, source, z.shape), _Moved(last, source, target, logits.shape))
     return None
@@ -248,35 +250,12 @@ def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[i
 
 
 class _Moved(nn.Module):
-    """A module whose outputs get another order of axes, and a shape of which the first axis is free."""
+    """A module that returns logits alone, with another order of axes, or `shape`, of which the first axis is free."""
 
-    def __init__(self, module: nn.Module, source: int, target: int, shape: Sequence[int]) -> None:
+    def __init__(self, module: nn.Module, source: int, target: int, shape: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.module, self.axes, self.shape = module, (source, target), tuple(shape[1:])
+        self.module, self.axes, self.shape = module, (source, target), shape and tuple(shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = logits_of(self.module(x))
-        return outputs.movedim(*self.axes).reshape(len(x), *self.shape)
-
-
-class _Logits(nn.Module):
-    """A model that returns its logits alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Any:
-        return logits_of(self.model(x))
-
-
-class _SubModel(nn.Module):
-    """The method or submodule `name` of a model as a module, for `dry_run`."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model = model
-        self.name = name
-
-    def forward(self, x: Tensor) -> Any:
-        return getattr(self.model, self.name)(x)
+        outputs: Tensor = logits_of(self.module(x)).movedim(*self.axes)
+        return outputs if self.shape is None else outputs.reshape(len(x), *self.shape)

@@ -26,21 +26,28 @@ def module(name):
 
 
 def small_job(network="mlp", rounds=2):
-    """Return a job of three clients with 25, 10 and 39 images of noise: 2, 1 and 3 steps of 10 images."""
+    """Return a job of three clients with 25, 10 and 39 images of noise: 2, 1 and 3 steps of 10 images, or sentences."""
     rng = np.random.default_rng(3)
     sizes = np.array([25, 10, 39])
+    x, y = rng.integers(0, 256, (114, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, 114)
+    if network == "unet":
+        y = (x[:, 0] > 99).astype(np.int64)
+    if network == "gru":
+        x = rng.integers(0, 200, (114, 6))
+        y = x[:, ::-1].copy()
     return module("jobs")._with_initial_weights(
         name="small",
         network=network,
-        x=rng.integers(0, 256, (74, 1, 28, 28), dtype=np.uint8),
-        y=rng.integers(0, 10, 74),
+        x=x[:74],
+        y=y[:74],
         sizes=sizes,
-        test_x=rng.integers(0, 256, (40, 1, 28, 28), dtype=np.uint8),
-        test_y=rng.integers(0, 10, 40),
+        test_x=x[74:],
+        test_y=y[74:],
+        width={"mlp": 200}.get(network, 8),
         mean=0.5,
         std=0.25,
         rounds=rounds,
-        channels_last=network == "cnn",
+        channels_last=network in ("cnn", "unet"),
     )
 
 
@@ -49,7 +56,7 @@ def outcome(*seconds, steps=12, parameters=(), **others):
     return module("job").Outcome(version="1", stamps=stamps, steps=steps, parameters=list(parameters), **others)
 
 
-@pytest.mark.parametrize("network", ["cnn", "mlp"])
+@pytest.mark.parametrize("network", ["cnn", "mlp", "unet", "gru"])
 def test_the_network_is_rayfeds(network):
     job = small_job(network)
     model = module("jobs").plan_of(job, hosts=0, results="results").blueprint.model
@@ -58,9 +65,10 @@ def test_the_network_is_rayfeds(network):
     assert len(job.initial) == len(list(model.parameters()))
 
 
-def test_training_by_hand_gives_rayfeds_model():
+@pytest.mark.parametrize("network", ["mlp", "unet", "gru"])
+def test_training_by_hand_gives_rayfeds_model(network):
     """Flower's clients train with `job.train`; the weighted mean of what it returns must be rayfed's model."""
-    job_module, job = module("job"), small_job()
+    job_module, job = module("job"), small_job(network)
     plan = module("jobs").plan_of(job, hosts=0, results="results")
     server, _ = simulate(plan.blueprint, plan.population)
     values, model, steps = job.initial, job.model(), 0
@@ -75,7 +83,22 @@ def test_training_by_hand_gives_rayfeds_model():
     assert steps == job.steps * job.rounds == 12
     for value, expected in zip(values, server.state["weights"].values(), strict=True):
         assert np.allclose(value, expected.numpy(), atol=1e-6)
-    assert not np.allclose(values[0], job.initial[0], atol=1e-4)
+    assert not np.allclose(values[0], job.initial[0], atol=1e-5)
+    with torch.no_grad():
+        job_module.set_parameters(model, values)
+        right = model(job.normalised(job.test_x)).argmax(1).numpy() == job.test_y
+    assert job.accuracy(values) == right.mean()
+
+
+def test_jobs_of_other_tasks():
+    jobs = module("jobs")
+    pixels, words = jobs.pixels(2), jobs.next_words(2)
+    assert (pixels.x.shape, pixels.y.shape, pixels.steps) == ((1400, 1, 32, 32), (1400, 32, 32), 140)
+    assert (words.x.shape, words.y.shape, words.steps) == ((2000, 20), (2000, 20), 200)
+    assert np.array_equal(words.x[:, 1:], words.y[:, :-1])
+    pairs, counts = np.unique(np.stack([words.x.ravel(), words.y.ravel()]), axis=1, return_counts=True)
+    likely = [np.sort(counts[pairs[0] == word])[-5:].sum() / counts[pairs[0] == word].sum() for word in range(200)]
+    assert 0.88 < np.mean(likely) < 0.95  # nine in ten words are one of five successors
 
 
 def test_ratios_are_of_paired_repetitions():
