@@ -94,7 +94,7 @@ def pixels(rounds: int) -> Job:
         test_y=np.concatenate([part.y for part in test]),
         mean=0.5,
         std=0.5,
-        lr=0.1,
+        lr=0.02,
         width=8,
         rounds=rounds,
         channels_last=True,
