@@ -56,7 +56,15 @@ def is_user_file(file: str) -> bool:
         return False
     paths = sysconfig.get_paths()
     folders = (paths["stdlib"], paths["platstdlib"], _RAYFED)
-    return not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
+    if any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
+        return False
+    return not any(map(_has_installed_packages, path.parents))
+
+
+@functools.cache
+def _has_installed_packages(folder: Path) -> bool:
+    """Return whether packages lie in a folder, as after `pip install --target`."""
+    return any(folder.glob("*.dist-info/INSTALLER"))
 
 
 def error_line(error: BaseException) -> str:

@@ -263,3 +263,12 @@ class TestUserModules:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == expected
+
+
+def test_packages_that_pip_put_into_a_folder_are_not_the_users(tmp_path):
+    (tmp_path / "libs" / "tool-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "libs" / "tool-1.0.dist-info" / "INSTALLER").write_text("pip")
+    (tmp_path / "project" / "build-1.0.dist-info").mkdir(parents=True)
+    assert not user_code.is_user_file(str(tmp_path / "libs" / "tool" / "deep.py"))
+    assert user_code.is_user_file(str(tmp_path / "project" / "own.py"))
+    assert user_code.is_user_file(str(tmp_path / "own.py"))
