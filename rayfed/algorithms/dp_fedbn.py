@@ -158,14 +158,11 @@ class GaussianDPFedBN(ClippedFedBN):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         mean = super().aggregate(ctx, server, replies)["weights"]
         std = self.sigma(ctx) * 2 * self.clip / len(replies.each)
-        noisy = {name: value + std * _noise(value) for name, value in mean.items() if value.is_floating_point()}
+        floats = {name: value for name, value in mean.items() if value.is_floating_point()}
+        # drawn on the CPU, so that noise does not depend on where the server is
+        noisy = {name: v + std * torch.randn_like(v, device="cpu").to(v.device) for name, v in floats.items()}
         return server | {"weights": mean | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         steps = max_participations_so_far(ctx)
         return Privacy(epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps), "client")
-
-
-def _noise(value: Tensor) -> Tensor:
-    """Draw standard normal noise for `value`, on the CPU, so that it does not depend on where the server is."""
-    return torch.randn_like(value, device="cpu").to(value.device)

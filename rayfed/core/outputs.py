@@ -85,7 +85,7 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
     if not labels:
         return UNKNOWN
     form, dtype = labels[0].shape[1:], torch.from_numpy(labels[0][:0]).dtype
-    is_integer, is_bits = not dtype.is_floating_point, all(_are_bits(y) for y in labels)
+    is_integer, is_bits = not dtype.is_floating_point, all(bool(((y == 0) | (y == 1)).all()) for y in labels)
     for axis in dict.fromkeys((1, len(shape))) if is_integer else ():
         if len(shape) == len(form) + 1 and (*shape[: axis - 1], *shape[axis:]) == form:
             found = _of_classes(loss, shape, axis, labels)
@@ -100,10 +100,6 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
     if (dtype.is_floating_point or not is_bits) and _grows_with_differences(loss, shape, form, dtype):
         return Outputs("numbers", axis=None)
     return UNKNOWN
-
-
-def _are_bits(y: np.ndarray) -> bool:
-    return bool(((y == 0) | (y == 1)).all())
 
 
 def _of_classes(

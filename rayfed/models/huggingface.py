@@ -75,7 +75,9 @@ class HuggingFace:
                 )
             except (OSError, ValueError) as error:
                 what = f"holds no model for model.task={self.task}" if here.is_dir() else "neither a folder nor found"
-                raise UsageError(f"model.source={self.source}: {what} ({_first_line(error)})") from error
+                raise UsageError(
+                    f"model.source={self.source}: {what} ({' '.join(str(error).split())[:200]})"
+                ) from error
             network = network.float()
             if self.lora is not None:
                 new = {name.rpartition(".")[0] for name in loaded["missing_keys"]}
@@ -167,7 +169,3 @@ def _library(name: str) -> Any:
     except ImportError as error:
         remedy = "is not installed; pip install 'rayfed-sim[text]'"
         raise UsageError(f"model.name=huggingface: the package {name} {remedy}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -164,7 +164,8 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
     values are in further columns under their dotted names.
     """
     base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
-    names = [name for name in trials.columns if _is_hyperparameter(name)]
+    fixed = (*FIXED, *_NOT_HYPERPARAMETERS)
+    names = [name for name in trials if name not in fixed and not name.startswith(_NOT_HYPERPARAMETER_PREFIXES)]
     values = trials[names].reset_index(drop=True).astype(object)
     values = values.where(values.notna(), None)
     base[LEFT_OUT] = list(trials[LEFT_OUT].astype(object).fillna("").astype(str)) if LEFT_OUT in trials else ""
@@ -201,10 +202,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _is_hyperparameter(name: str) -> bool:
-    return name not in FIXED and name not in _NOT_HYPERPARAMETERS and not name.startswith(_NOT_HYPERPARAMETER_PREFIXES)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:
