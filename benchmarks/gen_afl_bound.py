@@ -6,6 +6,7 @@ python benchmarks/gen_afl_bound.py --seeds 0 1 2
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "papers"))
@@ -20,12 +21,12 @@ from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import merged
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print, for each row, the share of weights after each round that are at the bound, and the smallest weight."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rows", nargs="+", default=["Gen-AFL*", "AFL*"], metavar="PATTERN")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     seeds, patterns = args.seeds, args.rows
     table = read_table("augmentation_table3")
     space = table.space("small", {}, patterns)

@@ -141,7 +141,8 @@ class Task:
         self.added_names: frozenset[str] = frozenset()
         self._set_model(model)
         for pattern in personal:
-            names = {name for name in self._initial if _matches(name, pattern)}
+            before = {name: name.removeprefix("features.") for name in self._initial}  # the model was split
+            names = {name for name, own in before.items() if fnmatch.filter((name, own), pattern)}
             if not names:
                 known = ", ".join(list(self._initial)[:4])
                 raise UsageError(f"algorithm.personal={pattern}: matches no weight of the model, such as {known}")
@@ -361,11 +362,6 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
         yield tree
         for value in tree.values():
             yield from _dicts(value)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches the name of a weight, as in the user's model or after it was split."""
-    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, name.removeprefix("features.")))
 
 
 def _head(model: nn.Module, feature_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[frozenset[str], int]:

@@ -148,9 +148,10 @@ class Dataset:
         if not labels.ndim or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
         labels, size = targets(f"dataset {name}", labels), len(labels)
+        given = np.zeros(size, bool) if is_test is None else np.asarray(is_test)
         counted = [labels] if labels.dtype.kind == "i" and (labels.ndim == 1 or num_classes is None) else []
         defaults = {
-            "is_test": np.zeros(size, bool) if is_test is None else _as_booleans(np.asarray(is_test)),
+            "is_test": given.astype(bool) if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all() else given,
             "domain": np.zeros(size, np.int16),
             "domains": (name,),
             "source": np.zeros(size, np.int8),
@@ -199,11 +200,6 @@ class Dataset:
         """Return the name of the only domain among `rows`, or "mixed"."""
         present = np.unique(self.domain[rows])
         return self.domains[present[0]] if len(present) == 1 else "mixed"
-
-
-def _as_booleans(values: np.ndarray) -> np.ndarray:
-    """Return zeros and ones as booleans, and other values unchanged."""
-    return values.astype(bool) if values.dtype.kind in "iu" and np.isin(values, (0, 1)).all() else values
 
 
 def from_two_files(is_test: np.ndarray, sources: tuple[str, str]) -> dict[str, Any]:

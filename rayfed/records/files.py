@@ -187,10 +187,6 @@ ROUNDS_SCHEMA = pa.schema(
 EVENTS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("time", pa.timestamp("us", tz="UTC")), *_columns(Event)[1:]])
 
 
-def _metrics_rows(record: Record) -> list[dict[str, Any]]:
-    return [{"round": record.round, **vars(score)} for score in record.scores]
-
-
 def _rounds_row(record: Record) -> list[dict[str, Any]]:
     other = {
         **{f"seconds_{part}": record.seconds[part] for part in SECONDS},
@@ -206,7 +202,7 @@ def _rounds_row(record: Record) -> list[dict[str, Any]]:
 
 
 _TABLES: Mapping[str, tuple[pa.Schema, Callable[[Record], list[dict[str, Any]]]]] = {
-    "metrics": (METRICS_SCHEMA, _metrics_rows),
+    "metrics": (METRICS_SCHEMA, lambda record: [{"round": record.round, **vars(score)} for score in record.scores]),
     "rounds": (ROUNDS_SCHEMA, _rounds_row),
 }
 """The tables of rounds: the schema, and the function that makes the rows of a record."""

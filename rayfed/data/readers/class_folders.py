@@ -65,7 +65,9 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
     for folder, inner, names in os.walk(path, followlinks=True):
         here = os.path.realpath(folder)
         left_out.update(f"{name}/" for name in inner if name.startswith("."))
-        inner[:] = [name for name in inner if not is_hidden(name) and not _leads_back(os.path.join(folder, name), here)]
+        links = {name: os.path.join(folder, name) for name in inner if os.path.islink(os.path.join(folder, name))}
+        back = {name for name, path in links.items() if f"{here}/".startswith(f"{os.path.realpath(path)}/")}
+        inner[:] = [name for name in inner if not is_hidden(name) and name not in back]  # a walk back would not end
         for name in names:
             if name.startswith("."):
                 left_out["hidden"] += _ending(name) in endings() and not name.startswith("._")  # as a Mac leaves
@@ -74,11 +76,6 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
             elif not is_hidden(name):
                 left_out[_ending(name) or "without an ending"] += 1
     return sorted(found)
-
-
-def _leads_back(path: str, here: str) -> bool:
-    """Return whether `path` is a link to a folder that contains the folder `here`, so that a walk would not end."""
-    return os.path.islink(path) and f"{here}/".startswith(f"{os.path.realpath(path)}/")
 
 
 def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ...]:
