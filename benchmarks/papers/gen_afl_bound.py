@@ -1,15 +1,11 @@
 """Count how often a weight of AFL or Gen-AFL is at its lower bound, in the small form of de Luca et al.'s table 3.
 
-python benchmarks/gen_afl_bound.py                 # seed 0
-python benchmarks/gen_afl_bound.py --seeds 0 1 2
+python benchmarks/papers/gen_afl_bound.py                 # seed 0
+python benchmarks/papers/gen_afl_bound.py --seeds 0 1 2
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent / "papers"))
 
 from _tables import read_table
 
