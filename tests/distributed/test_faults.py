@@ -111,7 +111,7 @@ def test_a_host_and_the_server_of_asynchronous_rounds(here):
     digest = rayfed.run({**values, "results": "serial", "checkpoint.every": 0}, keep_state=False).weights_hash
     given = [f"{key}={value}".replace("'", "") for key, value in values.items()]
     with disturbed("asynchronous", (6, "RayHost"), (12, "ServerActor")):
-        code, said = ran("run", given, "results=asynchronous", "placement.hosts=2")
+        code, said = ran("run", given, "results=asynchronous", "placement.hosts=1")
     assert code == 0, said
     check_complete("asynchronous", digest)
 
