@@ -21,7 +21,7 @@ from rayfed.core.trees import as_real, is_counter, tree_map
 _GRID = 2.0**-40
 _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to the grid
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_AT_ONCE = 2**17  # numbers that are rounded together, which fit into a CPU's cache; on a GPU, eight times as many
+_AT_ONCE = 2**17  # numbers of a block that are rounded together, which fit into a CPU's cache; else eight times as many
 
 Path = tuple[str, ...]
 
@@ -155,7 +155,7 @@ def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
     """Cut pairs of totals and terms into groups of about `_AT_ONCE` numbers, with a number of a total once in each."""
     group, size = list[tuple[Tensor, Tensor, slice]](), 0
     for total, terms in pairs:
-        most = _AT_ONCE if total.device.type == "cpu" else 8 * _AT_ONCE
+        most = _AT_ONCE if total.device.type == "cpu" and terms.dim() > total.dim() else 8 * _AT_ONCE
         for piece, last in _pieces(total, terms, most):
             group.append(piece)
             size += piece[1].numel()

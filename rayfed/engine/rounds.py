@@ -165,8 +165,8 @@ class BufferedRounds(Rounds):
         self._schedule = schedule = blueprint.buffered
         measured = any(isinstance(metric, OfTraining) for metric in evaluation.metrics.values())
         self._ahead = not measured and "trained" not in evaluation.points
-        clients, seconds = population.participants, blueprint.clock.server_seconds
-        end = Durations(blueprint, population).end
+        assert self._durations is not None, "asynchronous rounds have a clock"
+        clients, end, seconds = population.participants, self._durations.end, blueprint.clock.server_seconds
         table = timetable(schedule, len(clients), end, seed=blueprint.seed, server_seconds=seconds)
         self.updates: list[Update] = list(itertools.islice(table, blueprint.rounds))
         self._needed = {job for update in self.updates for job in update.replies}
