@@ -161,6 +161,7 @@ def test_the_recipes_agree_with_the_report():
         assert found[recipe]["mean"].tolist() == pytest.approx(average["mean"].tolist())
         assert found[recipe]["std"].tolist() == pytest.approx(average["sd"].tolist(), nan_ok=True)
     assert found["failed"].empty
+    assert list(found["restarts"].columns) == ["trial", "event", "detail", "redone", "seconds"]
 
 
 class TestFedNova:
