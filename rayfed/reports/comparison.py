@@ -25,7 +25,7 @@ from rayfed.reports.summary import RULE_CAPTIONS, Summary, View, average_words, 
 from rayfed.reports.tables import Stars, markdown_columns
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
-# What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
+# The columns that decide which client holds which examples: the hash names rows of the dataset that data.* describe.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_share", "leave_out")
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
 _NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
@@ -67,8 +67,8 @@ class Pairs(NamedTuple):
 
     Attributes:
         experiment, split, metric: What is compared.
-        caption: What the values are means over, and the rule that picks the round, in words.
-        comparisons: One for each pair; where all pairs are compared, the better method is second.
+        caption: What the values are means over, and by which rule rounds are picked.
+        comparisons: One for each pair. If all pairs are compared, the better method of a pair is second.
         notes: Sentences on pairs that are missing and seeds that are left out.
         best: The `order` of the best method; None if only one pair was compared.
     """
@@ -85,11 +85,10 @@ class Pairs(NamedTuple):
 def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summary | None = None) -> Pairs:
     """Compare all pairs of methods, or the second of two `names` with the first.
 
-    Of a method with several hyperparameters, those that validation chose are compared, or all if it chose none.
+    A method with several hyperparameters takes part with those that validation chose, or with all if it chose none.
 
     Args:
         tables: The tables of one experiment.
-        view: What is compared.
         names: Two methods; see `find_group`.
         summary: The summary of `tables`, if the caller has it.
 
@@ -99,7 +98,7 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
     if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
         raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
     rows = (summary or summarise(tables)).rows
-    # hyperparameters may be chosen at one point and not at another; the point that is shown counts
+    # hyperparameters may be chosen at one point and not at another; the shown point counts
     shown = filter_rows(rows, tables, view)
     split, metric = str(shown["split"].iloc[0]), str(shown["metric"].iloc[0])
     values, rule = _values(tables, replace(view, metric=metric, split=split))
@@ -140,7 +139,7 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
 
 
 def _chosen_methods(groups: pd.DataFrame) -> dict[int, str]:
-    """Return the names by `order` of the hyperparameters that validation chose, or of all if it chose none.
+    """Return the names of the methods to compare by `order`: those that validation chose, or all if it chose none.
 
     Raises:
         UsageError: There are fewer than two.
@@ -169,7 +168,7 @@ def _values(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:
 
 
 def _data(tables: Tables) -> pd.DataFrame:
-    """Return what decides which client holds which examples, as text by order and seed."""
+    """Return the columns that decide which client holds which examples, as text by order and seed."""
     trials = tables.trials.merge(tables.done[[*TRIAL, "order"]], on=TRIAL)
     columns = [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
     texts = trials[columns].astype(object).where(trials[columns].notna(), None).map(str)
@@ -207,8 +206,8 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
     """Return the `order` of the group of trials called `name`.
 
     Args:
-        name: An algorithm, which stands for its only hyperparameters or those that validation chose, or an algorithm
-            and its hyperparameters as the table shows them.
+        name: An algorithm, for its only hyperparameters or those that validation chose; or an algorithm and
+            hyperparameters, as the table shows them.
         rows: Columns algorithm, hyperparameters, order, chosen.
 
     Raises:
@@ -231,8 +230,8 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
 def paired_t(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Student's paired t test.
 
-    It is 1 if all differences are 0, and NaN if they are equal otherwise, because the test then has no error to divide
-    by (accuracies on few examples often differ equally by chance).
+    It is 1 if all differences are 0. It is NaN if they all have another value, because the test then has no error to
+    divide by; accuracies on few examples often differ equally by chance.
     """
     from scipy import stats
 
@@ -245,12 +244,12 @@ def paired_t(differences: Sequence[float]) -> float:
 def wilcoxon(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Wilcoxon's signed-rank test; pairs without a difference are left out.
 
-    With n pairs it cannot be below 2^(1 - n): 0.25 for three pairs, and above 0.05 up to five. It is exact for up to
-    twelve pairs, also with ties.
+    With n pairs it is at least 2^(1 - n): 0.25 for three pairs, and above 0.05 for up to five. It is exact for up to
+    twelve pairs, ties included.
     """
     from scipy import stats
 
-    values = np.round(np.asarray(differences, float), 12)  # differences that only rounding errors tell apart are tied
+    values = np.round(np.asarray(differences, float), 12)  # so that differences tie in spite of rounding errors
     return float(stats.wilcoxon(values[values != 0]).pvalue) if values.any() else 1.0
 
 
@@ -262,7 +261,7 @@ def cohens_dz(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values after Holm's correction for their number; NaN stays NaN and does not count."""
+    """Return the p-values after Holm's correction for their number, in which NaN does not count; it stays NaN."""
     ranked = pd.Series(p_values).dropna().sort_values()
     corrected = (ranked * np.arange(len(ranked), 0, -1)).cummax().clip(upper=1.0)
     return list(corrected.reindex(range(len(p_values))))
@@ -274,7 +273,7 @@ def stars(p_value: float) -> str:
 
 
 def stars_against_best(pairs: Pairs) -> Stars:
-    """Return the stars of each method for its difference from the best method, if all pairs were compared."""
+    """Return the stars of each method by its difference from the best method; none unless all pairs were compared."""
     against = [pair for pair in pairs.comparisons if pair.orders[1] == pairs.best]
     if not against:
         return Stars()

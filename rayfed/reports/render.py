@@ -51,13 +51,10 @@ class Section:
     """One table of the report.
 
     Attributes:
-        experiment: the experiment.
-        split: the split.
-        title: what the numbers are, in one sentence.
-        table: the table.
-        legend: what columns and marks mean.
-        label: a text for LaTeX's references that no other table of the report has.
-        notes: further sentences for the reader.
+        title: A sentence that says what the numbers are.
+        legend: The meaning of columns and marks.
+        label: A text for LaTeX's references that no other table of the report has.
+        notes: Further sentences for the reader.
     """
 
     experiment: str
@@ -82,16 +79,14 @@ def render(
     """Return the report on `experiment`, or on every experiment in `folder`.
 
     Args:
-        folder: the folder of the results.
-        experiment: the experiment; None: all of them.
-        view: what to show; without a split, the tables on the split ood follow.
-        width: the width of the text in characters; None: that of the terminal.
-        format: one of `FORMATS`; csv has the values under every rule.
-        stars: by experiment, stars of significance.
-        tables: what `read(folder, experiment, select=view.select)` returned, if the caller has it.
+        view: What to show. Without a split, the tables on the split ood follow.
+        width: The width of the text in characters; None: that of the terminal.
+        format: One of `FORMATS`; csv has the values under every rule.
+        stars: The stars of significance by experiment.
+        tables: What `read(folder, experiment, select=view.select)` returned, if the caller has it.
 
     Raises:
-        UsageError: no results, or none of that metric, point, split or rule.
+        UsageError: There are no results, or none of that metric, point, split or rule.
     """
     tables = read(folder, experiment, select=view.select) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
@@ -129,7 +124,7 @@ def render(
 
 
 def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, Stars] | None = None) -> list[Section]:
-    """Return the tables of the report; arguments and errors are those of `render`."""
+    """Return the tables of the report; see `render` for the arguments and errors."""
     rows = filter_rows(summary.rows, tables, view)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
@@ -144,7 +139,7 @@ def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, S
 
 
 def reported_rows(summary: Summary, tables: Tables, view: View) -> pd.DataFrame:
-    """Return the rows of the summary that the tables of `sections` show, with all rules and quantities."""
+    """Return the rows of the summary that `sections` shows, under all rules and with all quantities."""
     rows = filter_rows(summary.rows, tables, view)
     shown = rows[["experiment", "split", "metric"]].drop_duplicates()
     of_metric = summary.rows.merge(shown[["experiment", "metric"]].drop_duplicates())
@@ -189,7 +184,7 @@ class _Experiment:
         )
 
     def unseen(self, split: str) -> Iterator[Section]:
-        """Yield the sections of unseen clients, which are scored once, so that no rule applies."""
+        """Yield the sections of unseen clients. They are scored once, so no rule picks a round."""
         rows = _unseen_rows(self._shown)
         rows = rows[rows["split"] == split]
         for point, caption in _UNSEEN_CAPTIONS.items():
@@ -229,13 +224,13 @@ class _Experiment:
 
 
 def _unseen_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of unseen clients, marked where hyperparameters are chosen by default."""
+    """Return the rows of unseen clients, with `chosen_by_default` as `chosen`."""
     rows = rows[rows["unseen"] & (rows["rule"] == "final")]
     return rows.assign(chosen=rows["chosen_by_default"])
 
 
 def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of domains that no client holds, marked where hyperparameters are chosen by default."""
+    """Return the rows of domains that no client holds, with `chosen_by_default` as `chosen`."""
     rows = rows[~rows["unseen"] & (rows["split"] == OOD)]
     rows = at_default_points(rows, out_of_domain_points(rows))
     return rows.assign(chosen=rows["chosen_by_default"])
@@ -266,8 +261,8 @@ def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) 
 def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
     """Return notes on the methods that have finished trials and are not in the table.
 
-    `rows` are those of all methods, `scored` those of the split and the model scored under any rule, and `shown` those
-    of the table; `what` names the split and the metric.
+    `rows` has the rows of all methods, `scored` those of the split and the model scored under any rule, and `shown`
+    those of the table. `what` names the split and the metric.
     """
     notes = []
     for why, have, lack in (("at the model scored", rows, scored), ("in the round that the rule picks", scored, shown)):
@@ -282,7 +277,7 @@ def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, wh
 
 
 def _points(rows: pd.DataFrame) -> str:
-    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # then the hyperparameters tell them apart
+    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # labels then need the hyperparameters
     labels = rows["algorithm"].where(~several, rows["algorithm"] + " (" + rows["hyperparameters"] + ")")
     methods = labels.groupby(rows["point"]).unique()
     if len(methods) == 1:

@@ -1,19 +1,17 @@
 """From values of clients to one number per trial, groups of trials, and the trials that count.
 
-The clients of a round are aggregated, and a rule picks the round.
-
-Frames are long, with a column `quantity`, which is one of
+The values of a round are aggregated over clients, and a rule picks the round. The column `quantity` of a frame says how
+clients are aggregated:
 
 - `mean`      the mean over clients, each counting once
 - `weighted`  the mean over clients, each counting with its number of examples n
 - `worst`     the client with the worst value: the lowest accuracy, the highest loss
-- `best10`, `worst10`  the mean over the tenth of the clients (rounded up) with the best or the worst values; only with
-              more than `FEW_CLIENTS`
+- `best10`, `worst10`  the mean over the best or worst tenth of the clients (rounded up), if there are more than
+              `FEW_CLIENTS`
 - `domain:X`  the mean over the clients of domain X
 
-Where a trial has values of clients for a point, split and metric, those of the server are ignored; otherwise they stand
-in (a global model on a domain that no client has). Unseen clients, which took no part in training, are never mixed with
-those that did. NaN values are left out.
+Values of the server count only where clients have none of the same trial, point, split and metric, as for a global
+model on a domain that no client has. Unseen clients are never mixed with participants. NaN values are left out.
 """
 
 from collections.abc import Mapping
@@ -34,8 +32,8 @@ FEW_CLIENTS = 20
 """The most clients without columns for the best and the worst tenth, and the most domains with a column each."""
 DOMAIN = "domain:"
 LOCATION_KEYS = ("data.root", "data.download")
-"""Keys that say where a dataset's files are and how they got there; the same files elsewhere are the same data.
-`data.file` and `data.folder` are not among them, since they say which data the user's own are."""
+"""Keys that say where a dataset's files are and how they got there, which are no hyperparameters. `data.file` and
+`data.folder` are not among them, because they say which data a user's own are."""
 LEFT_OUT = "leave_out"
 _NOT_HYPERPARAMETERS = (
     *("experiment", "name", "results", "resume", "algorithm.name"),
@@ -87,13 +85,13 @@ def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFra
     """Return the values of `curves` (from `aggregate_clients`) at the round that each rule picks, with a column `rule`.
 
     - `final`: the last round that was evaluated.
-    - `selected`: the round with the best mean over clients of the validation values of the metric that `criteria` names
-      for the experiment, at the same point; the earliest one on a tie. It is one round for all metrics and splits, so
-      that a report describes one model. A metric that was not measured in that round has no such row, nor has a trial
-      without validation.
+    - `selected`: the round with the best validation value, and the earliest one on a tie: the mean over clients, at the
+      same point, of the metric that `criteria` names for the experiment. It is one round for all metrics and splits, so
+      that a report describes one model. There is no row if the metric was not measured in that round, or if the trial
+      has no validation data.
     - `oracle`: the round with the best mean on the split itself. On test data this is not an honest result.
-    - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of all
-      rounds if there are fewer. `round` is that of the best. Like `oracle`, it looks at test data.
+    - `best5`: the mean of the five best values of each quantity on the split itself, or of all if there are fewer, as
+      FedDebias reports. `round` is that of the best value. Like `oracle`, it looks at test data.
     """
     means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
     selected = _best_round(criterion_rows(means, criteria), [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
@@ -113,7 +111,7 @@ def scores_of(metrics: pd.DataFrame, metric: str, split: str, criteria: Mapping[
 
 
 def criterion_rows(rows: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:
-    """Return those of `rows` that select a round or hyperparameters: validation values of the experiment's metric."""
+    """Return the `rows` that choose a round or hyperparameters: validation values of the experiment's criterion."""
     return rows[(rows["split"] == "val") & (rows["metric"] == rows["experiment"].map(criteria))]
 
 
@@ -140,12 +138,12 @@ def as_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
 
 
 def ranking_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
-    """Return the comparable cost of `values`, by which means are ranked so that ties are ties."""
+    """Return the cost of `values`, rounded so that equal means tie."""
     return comparable(as_cost(values, higher_is_better))
 
 
 def comparable(values: pd.Series) -> pd.Series:
-    """Return `values` to twelve significant digits, so that rounding errors of means do not tell equal ones apart."""
+    """Return `values` to twelve significant digits, so that rounding does not distinguish equal means."""
     sizes = values.abs().where(np.isfinite(values) & (values != 0), 1.0)
     scale = 10.0 ** (11 - np.floor(np.log10(sizes))).clip(-300, 300)
     return (values * scale).round() / scale
@@ -156,12 +154,11 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
 
     `hyperparameters` is a string that names what varies: the values of `algorithm.*` that differ between trials of that
     algorithm, without the prefix, and every other configuration value that differs within the experiment. The seed,
-    placement, checkpoints, the results folder, where the data are stored, and what is measured and how often do not
-    count. Neither does the domain in `leave_out` ("" where none is left out): trials that leave out one domain each
-    belong to one group.
+    placement, checkpoints, folders, and what is measured and how often do not count. Neither does the domain in
+    `leave_out` ("" if none is left out): trials that leave out one domain each form one group.
 
-    `order` is an integer that identifies the group. It sorts by algorithm, then by the values as numbers. The varying
-    values are in further columns under their dotted names.
+    `order` is an integer that identifies the group; it sorts by algorithm, then by the values as numbers. Further
+    columns have the values that vary, under their dotted names.
     """
     base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
     fixed = (*FIXED, *_NOT_HYPERPARAMETERS)

@@ -1,7 +1,7 @@
 """Mean and standard deviation over seeds for each algorithm and its hyperparameters, and the choice by validation.
 
-Here is also the part of them that a table, a chart or a page shows, and the words beside it: rules, units, what means
-are over, and notes on the scores.
+Tables, charts and the page show a part of these statistics, a `View`. The words beside the numbers are here, too:
+rules, units, what means are over, and notes on the scores.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from rayfed.reports.selection import LEFT_OUT, TRIAL, criterion_rows, pick_round
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 DEFAULT_SPLITS = ("test", "ood", "val", "train")
-"""The splits in the order in which a default is looked for; some data have no test split."""
+"""The order in which splits are tried for a default; some data have no test split."""
 
 RULE_CAPTIONS = {
     "final": "at the last evaluated round",
@@ -36,9 +36,9 @@ class Summary(NamedTuple):
     `chosen`, `chosen_by_default`, and the hyperparameters that vary.
 
     Attributes:
-        rows: one row per group of trials and score.
-        curves: the same with a row per round in place of one per rule.
-        notes: sentences on what the reader should know.
+        rows: One row per group of trials and score, under each rule.
+        curves: The same, in each round in place of each rule.
+        notes: Sentences on what the reader should know.
     """
 
     rows: pd.DataFrame
@@ -49,11 +49,11 @@ class Summary(NamedTuple):
 def summarise(tables: Tables) -> Summary:
     """Return means over seeds of the trials that are done; the notes count the other trials.
 
-    For each algorithm and point, `chosen` marks the hyperparameters with the best mean over seeds of the validation
-    values of the experiment's criterion at the round that `selected` picks, or the first ones on a tie. The choice is
-    the same for all metrics. Without a validation split nothing is chosen, unless the algorithm has only one group of
-    trials. Test values never choose. `chosen_by_default` marks the choice for tables that show each group of trials at
-    its own point (see `Tables.points_to_show`), in the rows of every point.
+    For each algorithm and point, `chosen` marks the hyperparameters whose validation values are best: by the metric
+    that chooses in the experiment, at the round that `selected` picks, as a mean over seeds, and the first ones on a
+    tie. The choice holds for all metrics. Test values never choose: without validation values, only an algorithm with
+    a single group of trials has a choice. `chosen_by_default` marks, in the rows of every point, the choice for tables
+    that show each group of trials at its own point (`Tables.points_to_show`).
     """
     done, criteria = tables.done, tables.criteria
     curves = tables.curves.merge(done[TRIAL], on=TRIAL)
@@ -72,7 +72,7 @@ def summarise(tables: Tables) -> Summary:
 
 
 def out_of_domain_points(rows: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """Return the point to show on the split "ood" by (experiment, order): the global model, or else the downloaded."""
+    """Return the point to show on the split "ood" by (experiment, order): global, or else downloaded."""
     present = rows[(rows["split"] == "ood") & ~rows["unseen"]].drop_duplicates(["experiment", "order", "point"])
     return {
         (str(experiment), int(order)): min(group["point"], key=POINTS.index)
@@ -81,7 +81,7 @@ def out_of_domain_points(rows: pd.DataFrame) -> dict[tuple[str, int], str]:
 
 
 def at_default_points(rows: pd.DataFrame, points: Mapping[tuple[str, int], str]) -> pd.DataFrame:
-    """Return those of `rows` (experiment, order, point, ...) that are at their group's point in `points`."""
+    """Return the `rows` (experiment, order, point, ...) at the point that `points` gives for their group."""
     shown = [points.get(key) for key in zip(rows["experiment"], rows["order"], strict=True)]
     return rows[rows["point"] == pd.Series(shown, index=rows.index, dtype=object)]
 
@@ -89,7 +89,7 @@ def at_default_points(rows: pd.DataFrame, points: Mapping[tuple[str, int], str])
 def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Return one value per seed: columns experiment, order, seed, `by` (with metric and quantity), value.
 
-    Where the trials of a seed leave out one domain each, the value is their mean, and for `worst` the worst of them.
+    If the trials of a seed leave out one domain each, the value is their mean, or the worst of them for `worst`.
     """
     rows = values.merge(trials[[*TRIAL, "order", "seed"]], on=TRIAL)
     groups = rows.groupby(["experiment", "order", "seed", *by])["value"].agg(["mean", "min", "max"]).reset_index()
@@ -107,7 +107,7 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
 
 
 def _chosen(rows: pd.DataFrame, keys: list[str], criteria: Mapping[str, str]) -> pd.DataFrame:
-    """Return `keys` and order of the group of trials that validation prefers, for each value of `keys`."""
+    """Return, for each value of `keys`, the `order` of the group of trials that validation prefers."""
     participants = rows[~rows["unseen"]]
     selected = participants[(participants["rule"] == "selected") & (participants["quantity"] == "mean")]
     scores = criterion_rows(selected, criteria)
@@ -125,12 +125,12 @@ class View:
     """The part of the results that is shown; None stands for a default.
 
     Attributes:
-        metric: The metric; by default, for each experiment, the metric that chooses (`Tables.criteria`).
-        point: The model scored; by default the point at which each algorithm's paper evaluates, and on the split "ood"
+        metric: By default, in each experiment, the metric that chooses (`Tables.criteria`).
+        point: The model scored: by default the point at which each algorithm's paper evaluates, and on the split "ood"
             the global model, or the downloaded models where there is no global model.
-        split: The split; by default, for each experiment, the first of test, ood, val and train with values there.
-        rule: The rule that picks the round; by default `selected` if every trial has a value in the round that
-            validation picks, and `final` otherwise.
+        split: By default, in each experiment, the first of test, ood, val and train that has values.
+        rule: The rule that picks the round: by default `selected` if every trial has a value in the round that
+            validation picks, and else `final`.
         select: The metric that chooses rounds and hyperparameters; by default `select.metric` of the runs.
     """
 
@@ -148,10 +148,10 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
     """Return the participants' rows of the metric, the point and the split of `view`, under all rules.
 
     `rows` summarise `tables`: columns experiment, algorithm, order, unseen, point, split, metric, and more. If `view`
-    has no point, the column `chosen_by_default` (see `Summary`) becomes `chosen`, where there is such a column.
+    has no point, `chosen_by_default` becomes `chosen`, where there is such a column.
 
     Raises:
-        UsageError: there are no such rows.
+        UsageError: There are no such rows.
     """
     rows = rows[~rows["unseen"]]
     metric, point, split = view.metric, view.point, view.split
@@ -184,7 +184,7 @@ def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, st
     """Return the rows of `rule`, or of the default rule, and the rule.
 
     Raises:
-        UsageError: there are no such rows.
+        UsageError: There are no such rows.
     """
     means = rows[rows["quantity"] == "mean"]
     groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
@@ -202,9 +202,9 @@ def unit(metric: str) -> str:
 
 
 def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
-    """Return what a mean of `metric` on `split` is over: "mean over clients", or over the server's values.
+    """Return in words what a mean of `metric` on `split` is over: clients, or the server's values.
 
-    `counts` (see `count_scores`) and `trials` are those of one experiment.
+    `counts` (see `count_scores`) and `trials` belong to one experiment.
     """
     if is_of_server(counts, split, metric):
         return "mean over the server's values"
@@ -212,7 +212,7 @@ def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric
 
 
 def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
-    """Return whether no client has a value of `metric` on `split`; `counts` are of one experiment."""
+    """Return whether no client has a value of `metric` on `split`; `counts` belong to one experiment."""
     clients = counts.loc[(counts["split"] == split) & (counts["metric"] == metric), "clients"]
     return bool(clients.eq(0).all())
 
@@ -240,7 +240,7 @@ def _counted(numbers: list[int], noun: str) -> str:
 
 
 def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str]:
-    """Return notes on NaN values in the `rows` that are shown, and on rounds that `rule` cannot compare fairly."""
+    """Return notes on NaN values among the shown `rows`, and on rounds that `rule` cannot compare fairly."""
     scores, notes = _shown(counts, rows), []
     for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
         values, missing = group["values"].sum(), group["missing"].sum()

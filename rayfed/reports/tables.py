@@ -42,12 +42,11 @@ class Cell:
     """Mean and standard deviation over seeds; accuracies are in percent.
 
     Attributes:
-        mean: The mean.
         sd: The standard deviation; None for a single seed.
         decimals: The number of decimals to show.
         rank: 1 for the best of a column, 2 for the second, 0 for the rest. Equal numbers have equal ranks.
         stars: Stars of significance.
-        seeds: The number of seeds. It is below that of the row where no client held the domain at some seeds.
+        seeds: The number of seeds, which is below that of the row if no client held the domain at some seeds.
     """
 
     mean: float
@@ -82,13 +81,13 @@ class ResultTable:
     """A table whose rows are methods with their hyperparameters.
 
     Attributes:
-        algorithms: By row, the name of the algorithm.
-        hyperparameters: By row, what varies, such as "mu=1"; empty strings where nothing does.
-        chosen: By row, whether validation chose these hyperparameters among several.
+        algorithms: The name of the algorithm in each row.
+        hyperparameters: What varies in each row, such as "mu=1"; empty strings if nothing varies.
+        chosen: Whether validation chose the hyperparameters of a row among several.
         columns: The numbers.
-        seeds: By row, the number of seeds of the mean over clients.
-        orders: By row, the number of the group of trials (`order` in a summary).
-        remarks: Sentences on columns that are left out and on those with fewer seeds.
+        seeds: The number of seeds of each row's mean over clients.
+        orders: The group of trials of each row (`order` in a summary).
+        remarks: Sentences on columns that are left out, and on columns with fewer seeds.
     """
 
     algorithms: list[str]
@@ -111,20 +110,20 @@ class ResultTable:
 
     @property
     def answers_first(self) -> list[ResultColumn]:
-        """The columns with the mean over clients and its like before those of the domains."""
+        """The columns, with means, tenths and the worst client before the domains."""
         headers = [column.header for column in self.columns]
         if _LAST[0][1] not in headers:  # a single domain has no AVG beside it
             return self.columns
         return sorted(self.columns, key=lambda column: column.header not in dict(_LAST).values())
 
     def cells(self, between: str = " ± ") -> dict[str, list[str]]:
-        """Return the columns of numbers as text by header, and the number of seeds if it differs between rows."""
+        """Return the columns of numbers as text by header, and that of the number of seeds if it differs."""
         return self.with_seeds(
             {column.header: [cell.text(between) if cell else "-" for cell in column.cells] for column in self.columns}
         )
 
     def with_seeds(self, columns: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Return `columns` with the number of seeds if it differs between rows."""
+        """Return `columns`, with the number of seeds if it differs between rows."""
         return columns if self.same_seeds else {**columns, _SEEDS: list(map(str, self.seeds))}
 
 
@@ -133,8 +132,8 @@ class Stars(NamedTuple):
 
     Attributes:
         best: The name of the method with which the others are compared.
-        marks: The stars by the `order` of a method.
-        p_values: The p-values of the t test after Holm's correction, likewise.
+        marks: The stars of methods by their `order`.
+        p_values: The p-values of the t test after Holm's correction, by `order`.
     """
 
     best: str = ""
@@ -145,9 +144,9 @@ class Stars(NamedTuple):
 def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
     """Return a table of `rows`, which are rows of `Summary.rows` with the same experiment, metric, split and rule.
 
-    Each domain has a column, unless there are more than `FEW_CLIENTS`. Then follow the mean over clients, the best and
-    the worst tenth of many clients, and the worst client. The mean is left out where it repeats a single domain, and
-    the worst client where it repeats another column. `stars` mark the column of means.
+    The columns are the domains, unless there are more than `FEW_CLIENTS`, the mean over clients, the best and the worst
+    tenth of many clients, and the worst client. The mean is left out if it repeats a single domain, and the worst
+    client if it repeats another column. `stars` mark the column of means.
     """
     groups = {int(order): group.set_index("quantity") for order, group in rows.groupby("order")}
     first = [group.iloc[0] for group in groups.values()]
@@ -222,7 +221,7 @@ def _fewer_seeds(columns: Iterable[ResultColumn], seeds: Sequence[int]) -> list[
 
 
 def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell | None]:
-    """Return `cells` with the ranks of the best and the second, by the numbers as they are shown."""
+    """Return `cells` with the ranks of the best and the second best, by the numbers as shown."""
     shown = sorted({float(cell.number) for cell in cells if cell}, reverse=higher_is_better)
     if len(shown) < 2:
         return list(cells)
@@ -231,7 +230,7 @@ def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell |
 
 
 def _decimals(mean: float) -> int:
-    """Return the decimals that give `mean` four significant digits; the sd has as many decimals."""
+    """Return the number of decimals that gives `mean` four significant digits."""
     if not math.isfinite(mean) or mean == 0:
         return 4
     return min(6, max(0, 3 - math.floor(math.log10(abs(mean)))))
@@ -365,7 +364,7 @@ def _latex_cell(cell: Cell | None) -> str:
 def _marked_up(
     table: ResultTable, escape: Callable[[str], str], show: Callable[[Cell | None], str], mark: str
 ) -> dict[str, list[str]]:
-    """Return the labels of the rows, of which `mark` marks the chosen ones, and the columns of numbers."""
+    """Return the labels of the rows, with `mark` after chosen ones, and the columns of numbers."""
     labels = [escape(label) + mark * chosen for label, chosen in zip(table.labels, table.chosen, strict=True)]
     numbers = {escape(column.header): [show(cell) for cell in column.cells] for column in table.columns}
     return table.with_seeds({"": labels, **numbers})

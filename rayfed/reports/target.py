@@ -17,7 +17,7 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     """Return a table for each experiment: the rounds and gigabytes until the mean over clients reaches `target`.
 
     Raises:
-        UsageError: a target that the metric cannot have, or no such values.
+        UsageError: The metric cannot have this target, or there are no such values.
     """
     done, curves = tables.done, tables.curves
     group = ["algorithm", "hyperparameters", "order"]
@@ -49,7 +49,7 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
     never reached. `means` has a row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
     """
     gap = comparable(means["value"]) - target
-    tolerance = 1e-11 * abs(target)  # a mean that misses the target by rounding errors only has reached it
+    tolerance = 1e-11 * abs(target)  # a mean that misses the target by a rounding error has reached it
     enough = means[(gap >= -tolerance).where(means["higher_is_better"], gap <= tolerance)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
@@ -59,7 +59,7 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
 
 
 def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
-    """Return the gigabytes (10⁹ bytes) that were sent until the end of each of the sorted `rounds`, with the setup."""
+    """Return the gigabytes (10⁹ bytes) sent until the end of each round, the setup included; `rounds` are sorted."""
     return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / 1e9
 
 

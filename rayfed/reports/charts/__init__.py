@@ -56,7 +56,7 @@ def draw(kind: str, data: "ChartData") -> "Chart":
     """Return a chart; `kind` is one of `KINDS`.
 
     Raises:
-        UsageError: there is nothing to plot.
+        UsageError: There is nothing to plot.
     """
     module, _, function = KINDS[kind].function.partition(":")
     chart: Chart = getattr(importlib.import_module(f"rayfed.reports.charts.{module}"), function)(data)
@@ -67,7 +67,7 @@ def plot(folder: str | Path, tables: Tables, path: str | Path, kind: str = "curv
     """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` is that of `ChartData`.
 
     Raises:
-        UsageError: several experiments, nothing to plot, or a path that cannot be written to.
+        UsageError: There are several experiments or nothing to plot, or `path` cannot be written.
     """
     from rayfed.reports.charts.chart import save
 

@@ -1,4 +1,4 @@
-"""What all charts share: their data, colours, the methods that are drawn, how seeds are named, and the files."""
+"""What all charts share: their data, colours, the methods that are drawn, captions and files."""
 
 import textwrap
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ class Chart(NamedTuple):
     """A chart and what it shows.
 
     Attributes:
-        chart: the chart. Its parameter `SHOWN`, if it has one, is the list of methods to draw.
-        caption: a sentence without its full stop.
-        remark: which methods are drawn, if not all.
+        chart: Its parameter `SHOWN`, if it has one, is the list of methods to draw.
+        caption: A sentence without its full stop.
+        remark: Which methods are drawn, if not all.
     """
 
     chart: alt.TopLevelMixin
@@ -50,14 +50,7 @@ class Chart(NamedTuple):
 
 @dataclass(frozen=True)
 class ChartData:
-    """The results of one experiment, and what to show of them.
-
-    Attributes:
-        tables: the tables of the experiment.
-        summary: their summary.
-        home: the folder of the experiment.
-        view: what to show.
-    """
+    """The results of one experiment, its folder `home`, and what to show of it, its `view`."""
 
     tables: Tables
     summary: Summary
@@ -97,7 +90,7 @@ class ChartData:
         """The trials that count; see `Tables.done`.
 
         Raises:
-            UsageError: no trial is done.
+            UsageError: No trial is done.
         """
         done = self.tables.done
         if done.empty:
@@ -233,7 +226,7 @@ def save(chart: Chart, path: str | Path) -> None:
     """Write a chart in the format of the suffix of `path`.
 
     Raises:
-        UsageError: `path` does not end in one of `SUFFIXES`, or cannot be written to.
+        UsageError: `path` does not end in one of `SUFFIXES`, or cannot be written.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:

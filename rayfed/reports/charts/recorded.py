@@ -38,9 +38,9 @@ _PARTS = (*(part for part in SECONDS if part != "total"), "other")
 
 
 class _Partition(NamedTuple):
-    """Who holds how many examples for training and validation: `counts` are int64 [clients, classes].
+    """The numbers of examples for training and validation: `counts` are int64 [clients, classes].
 
-    The title is the partition's hash, and the seed with which it was drawn if it is random.
+    The title is the hash of the partition, and its seed if it is random.
     """
 
     title: str
@@ -128,7 +128,7 @@ def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
 
 
 def last_of_each_method(data: ChartData) -> Chart:
-    """Return two panels for each method, the last map of its first seed: by domain (or point, of several) and class."""
+    """Return two panels for each method: the last map of its first seed by domain (or point) and by class."""
     home, trials = data.home.child("maps"), data.trials
     found = [{**match.groupdict(), "file": match[0]} for file in home.files() if (match := _FILE.fullmatch(file))]
     files = pd.DataFrame(found, columns=[*_FILE.groupindex, "file"])

@@ -24,7 +24,7 @@ from rayfed.reports.selection import TRIAL, format_value
 from rayfed.reports.summary import RULE_CAPTIONS
 from rayfed.reports.target import gigabytes_sent
 
-_LOG_RATIO = 20  # the ratio of the bytes that two methods send in all, beyond which their axis is logarithmic
+_LOG_RATIO = 20  # beyond this ratio of the bytes that two methods send, the axis is logarithmic
 _MOST_PANELS = 6  # in a chart of sensitivity
 _KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
 
@@ -36,9 +36,9 @@ def over_rounds(data: ChartData) -> Chart:
 
 
 def over_bytes(data: ChartData) -> Chart:
-    """Return the curves over the gigabytes (10⁹ bytes) that were sent until the end of a round, with the setup.
+    """Return the curves over the gigabytes (10⁹ bytes) sent until the end of a round, the setup included.
 
-    A method that sends nothing has all its points at zero, which a logarithmic axis leaves out.
+    A logarithmic axis leaves out methods that send nothing.
     """
     rounds = data.tables.rounds.sort_values("round")
     rows = _at_rounds(data, rounds.assign(x=gigabytes_sent(rounds)))
@@ -137,7 +137,7 @@ def _key_panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
 
 
 def _varying_keys(rows: pd.DataFrame) -> dict[str, set[str]]:
-    """Return the configuration keys with several values for an algorithm, and these algorithms; null is a value."""
+    """Return the keys that have several values for an algorithm, with these algorithms; null counts as a value."""
     varying = {}
     for key in (name for name in rows.columns if "." in name or name in _KEYS_WITHOUT_DOT):
         counts = _texts(rows, key).groupby(rows["algorithm"]).nunique()

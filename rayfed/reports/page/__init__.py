@@ -1,4 +1,4 @@
-"""The page of results as one HTML file, which needs no network: tables, charts, trials, and how to repeat them."""
+"""The page of results, one HTML file that needs no network: tables, charts, trials, and how to repeat them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ _FAILED = ("failed", "diverged", "lost")
 
 
 class Picture(NamedTuple):
-    """A chart of the page: its number in `Page.charts`, or None and the command that draws it."""
+    """A chart of the page: its number in `Page.charts`, None if it is too large; and the command that draws it."""
 
     heading: str
     caption: str
@@ -48,8 +48,8 @@ class Picture(NamedTuple):
 class PageView(NamedTuple):
     """What the page shows of one metric and one split.
 
-    The first of `sections` is the participants' table, which has the `stars`. `pairs` are the title, the columns and
-    the notes of the comparison of all pairs; both are empty if nothing can be compared.
+    The first of `sections` is the participants' table, which has the `stars`. `pairs` has the title, the columns and
+    the notes of the comparison of all pairs. Stars and pairs are empty if nothing can be compared.
     """
 
     metric: str
@@ -65,7 +65,7 @@ class Experiment(NamedTuple):
 
     Attributes:
         views: What is shown for each metric and split; notes, pictures and partitions hold for all of them.
-        failures: By `order`, the methods with trials that did not end: algorithm, hyperparameters, failed, trials.
+        failures: Methods with failed trials by `order`: algorithm, hyperparameters, failed, trials.
         few: Whether the page opens with only the hyperparameters that validation chose.
         trials: A row for each trial.
         versions: The distinct combinations of installed versions.
@@ -95,7 +95,7 @@ class Page(NamedTuple):
 def write_page(folder: str | Path, experiment: str | None, path: str | Path, view: View = DEFAULT_VIEW) -> None:
     """Write the page on `experiment`, or on every experiment in `folder`.
 
-    It opens with the metric and the split of `view`; the reader can choose all others.
+    It opens with the metric and the split of `view`; its reader can choose others.
 
     Raises:
         UsageError: There are no results, or the file cannot be written.
