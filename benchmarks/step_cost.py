@@ -25,7 +25,7 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ExchangeRequest
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 CLIENTS, BATCH = 8, 10
 NETWORKS: dict[str, tuple[str, dict, tuple[int, ...]]] = {

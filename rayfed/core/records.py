@@ -28,14 +28,14 @@ INT32: Mapping[str, str] = {"arrow": "int32"}
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Score:
-    """The value of one metric: of the model at `point`, on the `n` examples of one client's `split`.
+    """The value of one metric of the model at `point`, on the `n` examples of a client's `split`: a row of `metrics`.
 
     Attributes:
         client: The client's number in the partition, or `SERVER`.
         value: Accuracies are fractions of 1.
         unseen: Whether the client took no part in training.
-        higher_is_better: As the metric declares it, or `select.mode`; else, for example for a scalar that an algorithm
-            logs, by the words of the metric's name (`lower_is_better_by_name`).
+        higher_is_better: What the metric declares, or else `select.mode`, or else what the words of the metric's name
+            say (`lower_is_better_by_name`), as for a scalar that an algorithm logs.
     """
 
     client: int = field(default=SERVER, metadata=INT32)
@@ -50,8 +50,7 @@ class Score:
 
 
 class MapPoint(NamedTuple):
-    """One example in a map of representations: its client, domain and class, its coordinates in the plane, and the
-    point of its model."""
+    """An example in a map of representations: its client, domain, class, coordinates, and the point of its model."""
 
     client: int
     domain: str
@@ -62,7 +61,7 @@ class MapPoint(NamedTuple):
 
 
 class RepresentationMap(NamedTuple):
-    """A map of the representations of a split, at one point's model and one layer; `name` is the metric's."""
+    """A map of the representations of a split at one layer of the model at `point`; `name` is that of the metric."""
 
     name: str
     point: str
@@ -76,7 +75,7 @@ class Event:
     """Something that happened to a trial, and what it cost.
 
     Attributes:
-        time: When it was noticed, in seconds since the epoch.
+        time: When the trial went on, in seconds since the epoch.
         event: "trial restarted", "checkpoint damaged" or "rounds added".
         detail: What happened, in words.
         round: The round under way.
@@ -102,26 +101,25 @@ class Record:
     Attributes:
         stage: One of `STAGES`.
         cohort: The number of clients that took part.
-        sampled: The number of clients that were sampled for a round, of which some may have dropped out or been late.
+        sampled: The number of clients that were sampled for a round; some may have dropped out or been late.
         simulated_seconds: The duration of a round on the simulated clock; None without one.
         clock_seconds: The time on the simulated clock at the end of the round.
-        staleness_mean, staleness_max: The updates of the server between the starts of the clients of the round and the
-            round; None in synchronous rounds.
+        staleness_mean, staleness_max: How many updates the server made between the start of a client of the round and
+            the round, as mean and maximum over clients; None in synchronous rounds.
         waiting: The number of clients that still train when an asynchronous round ends.
         seconds: Wall-clock seconds by part of the round, see `SECONDS`.
         bytes_down, bytes_up: Bytes on the wire by field of the payload, over all clients of the round.
-        bytes_to_hosts, bytes_from_hosts: Bytes of tensors that the processes of server and hosts exchanged, also to
-            score models; 0 where all clients run in the server's process.
-        bytes_formula: Bytes both ways by the formula of the method's paper; None where it has none.
+        bytes_to_hosts, bytes_from_hosts: Bytes of tensors that the server's process sent to hosts and received from
+            them, scoring included; 0 where all clients run in the server's process.
+        bytes_formula: Bytes both ways by the formula of the method's paper; None where the paper has none.
         epsilon: The differential privacy spent so far; None without privacy.
         privacy_unit: What `epsilon` protects: `client`, all data of one client; `representation`, one vector;
-            `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
-            `rayfed.algorithms.dp_adcol`).
+            `rescaled coordinate`, one coordinate of a vector rescaled to [0, 1] (see `rayfed.algorithms.dp_adcol`).
         busy: The seconds that each host worked on the exchanges of the round.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
-        gpu_bytes: The most GPU memory that tensors of one host took, from the end of its last training before the round
-            to that of its training in it; None on CPUs.
-        vmap_clients: The number of clients that hosts train at once, if it was measured in this round; else None.
+        gpu_bytes: The most GPU memory that tensors of one host took since its training in the round before; None on
+            CPUs.
+        vmap_clients: The number of clients that hosts train at once, if the round measured it; else None.
     """
 
     stage: str
@@ -150,22 +148,22 @@ class Record:
 
     @property
     def balance(self) -> float | None:
-        """The mean over hosts of the seconds that they worked, as a share of the busiest host's; None without work."""
+        """The mean over hosts of their seconds of work, as a share of the busiest host's; None without work."""
         return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
 
     @property
     def busy_share(self) -> float | None:
-        """The mean over hosts of the seconds that they worked, as a share of the round's; None without work."""
+        """The mean over hosts of their seconds of work, as a share of the round's; None without work."""
         total = self.seconds["total"]
         return sum(self.busy) / len(self.busy) / total if any(self.busy) and total > 0 else None
 
     @property
     def clients_per_second(self) -> float | None:
-        """The clients of the round by its seconds; None where it took none."""
+        """The clients of the round divided by its seconds; None if it took no time."""
         return self.cohort / self.seconds["total"] if self.seconds["total"] > 0 else None
 
     def add_work(self, busy: Mapping[int, float], predicted: Mapping[int, float] | None) -> None:
-        """Add the seconds of one exchange, by the position of the host. Hosts that join later have a later one."""
+        """Add the seconds of one exchange, by the position of the host."""
         hosts = range(max(busy, default=-1) + 1)
         self.busy = _added(self.busy, [busy.get(host, 0.0) for host in hosts])
         if predicted is None or self.predicted is None:
@@ -182,7 +180,9 @@ class Record:
         for score in self.scores:
             if score.metric == metric and score.point == point and not score.unseen:
                 values.setdefault((score.split, score.client != SERVER), []).append(score.value)
-        return {split: _mean(of_key) for (split, _), of_key in sorted(values.items())}  # clients sort last, so they win
+        return {
+            split: _mean(of_key) for (split, _), of_key in sorted(values.items())
+        }  # of equal splits the last one stays: clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class Selection:
     Attributes:
         metric: Its name in the table `metrics`.
         higher_is_better: Whether the highest value is the best one.
-        point: The model that is scored.
+        point: Which model is scored, one of `POINTS`.
     """
 
     metric: str = "accuracy"
@@ -219,34 +219,36 @@ class Selection:
         return score if self.higher_is_better else -score
 
 
+@dataclass
 class BestRound:
     """Finds the round that the rule `selected` of reports picks, while a trial runs.
 
-    As in reports, values count to twelve significant digits, and the earliest round wins a tie. `round` is the best
-    round so far; None before the first score.
+    As in reports, values count to twelve significant digits, and the earliest round wins a tie.
+
+    Attributes:
+        score, round: The best score so far, as a gain, and its round; None before the first one.
     """
 
-    def __init__(self, selection: Selection):
-        self._selection = selection
-        self._score: float | None = None
-        self.round: int | None = None
+    selection: Selection
+    score: float | None = None
+    round: int | None = None
 
     def add(self, record: Record) -> None:
-        """Take the score of a round in, if the round has a score."""
-        score = self._selection.score(record)
+        """Compare the score of a round, if it has one, with the best so far."""
+        score = self.selection.score(record)
         if score is None or math.isnan(score):
             return
-        gain = float(f"{self._selection.gain(score):.11e}")
-        if self._score is None or gain > self._score:
-            self._score, self.round = gain, record.round
+        gain = float(f"{self.selection.gain(score):.11e}")
+        if self.score is None or gain > self.score:
+            self.score, self.round = gain, record.round
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
-        return {"score": self._score, "round": self.round}
+        return {"score": self.score, "round": self.round}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._score, self.round = state["score"], state["round"]
+        vars(self).update(state)
 
 
 def lower_is_better_by_name(metric: str) -> bool:

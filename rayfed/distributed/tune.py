@@ -42,8 +42,7 @@ from rayfed.distributed.user_modules import SentFiles, register_user_modules, to
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_data import data_key, load_data
+from rayfed.experiments.plan import Plan, data_key, load_data
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.space import Search

@@ -20,25 +20,25 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
-from rayfed.engine.scoring import NO_METRICS, DueMetrics, gradient_scores
+from rayfed.engine.requests import ExchangeRequest, ScoreRequest
+from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics import default_metrics
 from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations, Representations
 from rayfed.metrics.representations import check_layer
 
-_MOST_CLIENTS = 1000  # the clients whose labels tell which values a metric has
+_MOST_CLIENTS = 1000  # whose labels are looked at to find out which values a metric has
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """When training stops: after `patience` evaluations in a row that have not improved the best score.
+    """When training stops: after `patience` evaluations in a row that did not improve the best score.
 
-    Prechelt ("Early Stopping - But When?", 1998) compares this rule of deep learning libraries with other rules.
+    Deep learning libraries use this rule; Prechelt ("Early Stopping - But When?", 1998) compares it with others.
 
     Attributes:
-        min_delta: An improvement must be better than the best score by more than this.
-        selection: The score.
+        min_delta: An improvement must exceed the best score by more than this.
+        selection: Which score counts.
     """
 
     patience: int
@@ -51,11 +51,11 @@ class Evaluation:
     """When and what to score.
 
     Attributes:
-        every: Score after every so many rounds, and after the last.
+        every: The rounds between evaluations; the last round is always scored.
         initial: Whether to score before the first round as well.
         points: The models to score: "global", "downloaded", "trained", "adapted".
         splits: The parts of the clients' data to score on.
-        clients: "all" participants, "selected" for the cohort of the round, or the size of a fixed sample.
+        clients: "all" for all participants, "selected" for the cohort of the round, or the size of a fixed sample.
         adapt_epochs: The epochs of local training before scoring at "adapted".
         metrics: Further metrics by name.
         selection: Which round is the best.
@@ -77,65 +77,66 @@ class Evaluation:
         return round % self.every == 0 or round == rounds
 
 
+@dataclass
 class EarlyStopping:
-    """Applies a `StopRule` to the rounds of a trial.
+    """Applies a `StopRule` to the rounds of a trial. A checkpoint keeps all other fields.
 
     Attributes:
+        best, best_round: The best score and its round; None and 0 before the first one.
+        waited: The evaluations since then.
         reason: Why training stopped, in words; None while it goes on.
         round: The round after which training stopped; None while it goes on.
     """
 
-    def __init__(self, rule: StopRule | None):
-        self._rule = rule
-        self._best: float | None = None
-        self._best_round = self._waited = 0
-        self.reason: str | None = None
-        self.round: int | None = None
+    rule: StopRule | None
+    best: float | None = None
+    best_round: int = 0
+    waited: int = 0
+    reason: str | None = None
+    round: int | None = None
 
     def update(self, record: Record) -> None:
-        """Apply the rule to the scores of a round, if it has any. A score that is not finite is no improvement."""
-        rule = self._rule
+        """Apply the rule to the score of a round, if it has one. A score that is not finite is no improvement."""
+        rule = self.rule
         if rule is None or self.reason is not None or (score := rule.selection.score(record)) is None:
             return
         gain = rule.selection.gain
-        if math.isfinite(score) and (self._best is None or gain(score) - gain(self._best) > rule.min_delta):
-            self._best, self._best_round, self._waited = score, record.round, 0
+        if math.isfinite(score) and (self.best is None or gain(score) - gain(self.best) > rule.min_delta):
+            self.best, self.best_round, self.waited = score, record.round, 0
             return
-        self._waited += 1
-        if self._waited >= rule.patience:
+        self.waited += 1
+        if self.waited >= rule.patience:
             self.round = record.round
             evaluations = "1 evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
             missed = "been finite"
-            if self._best is not None:
-                missed = f"improved on {self._best:.4g} of round {self._best_round} by more than {rule.min_delta:g}"
+            if self.best is not None:
+                missed = f"improved on {self.best:.4g} of round {self.best_round} by more than {rule.min_delta:g}"
             what = f"validation {rule.selection.metric} ({rule.selection.point})"
             self.reason = f"{what} has not {missed} for {evaluations}"
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
-        kept = {"best": self._best, "best_round": self._best_round, "waited": self._waited}
-        return kept | {"reason": self.reason, "round": self.round}
+        return {name: value for name, value in vars(self).items() if name != "rule"}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._best, self._best_round = state["best"], state["best_round"]
-        self._waited, self.reason, self.round = state["waited"], state["reason"], state.get("round")
+        vars(self).update(state)
 
 
 def downloads(
     exchange: Exchange, ctx: Context, state: State, clients: Sequence[ClientIndex] | None = None
 ) -> tuple[State, dict[ClientIndex, State]]:
-    """Return what every client of the cohort receives, and the further fields of those `clients` that receive any."""
+    """Return what every client of the cohort receives, and the further fields that some of `clients` receive."""
     down = exchange.broadcast(ctx, state)
     unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in (ctx.cohort if clients is None else clients)}
     return down, {i: fields for i, fields in unicast.items() if fields}
 
 
 class Evaluator:
-    """Has the fleet score the models that a server's state leads to.
+    """Has the fleet score the models that follow from the server's state.
 
     Attributes:
-        tell: Called with what is being done, where it may take long.
+        tell: Called with what is measured, where that may take long.
     """
 
     def __init__(
@@ -161,8 +162,7 @@ class Evaluator:
 
         The global model is scored on the clients' data and the server's test sets. Without a global model, each
         client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
-        on where clients live.
-        With `is_last`, the metrics are taken that are due after the last round.
+        on where clients live. With `is_last`, metrics that are due after the last round are measured, too.
         """
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self._scored
         points, splits = self.evaluation.points, self.evaluation.splits
@@ -199,7 +199,7 @@ class Evaluator:
         return in_order(scores), maps
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
-        """Return the metrics that are due in `round`, in which `clients` are scored; `last` is the last such round."""
+        """Return the metrics that are due in `round`, for which `clients` are scored; `last` is the last round."""
         if not self.evaluation.metrics:
             return NO_METRICS
         due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
@@ -232,12 +232,12 @@ class Evaluator:
         scored = self.fleet.score_downloads(request, down, unicast)
         index = {self.population.clients.id(i): i for i in clients}
         losses = {index[score.client]: score.value for score in scored.scores if score.metric == "loss"}
-        return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # without training data, nothing to learn
+        return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # 0 without training data
 
     def unseen_scores(self, state: State, round: int) -> list[Score]:
-        """Score the unseen clients with the model that they download after `round`, and after they adapted it.
+        """Return the scores of unseen clients on the model that they download after `round`, and after they adapt it.
 
-        They catch up on the setup exchanges first; what they send is dropped.
+        They first take part in the setup exchanges, without effect on the server.
         """
         cohort = self.unseen_clients
         if not cohort:
@@ -269,7 +269,7 @@ class Evaluator:
 
 
 def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) -> tuple[ClientIndex, ...]:
-    """Return the participants to score: all, or a sample that depends on the seed of the run alone."""
+    """Return the participants to score: all, or a sample that depends only on the seed of the run."""
     if isinstance(clients, str) or clients >= len(participants):
         return () if clients == "selected" else tuple(participants)
     drawn = generator(seed, "evaluated clients").choice(len(participants), clients, replace=False)
@@ -326,8 +326,8 @@ def chosen_metric(
     """Return the metric that chooses rounds and hyperparameters, as tables call it, and whether higher is better.
 
     Args:
-        name: The metric, or its key in `metrics`; None: accuracy; without it f1 of several labels, mae of numbers, or
-            else loss.
+        name: The metric, or its key in `metrics`. None: accuracy, or else f1 of several labels, mae of numbers, or
+            loss.
         mode: "max" or "min", for a metric that does not declare it.
         outputs, shape: What the model's output for one example stands for, and its shape.
     """
@@ -360,10 +360,10 @@ def chosen_metric(
 def _defined_values(
     metrics: Sequence[Metric], population: Population, outputs: Outputs, shape: Sequence[int]
 ) -> dict[str, bool | None]:
-    """Return the names of the values that metrics of predictions have for any client's validation data.
+    """Return the values that metrics of predictions have for any client's validation data, by name.
 
-    Whether a value is defined follows from the labels, so the outputs are random. Each name comes with whether higher
-    is better, None where nothing declares it.
+    Each name maps to whether higher is better; None where nothing declares it. The outputs are random, because labels
+    alone decide whether a value is defined.
     """
     rng = torch.Generator().manual_seed(0)
     values: dict[str, bool | None] = {}

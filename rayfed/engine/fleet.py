@@ -16,8 +16,8 @@ from rayfed.engine.client_store import ClientStates, ClientStore
 from rayfed.engine.device import room_for_states
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
-from rayfed.engine.scoring import Gradients
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64

@@ -22,8 +22,8 @@ from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, States
-from rayfed.engine.scoring import DueMetrics, Gradients, as_score, domain_gradients, score
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.training import InBf16, Job, Trained, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value

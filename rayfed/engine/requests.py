@@ -8,8 +8,7 @@ from rayfed.algorithm import Reply, State
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Score
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.scoring import NO_METRICS, DueMetrics
-from rayfed.metrics.base import Representations
+from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored
 
 States = Mapping[ClientIndex, State]
 """The states of clients, or further fields for single clients."""
@@ -87,19 +86,6 @@ class ScoreRequest(Request):
     adapt_epochs: int = 0
     tests: tuple[int, ...] = ()
     client_tests: tuple[int, ...] = ()
-
-
-@dataclass
-class Scored:
-    """The scores of models, and the representations collected for the metrics that the server computes."""
-
-    scores: list[Score] = field(default_factory=list)
-    collected: list[Representations] = field(default_factory=list)
-
-    def add(self, other: "Scored") -> None:
-        """Append what `other` has."""
-        self.scores += other.scores
-        self.collected += other.collected
 
 
 @dataclass(kw_only=True)

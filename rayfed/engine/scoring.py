@@ -1,7 +1,9 @@
 """Scores of models: accuracy, loss, and the metrics that are due in a round.
 
-Metrics of predictions and of training are computed on the hosts. For metrics of representations and of gradients, hosts
-collect what is needed and the server computes the scores.
+A metric's `measure` returns a `Value`, and `as_score` makes a `Score` of it, which then travels unchanged to the table
+`metrics`: in `Scored` from a host to the server, and in a `Record` to the recorder. Hosts compute the metrics of
+predictions and of training. For metrics of representations and of gradients, hosts collect what is needed and the
+server computes the values.
 """
 
 import math
@@ -32,8 +34,7 @@ from rayfed.metrics.base import (
     Value,
 )
 from rayfed.metrics.heterogeneity import full_gradient
-from rayfed.metrics.representations import collect_representations
-from rayfed.metrics.tsne import Tsne
+from rayfed.metrics.representations import Tsne, collect_representations
 
 _VALUES = {"cpu": 2**16, "cuda": 2**22}
 """The numbers in the inputs of a batch.
@@ -48,6 +49,19 @@ _UNIT = 2.0**-10
 _Metric = TypeVar("_Metric", bound=Metric)
 
 
+@dataclass
+class Scored:
+    """The scores of models, and the representations collected for the metrics that the server computes."""
+
+    scores: list[Score] = field(default_factory=list)
+    collected: list[Representations] = field(default_factory=list)
+
+    def add(self, other: "Scored") -> None:
+        """Append what `other` has."""
+        self.scores += other.scores
+        self.collected += other.collected
+
+
 @torch.no_grad()
 def score(
     algorithm: Algorithm,
@@ -60,10 +74,9 @@ def score(
 ) -> list[Score]:
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
-    The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
-    per example, and those of `metrics`. A part whose labels are all to be ignored has none. The parts share batches,
-    which is several times as fast for small parts. Where an example's output depends on its batch, each part has its
-    own batches.
+    The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss` as the mean
+    over examples, and those of `metrics`. A part has no scores if all of its labels are ignored. The parts share
+    batches, which is several times as fast for small parts, unless an example's output depends on its batch.
     """
     results, others, of_classes = [], [], ctx.task.outputs.kind in OF_CLASSES
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
@@ -89,9 +102,9 @@ def score(
 
 
 def as_score(value: Value, selection: Selection | None = None, **place: Any) -> Score:
-    """Return `value` as a score; `place` holds its `point`, `split` and the other columns that say what was scored.
+    """Return `value` as a score; `place` has `point`, `split` and the other fields that say what was scored.
 
-    Where a metric does not declare whether higher is better, `selection` says it of the metric that chooses.
+    Where nothing declares whether higher is better, `selection` decides for its own metric, and else the name does.
     """
     higher_is_better = value.higher_is_better
     if higher_is_better is None:
@@ -104,9 +117,9 @@ def as_score(value: Value, selection: Selection | None = None, **place: Any) -> 
 def _measured(
     metrics: Sequence[OfPredictions], logits: Tensor, part: Part, scored: tuple[Tensor, Tensor] | None
 ) -> list[Value]:
-    """Return the values of `metrics`; `scored` are the outputs and labels as `scored_values` returns them.
+    """Return the values of `metrics`; `scored` is what `scored_values` returns for `logits` and the labels.
 
-    A value of a user's own metric takes the place of one of rayfed's with the same name.
+    A value of a user's own metric replaces a value of the same name by one of rayfed's metrics.
     """
     ours, own = list[Value](), list[Value]()
     for metric in metrics:
@@ -117,7 +130,7 @@ def _measured(
     values = [*(value for value in ours if value.metric not in {other.metric for other in own}), *own]
     names = [value.metric for value in values]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")
+        raise BadHook(f"metrics: two metrics return a value called {twice[0]} on the same data; rename one of them")
     return values
 
 
@@ -175,7 +188,7 @@ class DueMetrics:
     Attributes:
         metrics: The metrics by name.
         groups: The number of clients and test sets that have examples of each split.
-        last: Whether this is the last exchange of its round. The exchanges before only note the models before training.
+        last: Whether this is the last exchange of its round. Earlier exchanges only keep the models before training.
         selection: The metric that chooses rounds.
     """
 
@@ -194,13 +207,13 @@ class DueMetrics:
 
     @property
     def fitted(self) -> set[str]:
-        """The splits that a metric is fitted to but not measured on; they need not be scored."""
+        """The splits on which a metric is fitted and not measured; they need not be scored."""
         return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
 
     def collect(
         self, algorithm: Algorithm, ctx: Context, model: Any, point: str, part: Part, seed: int
     ) -> list[Representations]:
-        """Return, on a host, the model's representations of a sample of `part`, drawn by the seed, by layer."""
+        """Return, on a host, the model's representations of a sample of `part`, one item per layer."""
         metrics = [metric for metric in self.of(OfRepresentations) if part.split in metric.splits]
         layers = sorted({layer for metric in metrics for layer in metric.layers})
         if not layers or not len(part):
@@ -240,9 +253,9 @@ class DueMetrics:
     ) -> tuple[list[Score], list[RepresentationMap]]:
         """Return, on the server, the scores and maps from the representations that all hosts collected.
 
-        A metric has no value where a representation that it uses is not finite, or its square is not, as after a model
-        diverged: the libraries that compute the metrics would end the trial. `tell` is called with what is being done.
-        `joint` are the representations of the whole round, if all have been collected, for maps of several points.
+        A metric has no value where a representation or its square is not finite, as after a model diverged: the
+        libraries behind the metrics would end the trial. `tell` is called with what is measured. `joint` has the
+        representations of the whole round, for maps of several points; it is empty before the end of the round.
         """
         by_layer: dict[tuple[str, str], list[Representations]] = {}
         for item in collected:

@@ -32,7 +32,7 @@ from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_data import small_population
+from rayfed.experiments.plan_checks import small_population
 from rayfed.experiments.trial import run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM

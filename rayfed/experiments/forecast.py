@@ -24,7 +24,7 @@ from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.plan_data import small_population
+from rayfed.experiments.plan_checks import small_population
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary
 from rayfed.experiments.space import Space

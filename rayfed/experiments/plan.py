@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,12 +20,12 @@ from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
 from rayfed.core.registry import ModuleSource, resolve
-from rayfed.core.rng import floor_share, global_generators_seeded, torch_state_kept
+from rayfed.core.rng import floor_share, generator, global_generators_seeded, torch_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only
 from rayfed.data.clients import Client, MadeClients
-from rayfed.data.loading import population_without_domain
+from rayfed.data.loading import build_data, load, population_without_domain
 from rayfed.data.population import Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
@@ -36,8 +37,7 @@ from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks, refuse_mixing
-from rayfed.experiments.plan_data import input_type, load_data, partition_seed, with_unseen_clients
-from rayfed.experiments.plan_model import ModelFactory, model_of
+from rayfed.experiments.plan_model import ModelFactory, input_type, model_of
 from rayfed.experiments.user_code import (
     check_resumed,
     code_hash,
@@ -48,13 +48,12 @@ from rayfed.experiments.user_code import (
     named_objects,
     object_hash,
 )
-from rayfed.losses.base import Loss, build_loss
-from rayfed.losses.torch_losses import CrossEntropy
+from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
 from rayfed.metrics.base import Metric
 from rayfed.metrics.cost import Cost, cost
 from rayfed.metrics.from_torchmetrics import TorchMetric
-from rayfed.models.build import check_model
+from rayfed.models.base import check_model
 from rayfed.records.files import Holding
 
 MOST_CLIENTS_SHOWN = 1000
@@ -283,6 +282,48 @@ def make_plan(
         base_hash=base_hash,
         sources=() if code is None else tuple(module_sources(objects)),
     )
+
+
+def load_data(config: Config) -> Population:
+    """Return the data of a configuration, before unseen clients are drawn."""
+    data, partition = config.data, config.partition
+    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed)
+
+
+def data_key(config: Config) -> str:
+    """Return a string that two configurations share if their clients hold the same examples."""
+    return repr((config.data, config.partition, config.leave_out, partition_seed(config)))
+
+
+def partition_seed(config: Config) -> int | None:
+    """Return the seed with which the partition of `config` draws; None if a user's own partition has none."""
+    data, partition = config.data, config.partition
+    built = build_data(data.name or "", data.options, partition.name, partition.options, config.seed)[1]
+    seed = getattr(built, "seed", None)
+    return None if seed is None else int(seed)
+
+
+def with_unseen_clients(population: Population, count: int | float, seed: int) -> Population:
+    """Draw unseen clients: they take no part in training and join after it, as DBE's "new participants".
+
+    Participants come first and unseen clients last, both in the order of their ids.
+
+    Args:
+        population: The clients. Unseen clients of an earlier draw are participants again.
+        count: The number of unseen clients, or (a float) a share of all clients, rounded down.
+        seed: The seed of the draw.
+
+    Raises:
+        UsageError: No client would be left to train.
+    """
+    clients = population.clients.select(np.argsort(population.clients.ids, kind="stable"))
+    number = floor_share(len(clients), count) if isinstance(count, float) else count
+    if number >= len(clients):
+        raise UsageError(f"unseen_clients={count}: there are {len(clients)} clients, and at least one must train")
+    is_unseen = np.zeros(len(clients), bool)
+    is_unseen[generator(seed, "unseen clients").choice(len(clients), number, replace=False)] = True
+    ordered = clients.select(np.argsort(is_unseen, kind="stable"))
+    return replace(population, clients=ordered, unseen_clients=number)
 
 
 def _own(chosen: Component) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import math
 import types
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,12 @@ from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
-from rayfed.data.clients import Examples
+from rayfed.data.clients import Client, ClientTable, Examples
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.experiments.plan_data import extreme_examples, first_batch, input_type
+from rayfed.experiments.plan_model import input_type
 from rayfed.experiments.user_code import object_hash
-from rayfed.losses.base import Loss, NamedLoss
-from rayfed.losses.torch_losses import CrossEntropy
+from rayfed.losses.base import CrossEntropy, Loss, NamedLoss
 from rayfed.models.split_model import SplitModel
 from rayfed.records.storage import one_line
 
@@ -295,3 +295,46 @@ def _facts(kind: str, value: Any) -> dict[str, str]:
             ".".join(filter(None, [kind, path, key])): object_hash(part, everywhere=True) for key, part in parts.items()
         }
     return facts if isinstance(value, nn.Module) else facts | {kind: object_hash(value, everywhere=True)}
+
+
+def first_batch(part: Examples, count: int) -> Batch:
+    """Return the first `count` examples of a part in the type in which they reach the model; pixels stay 0 to 255."""
+    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    return Batch(x.float() if x.dtype == torch.uint8 else x, y)
+
+
+def extreme_examples(population: Population) -> np.ndarray:
+    """Return the examples with the smallest and the largest input at each position, those of test sets included."""
+    extremes, layout = np.zeros((0, *population.shape), population.clients[0].train.dtype), population.layout
+    for block in (block for part in population.examples() for block in part.blocks()):
+        candidates = np.concatenate([extremes, block])
+        flat = layout.integers(candidates) if layout else candidates.reshape(len(candidates), -1)
+        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])] if flat.size else candidates[:2]
+    return extremes
+
+
+def small_population(population: Population, clients: int, examples: Sequence[int], scored: int) -> Population:
+    """Return at most `clients` participants of `population`, those with the most training examples.
+
+    Args:
+        examples: How many training examples the clients keep at most; the numbers are used in turn.
+        scored: How many examples of each other part they keep at most, and so of each test set.
+    """
+    participants = population.participants
+    largest = participants.select(np.argsort(-participants.train_sizes(), kind="stable")[:clients])
+    kept = tuple(
+        Client(
+            number,
+            client.domain,
+            _first(client.train, examples[number % len(examples)]),
+            _first(client.val, scored),
+            _first(client.test, scored),
+        )
+        for number, client in enumerate(largest)
+    )
+    tests = tuple(replace(test, examples=_first(test.examples, scored)) for test in population.tests)
+    return replace(population, clients=ClientTable.of(kept), tests=tests, unseen_clients=0)
+
+
+def _first(part: Examples, count: int) -> Examples:
+    return part.select(slice(count)).read()

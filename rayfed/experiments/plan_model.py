@@ -17,14 +17,19 @@ from rayfed.core.options import checked
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan_data import input_type
 from rayfed.losses.base import Loss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 from rayfed.models.split_model import check_whole, ensure_split, initialise_lazy_layers
 from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
+
+
+def input_type(population: Population) -> torch.dtype:
+    """Return the type in which inputs reach the model: images arrive as normalised floats."""
+    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
+    return torch.float32 if dtype == torch.uint8 else dtype
 
 
 def model_of(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> nn.Module:

@@ -12,8 +12,7 @@ from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, check_validated, make_plan, trial_name
-from rayfed.experiments.plan_data import data_key, load_data
+from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure

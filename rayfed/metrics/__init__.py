@@ -21,22 +21,22 @@ METRICS = {
     "class_accuracy": "rayfed.metrics.predictions:ClassAccuracy",
     "drift": "rayfed.metrics.heterogeneity:Drift",
     "gradient_norm": "rayfed.metrics.heterogeneity:GradientNorm",
-    "mdl": "rayfed.metrics.mdl:Mdl",
-    "frechet": "rayfed.metrics.frechet:Frechet",
-    "head_accuracy": "rayfed.metrics.linear_probes:HeadAccuracy",
-    "tsne": "rayfed.metrics.tsne:Tsne",
+    "mdl": "rayfed.metrics.representations:Mdl",
+    "frechet": "rayfed.metrics.representations:Frechet",
+    "head_accuracy": "rayfed.metrics.representations:HeadAccuracy",
+    "tsne": "rayfed.metrics.representations:Tsne",
 }
 
 PREFIX = "torchmetrics:"
 """The beginning of the names of torchmetrics' own metrics, as in `torchmetrics:classification.BinaryMCC`."""
 DEFAULTS = {"labels": ("f1", "average_precision"), "numbers": ("mae", "rmse", "r2")}
-"""What is scored without being asked where outputs stand for no classes, by what they stand for. The first chooses."""
+"""The metrics that are on by default where outputs stand for no classes, by what they stand for; the first chooses."""
 
 
 def default_metrics(kind: str, axes: int) -> tuple[str, ...]:
-    """Return the names of the metrics that are scored without being asked, beside accuracy and loss.
+    """Return the names of the metrics that are on by default, besides accuracy and loss.
 
-    `kind` is what outputs stand for, and `axes` the number of axes of the labels of a batch.
+    `kind` is what outputs stand for (`rayfed.core.outputs`), and `axes` is the number of axes of a batch's labels.
     """
     if kind == "positions":
         return ("mean_iou",) if axes > 2 else ("perplexity",)

@@ -49,14 +49,14 @@ class Metric:
         return round >= last or (self.every is not None and round % self.every == 0)
 
     def declared(self, value: Value) -> Value:
-        """Return `value` as a Python number, with the class's `higher_is_better`, unless it has its own.
+        """Return `value` with Python numbers, and with the class's `higher_is_better` if it has none of its own.
 
         Raises:
-            BadHook: It has the name of a score that every model has.
+            BadHook: The value is called accuracy or loss.
         """
         if value.metric in ("accuracy", "loss"):
             where = f"{type(self).__name__}.measure"
-            raise BadHook(f"{where} gave a value called {value.metric}, which every model has; give it another name")
+            raise BadHook(f"{where} returned a value called {value.metric}, as a score of every model; rename it")
         better = self.higher_is_better if value.higher_is_better is None else value.higher_is_better
         return Value(value.metric, float(value.value), operator.index(value.n), better)
 
@@ -75,8 +75,8 @@ class OfPredictions(Metric):
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         """Return the values for `logits` [n, classes] and the classes `y` [n].
 
-        A model with a single logit o per example is measured by the two logits 0 and o. Positions are examples of their
-        own. Several labels are `logits` and `y` [n, labels], and numbers have the shape of the labels.
+        For a model with one logit o per example, `logits` has the columns 0 and o. Every position counts as an example.
+        With several labels, both are [n, labels]; with numbers, both have the shape of the labels.
         """
         raise NotImplementedError
 
@@ -96,15 +96,15 @@ class OfTraining(Metric):
 class OfGradients(Metric):
     """A metric of the gradients of the mean loss at the server's model, one for each domain.
 
-    It is recorded under the first of `splits`.
+    Its values are recorded under the first of `splits`.
     """
 
     splits: list[str] = option(
-        ["val", "ood"], choices=("train", "val", "test", "ood"), help="parts of the data that the gradients are of"
+        ["val", "ood"], choices=("train", "val", "test", "ood"), help="parts of the data to take gradients on"
     )
 
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
-        """Return (domain, value) pairs, with domain "" for all together, from each domain's (gradient, examples)."""
+        """Return (domain, value) pairs from each domain's (gradient, examples); the domain "" stands for all."""
         raise NotImplementedError
 
 
@@ -131,11 +131,11 @@ class OfRepresentations(Metric):
         ["features"], help='modules of the network whose outputs are measured; also "head" (its input) and "logits"'
     )
     split: str = option("test", choices=("train", "val", "test", "ood"), help="part of the data")
-    examples: int = option(2000, low=2, help="examples in all, the same number of each client where it has as many")
+    examples: int = option(2000, low=2, help="examples in all, equally many of each client that has enough")
 
     @property
     def splits(self) -> frozenset[str]:
-        """The parts of the data whose representations `measure` needs; its values are recorded under `split`."""
+        """The parts of the data whose representations `measure` receives; its values are recorded under `split`."""
         return frozenset({self.split})
 
     def share(self, groups: int) -> int:
@@ -143,5 +143,5 @@ class OfRepresentations(Metric):
         return max(1, self.examples // groups)
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
-        """Return (client, domain, value) triples, with client -1 for all together, from the representations."""
+        """Return (client, domain, value) triples from the representations; the client -1 stands for all."""
         raise NotImplementedError

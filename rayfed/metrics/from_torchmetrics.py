@@ -22,10 +22,10 @@ from rayfed.records.storage import one_line
 
 @dataclass(frozen=True, kw_only=True)
 class TorchMetric(OfPredictions):
-    """A metric of torchmetrics, on one part of a client's data; its values have the name of its class.
+    """A metric of torchmetrics, on one part of a client's data. Its values have the name of its class.
 
-    Classification metrics get probabilities, Binary* ones that of class 1, and others the outputs as they are. A part
-    for which torchmetrics says that it lacks examples has no value.
+    Metrics of classes receive probabilities; Binary* metrics receive the probability of class 1. All other metrics
+    receive the outputs as they are. A part that lacks examples, by torchmetrics' own judgement, has no value.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels", "numbers", "unknown")

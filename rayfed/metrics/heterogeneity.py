@@ -5,9 +5,9 @@ and Tables 7 to 9.
 
     g_d = ‖∇_θ f_d(θ)‖₂,  f_d the mean loss over domain d, θ the global model
 
-over the validation examples of the training domains, and all examples of the held-out one. The tables report every g_d,
-their mean and their standard deviation (divided by n − 1), with the held-out domain among them; Eq. 5 has the mean of
-g_d². Networks run in evaluation mode.
+f_d is over the validation examples of a training domain, or over all examples of the held-out domain. The tables report
+each g_d, their mean and their standard deviation (divided by n − 1), the held-out domain included. Eq. 5 is the mean
+of g_d². Networks run in evaluation mode.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ from rayfed.metrics.base import OfGradients, OfTraining, Value
 
 
 class GradientNorm(OfGradients):
-    """`gradient_norm` of every domain; over the domains `gradient_norm_mean`, `_std` and `_mean_square` (Eq. 5)."""
+    """`gradient_norm` of every domain, and `gradient_norm_mean`, `_std` and `_mean_square` (Eq. 5) over the domains."""
 
-    higher_is_better = False  # neither is good or bad; domains that are alike have smaller norms
+    higher_is_better = False  # norms are neither good nor bad, but smaller where domains are alike
 
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
         norms, total = [], sum(n for _, n in gradients.values())
@@ -60,10 +60,10 @@ def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
 class Drift(OfTraining):
     """`drift`: ‖w_i − w‖₂ over all parameters; `drift_relative`: the same, divided by ‖w‖₂.
 
-    w is the model that client i has downloaded, and w_i its model after local training.
+    w is the model that client i downloaded, and w_i is its model after local training.
     """
 
-    higher_is_better = False  # neither is good or bad; clients that are alike drift less
+    higher_is_better = False  # drift is neither good nor bad, but smaller where clients are alike
 
     def measure(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterable[tuple[str, float]]:
         distance = _norm(after[name].double() - before[name].double() for name in before)

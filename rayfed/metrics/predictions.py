@@ -1,11 +1,11 @@
 """Metrics of predictions on one part of a client's data: of classes, of several labels, and of numbers.
 
-Only classes and labels that the part has examples of count, and scores of them are plain means ("macro"). Where the
-data leave a score undefined, there is no value; means over clients then leave the client out. Examples are positions
-where the outputs stand for classes at every position, as in segmentation.
+Means over classes or labels are plain ("macro"), over those that the part has examples of. Where the data leave a score
+undefined, it has no value, and means over clients leave that client out. Where the outputs stand for classes at every
+position, as in segmentation, every position counts as an example.
 
-torchmetrics has most of them. These take less time and no import of two seconds, and `auroc` also ranks logits that its
-sigmoid rounds to 1.
+torchmetrics has most of these metrics. Those here are faster, need no import of two seconds, and `auroc` ranks logits,
+while torchmetrics ranks their sigmoids, which round to 1.
 """
 
 from collections.abc import Iterable
@@ -29,8 +29,11 @@ def _ranks(values: np.ndarray, method: str = "average") -> Any:
 
 
 class Ranking(OfPredictions):
-    """Base class of metrics of the order of scores: with two classes of class 1, else the mean over classes, each
-    against the rest by its softmax probability, or over labels."""
+    """Base class of metrics that depend on the order of scores alone.
+
+    With two classes, the scores are those of class 1. Otherwise the value is the mean over classes, each against the
+    rest by its softmax probability, or the mean over labels.
+    """
 
     higher_is_better = True
     kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels")
@@ -39,7 +42,7 @@ class Ranking(OfPredictions):
     """Whether a class needs examples of other classes besides its own."""
 
     def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        """Return the values [k] for the scores [n, k] of examples, of which `positive` [n, k] are of the k classes."""
+        """Return k values, each from a column of `scores` [n, k] and of `positive` [n, k], which marks one class."""
         raise NotImplementedError
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
@@ -55,11 +58,10 @@ class Ranking(OfPredictions):
 
 
 class Auroc(Ranking):
-    """`auroc`: the area under the ROC curve; with more than two classes or several labels, that of each against the
-    rest.
+    """`auroc`: the area under the ROC curve; with more than two classes or several labels, the mean over them.
 
-    It is the Mann-Whitney statistic: the share of the pairs of an example of the class and another one in which the
-    first has the higher score, where ties count half. A part with examples of one class only has no value.
+    It is the Mann-Whitney statistic. Pair each example of the class with each other example: the area is the share of
+    pairs in which the first has the higher score; ties count half. A part with a single class has no value.
     """
 
     name = "auroc"
@@ -72,29 +74,29 @@ class Auroc(Ranking):
 
 
 class AveragePrecision(Ranking):
-    """`average_precision`: the mean over the examples of class 1 of the precision at their score; with more than two
-    classes or several labels, that of each. A part without examples of class 1, or of any label, has no value."""
+    """`average_precision`: the precision at the score of an example of class 1, as a mean over these examples; with
+    more than two classes or several labels, the mean over them. A part without such examples has no value."""
 
     name = "average_precision"
 
     def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        hits = _ranks(np.where(positive, -scores, np.inf), method="max")  # of the class, with a score as high
+        hits = _ranks(np.where(positive, -scores, np.inf), method="max")  # of the class, at this score or above
         precision = np.where(positive, hits / _ranks(-scores, method="max"), 0)
         return np.asarray(precision.sum(0) / positive.sum(0))
 
 
 class MeanOverClasses(OfPredictions):
-    """Base class of means over the classes of a score of their counts."""
+    """Base class of means over classes of a score that follows from three counts of each class."""
 
     higher_is_better = True
     name: ClassVar[str]
 
     def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
-        """Return the scores [classes] by how many examples are recognised, are predicted, and are there."""
+        """Return the scores [classes] from how many examples of a class are recognised, are predicted, and exist."""
         raise NotImplementedError
 
     def leaves_out_first(self, classes: int) -> bool:
-        """Return whether class 0 of so many does not count."""
+        """Return whether the mean leaves out class 0."""
         return False
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
@@ -130,7 +132,7 @@ class F1(MeanOverClasses):
 
 @dataclass(frozen=True, kw_only=True)
 class Dice(F1):
-    """`dice`: the overlap 2 TP / (2 TP + FP + FN) of all positions of the part, the mean over the classes from 1 on."""
+    """`dice`: the overlap 2 TP / (2 TP + FP + FN) over all positions of the part, as a mean over classes from 1 on."""
 
     name = "dice"
 
@@ -141,8 +143,7 @@ class Dice(F1):
 
 
 class MeanIou(MeanOverClasses):
-    """`mean_iou`: the mean over classes of intersection over union, TP / (TP + FP + FN), of all positions of the
-    part."""
+    """`mean_iou`: intersection over union TP / (TP + FP + FN) of all positions of the part, as a mean over classes."""
 
     name = "mean_iou"
 
@@ -151,7 +152,7 @@ class MeanIou(MeanOverClasses):
 
 
 class BalancedAccuracy(MeanOverClasses):
-    """`balanced_accuracy`: the mean over classes of the share of their examples that are recognised."""
+    """`balanced_accuracy`: the share of a class's examples that are recognised, as a mean over classes."""
 
     name = "balanced_accuracy"
 
@@ -228,8 +229,8 @@ class Rmse(OfErrors):
 
 
 class R2(OfErrors):
-    """`r2`: the share of the variance that is explained, 1 − Σ (y − o)² / Σ (y − ȳ)², the mean over the numbers of an
-    example. A number that is the same in all examples of the part does not count."""
+    """`r2`: the share of the variance that is explained, 1 − Σ (y − o)² / Σ (y − ȳ)², as a mean over the numbers of an
+    example. A number that is the same in all examples of the part is left out."""
 
     higher_is_better = True
 

@@ -1,4 +1,4 @@
-"""Networks and the table of their names. `build` creates one."""
+"""Networks and the table of their names. `rayfed.models.base` creates one."""
 
 MODELS = {
     "mlp": "rayfed.models.mlp:MLP",

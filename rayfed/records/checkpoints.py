@@ -1,10 +1,10 @@
 """The files of a trial's checkpoints, `<experiment>/checkpoints/<trial>/`, as bytes; the engine knows what they mean.
 
 Every state has a file of its own, `server-<number>.pt`, `<client>-<number>.pt` or `version_<start>-<number>.pt`, with
-the number of the checkpoint that wrote it. A checkpoint writes the states that have changed since the checkpoint
-before, and then its manifest, `manifest-<number>.json`, which names the file of every state. A checkpoint without a
-manifest does not exist. The last two checkpoints are kept, and the best round's that each of them knows. Files that
-none of their manifests names are deleted.
+the number of the checkpoint that wrote it. A checkpoint writes the states that have changed since the last one, and
+then its manifest, `manifest-<number>.json`, which names the file of every state. A checkpoint without a manifest does
+not exist. The last two checkpoints are kept, and that of the best round that each of them knows. Files that none of
+these manifests names are deleted.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from rayfed.records.files import SCHEMA, check_schema
 from rayfed.records.storage import Storage, one_line
 
 BLOCK_BYTES = 32 * 2**20
-"""The bytes of several states that are sent or read at a time."""
+"""The bytes of states that are sent or read together."""
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
-_THREADS = 16  # disks, and even more so object stores, take several files at a time
+_THREADS = 16  # disks, and object stores even more, take several files at a time
 _FILE = re.compile(r"(manifest|server|version_\d+|\d+)-(\d{6,})\.(?:json|pt)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -38,12 +38,12 @@ class SavedPart(NamedTuple):
 
 
 def checksum(content: bytes | memoryview) -> str:
-    """Return the hash by which damaged bytes are noticed."""
+    """Return the hash that tells damaged bytes from whole ones."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class CheckpointStore:
-    """Writes and reads the checkpoints of one trial. Only one process may write them.
+    """Writes and reads the checkpoints of one trial. Only one process may write.
 
     Args:
         home: The folder of the experiment.
@@ -58,7 +58,7 @@ class CheckpointStore:
         return max((number for _, number, _ in self._files()), default=0) + 1
 
     def write(self, number: int, states: Mapping[str, bytes]) -> None:
-        """Write states by name, "server" or a client's number, for the checkpoint of that number.
+        """Write states by name ("server", or a client's number) for the checkpoint `number`.
 
         Raises:
             OSError: The disk is full or gone; nothing is left of the checkpoint.
@@ -70,10 +70,10 @@ class CheckpointStore:
         """Finish a checkpoint.
 
         Args:
-            base: The checkpoint whose states stay valid unless they are written anew; None if all were written.
-            header: The values of `trial`, `configuration`, `rayfed` and `round`, optionally a mapping `progress`, the
-                parts of the `ring` of versions, and whether the state `is_best`, by default not.
-            parts: The states that were written for this checkpoint, the server's among them.
+            base: The checkpoint whose states stay valid where `parts` has no newer ones; None if `parts` has all.
+            header: `trial`, `configuration`, `rayfed` and `round`; optionally `progress`, the parts of the `ring` of
+                versions, and whether the state `is_best`.
+            parts: The states that were written for this checkpoint, the server's included.
 
         Raises:
             OSError: The disk is full or gone; nothing is left of the checkpoint.
@@ -98,7 +98,7 @@ class CheckpointStore:
             self._prune([content] if base is None else [content, before])
 
     def saved(self) -> list[dict[str, Any]]:
-        """Return the checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if one is damaged.
+        """Return the last two checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if damaged.
 
         Raises:
             UsageError: They have another schema than this version of rayfed.
@@ -120,7 +120,7 @@ class CheckpointStore:
         return checkpoints
 
     def best(self) -> dict[str, Any] | None:
-        """Return the content of the manifest of the best round so far, None if it was not kept.
+        """Return the content of the manifest of the best round so far; None if that was not kept.
 
         Raises:
             StorageError: The manifest is damaged.
@@ -141,17 +141,17 @@ class CheckpointStore:
             raise StorageError(f"checkpoint {number} of {self._trial} {reason}") from error
 
     def read(self, parts: Mapping[str, SavedPart]) -> dict[str, bytes]:
-        """Return the content of the files of states, without a check of their checksums."""
+        """Return the bytes of states by name, without a check of their checksums."""
         contents = _in_parallel(lambda name: self.folder.read(_state_file(name, parts[name].number)), parts)
         return dict(zip(parts, contents, strict=True))
 
     def exists(self) -> bool:
-        """Return whether there is a checkpoint, whole or not."""
+        """Return whether there is a checkpoint, which may be damaged."""
         return any(kind == "manifest" for kind, _, _ in self._files())
 
     def delete(self) -> None:
         """Delete all checkpoints of the trial."""
-        # The manifests go first, so that the rest of a deletion that was killed is not taken for a damaged checkpoint.
+        # Manifests are deleted first: if this is killed, the files that are left are not taken for a checkpoint.
         for kind, number, _ in self._files():
             if kind == "manifest":
                 self.folder.delete(_manifest_file(number))
@@ -175,7 +175,7 @@ class CheckpointStore:
         return [(match[1], int(match[2]), size) for match, size in matches if match]
 
     def _prune(self, contents: list[dict[str, Any]]) -> None:
-        """Delete every file that neither the newest checkpoint, nor its base, nor the best round of each needs."""
+        """Delete every file that the checkpoints of `contents`, and their best rounds, do not need."""
         bests = {content["best"] for content in contents} - {None, *(content["number"] for content in contents)}
         contents = contents + [self._content(number) for number in bests]
         needed = {_manifest_file(content["number"]) for content in contents}

@@ -1,8 +1,8 @@
-"""Parquet files of results: the rows of a trial for readers at any moment, and the small files beside the tables.
+"""Parquet files of results: the tables of a trial, which may be read at any moment, and the small files beside them.
 
-The columns follow from `Score`, `Record` and `Event`. Rounds have the same numbers in all tables (see `Record`). A
-resumed trial can therefore drop exactly the rows that it is going to repeat: those after the checkpoint's round. Every
-file says by which schema it was written, so that a version of rayfed with another schema refuses it.
+The columns are the fields of `Score`, `Record` and `Event`. Rounds have the same numbers in all tables (see `Record`),
+so a resumed trial drops exactly the rows that it repeats: those after the checkpoint's round. Every file has the number
+of its schema; a version of rayfed with another schema refuses the file.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ Holding = tuple[int, str, str, int, int]
 
 
 def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
-    """Write `table` to a file, which at every moment holds either the old rows or the new ones, and never a part.
+    """Write `table` to a file, which at every moment has either the old rows or the new rows.
 
-    Only one process may write to a file at a time. A crash leaves a hidden file, which the next call overwrites.
+    Only one process may write a file. A crash may leave a hidden file, which the next call overwrites.
     """
     stream = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({_KEY: str(SCHEMA)}), stream, write_page_checksum=True)
@@ -53,7 +53,7 @@ def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
 
 
 def read_parquet(folder: Storage, name: str) -> pa.Table:
-    """Return the rows of a file, all of one version, also while another process replaces it.
+    """Return the rows of one version of a file, also while another process replaces it.
 
     Raises:
         OSError: The file is missing or cannot be read.
@@ -70,7 +70,7 @@ def read_checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
         try:
             table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
         except Exception as error:  # pyarrow raises many kinds for damaged bytes
-            # An object store may have told the size of the old version and sent the new one.
+            # An object store may give the size of the old version and the bytes of the new one.
             if attempt == _ATTEMPTS - 1:
                 raise StorageError(
                     f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote "
@@ -84,24 +84,24 @@ def read_checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
 
 
 def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
-    """Return the rows of a file; the columns `categories` hold each distinct string once."""
+    """Return the rows of a file, with the columns `categories` as categories of distinct strings."""
     file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(categories))
     return file.read().replace_schema_metadata(None)
 
 
 def check_schema(number: object, where: str) -> None:
-    """Raise UsageError if results have another number of the schema than `SCHEMA`."""
+    """Raise UsageError if the schema of results is not number `SCHEMA`."""
     if str(number) != str(SCHEMA):
         raise UsageError(
-            f"{where}: the number of its schema is {number}, and this version of rayfed reads {SCHEMA}; give another "
-            "folder, or use the version of rayfed that wrote it"
+            f"{where}: has schema {number}, and this version of rayfed reads schema {SCHEMA}; give another folder, or "
+            "use the version of rayfed that wrote it"
         )
 
 
 def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> None:
-    """Write how many examples of which class each client holds to `partitions/<partition_hash>.parquet`, for plots.
+    """Write how many examples of each class a client holds to `partitions/<partition_hash>.parquet`, for plots.
 
-    Trials with the same partition share the file; nothing is written if it is there.
+    Trials with the same partition share the file, which is written once.
     """
     folder, name = home.child(_PARTITIONS), f"{digest}.parquet"
     if name in folder.files():
@@ -121,8 +121,8 @@ def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":
 def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:
     """Write a map of representations to `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` in `folder`.
 
-    The columns are client (-1: a test set that belongs to no client), domain, label, x, y and point, with one row per
-    example. The point in the name is "joint" if the map has several.
+    The columns are client (-1: a test set of the server), domain, label, x, y and point, with one row per example. The
+    point in the file's name is "joint" for a map of several points.
     """
     import pandas as pd  # imported late: the process of the recorder rarely writes a map
 
@@ -133,9 +133,9 @@ def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -
 
 
 def best_validation(home: Storage, trial: str, selection: Selection) -> float | None:
-    """Return the best validation score of a trial over its rounds as a gain, so that higher is better; None without.
+    """Return the best validation score of a trial over its rounds as a gain (higher is better); None without scores.
 
-    The score of a round is the mean over the participants. Test scores play no part.
+    The score of a round is the mean over the participants.
     """
     folder = home.child("metrics")
     names = sorted(name for name in folder.files() if name.startswith(f"{trial}-") and name.endswith(".parquet"))
@@ -154,7 +154,7 @@ _ALL_ROUNDS = 2**31 - 1
 _SEGMENT_ROWS = 200_000
 
 _TRIAL_COLUMNS = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
-"""The columns that every row of a trial repeats, so that a table makes sense alone."""
+"""The columns that every row repeats, so that a table needs no other table."""
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
 
@@ -214,10 +214,10 @@ class TrialWriter:
     Only one process may write a trial.
 
     Args:
-        keep_through_round: The last round whose rows of an earlier attempt are kept; None drops all rows.
-        keep_events: Whether to keep the events of an earlier attempt although all of its other rows are dropped. All
-            events are kept if `keep_through_round` is given, also those of later rounds.
-        segment_rows: The number of rows of a Parquet file after which the next file begins.
+        keep_through_round: The last round of an earlier attempt whose rows are kept; None: its rows are dropped.
+        keep_events: Whether the events of an earlier attempt are kept although its rows are dropped. If
+            `keep_through_round` is given, all events are kept, those of later rounds included.
+        segment_rows: The rows of a Parquet file after which the next file begins.
 
     Raises:
         UsageError: The name of the experiment or the trial cannot be the name of a file.
@@ -250,12 +250,12 @@ class TrialWriter:
         self._spent = 0.0
 
     def add(self, record: Record) -> None:
-        """Add a round with its scores; it is on disk after the next `flush` that does not skip."""
+        """Add a round with its scores, for the next `flush` that writes."""
         for name, (_, rows_of) in _TABLES.items():
             self._waiting[name] += [self._columns | row for row in rows_of(record)]
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Write events to disk at once: they are rare, and explain why rounds do not follow."""
+        """Write events to disk at once, because they are rare and explain why no rounds follow."""
         self._events.append(
             self._columns | vars(event) | {"time": datetime.datetime.fromtimestamp(event.time, datetime.UTC)}
             for event in events
@@ -265,7 +265,7 @@ class TrialWriter:
         """Write the added rows to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
 
         Args:
-            force: Write in any case. A checkpoint needs this, since a resumed trial keeps only the rounds on disk.
+            force: Write in any case, as before a checkpoint: a resumed trial keeps only the rounds on disk.
 
         Raises:
             OSError: The disk is full or gone; the rows stay in memory for the next call.
@@ -282,9 +282,9 @@ class TrialWriter:
 class _Segments:
     """The Parquet files of one trial in one table, to which rows are appended: `<trial>-0000.parquet` and on.
 
-    New rows rewrite the last file; past `segment_rows` a new file begins, so that writing does not become slower in a
-    long run. A row never moves from one file to another, and no file is ever deleted. A reader who has just listed the
-    folder therefore finds every file, and no row in two of them.
+    New rows rewrite the last file. After `segment_rows` rows the next file begins, so that writing does not become
+    slower in a long run. Rows never move between files, and files are never deleted, so a reader who has listed the
+    folder finds every file, and no row twice.
 
     Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept).
     """
@@ -308,7 +308,7 @@ class _Segments:
         index = self._index + 1 if full else self._index
         table = rows if full else pa.concat_tables([self._current, rows])
         replace_parquet(table, self._folder, f"{self._trial}-{index:04d}.parquet")
-        # The state changes last, so that the same rows can be given again after a full disk.
+        # The state changes last, so that the same rows can be appended again after a full disk.
         self._index, self._current = index, table
 
     def _trimmed(self, name: str, keep_through_round: int | None) -> pa.Table:

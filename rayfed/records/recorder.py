@@ -1,7 +1,7 @@
 """The recorder, which keeps what trials produce: Parquet tables, checkpoints, and the progress of each trial.
 
-One recorder serves many trials. Without Ray it is called directly; with Ray it is an actor on the node where the
-command runs, so that all results arrive there, whichever node a trial runs on.
+One recorder serves all trials of a command. Without Ray it is called directly. With Ray it is an actor on the node of
+the command, so that all results arrive there, whichever node a trial runs on.
 """
 
 import contextlib
@@ -17,10 +17,9 @@ from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record, Selection
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
 from rayfed.records.files import Holding, TrialWriter, write_holdings, write_map
-from rayfed.records.owners import Owner
 from rayfed.records.storage import join, open_storage, storage_errors
 from rayfed.records.tracking import TensorBoard
-from rayfed.records.trials import record_trial
+from rayfed.records.trials import Owner, record_trial
 
 _TRACEBACKS = "tracebacks"
 
@@ -31,10 +30,10 @@ class Progress:
 
     Attributes:
         round: The last round that was recorded, which may be the final stage; `rounds_done` counts training rounds.
-        left: The seconds that the remaining rounds will take; None while that is unknown.
+        left: The expected seconds of the remaining rounds; None while they are unknown.
         val, test: The last values of the metric of `selection`, as means over clients.
         clock: The seconds on the simulated clock; None without one.
-        lost: How often a process of the trial was lost, so that the trial went back to its last checkpoint.
+        lost: How often the trial lost a process and went back to its last checkpoint.
         stop_reason: The reason of an early stop.
         doing: What the trial does after a round, if that may take long.
     """
@@ -61,7 +60,7 @@ class Progress:
 
 
 def traceback_file(folder: str, experiment: str, trial: str) -> str:
-    """Return where the traceback of a trial that failed or diverged is, a path or a URL."""
+    """Return the path or URL of the traceback of a trial that failed or diverged."""
     return f"{join(folder, experiment)}/{_TRACEBACKS}/{trial}.txt"
 
 
@@ -70,12 +69,12 @@ class _Trial:
     """The recorder's knowledge of a trial. Times are those of `time.monotonic`.
 
     Attributes:
-        progress: None before the trial has begun or was lost.
+        progress: None until the trial begins or loses a process.
         writer: The writer of its rows; None unless the trial runs.
         began: The time at which the trial began; None before.
-        warm: The time of the first round of this attempt, which warmed up, and its number; None before.
-        work: Each round with its clients and its seconds.
-        lost: The time and the cause of the loss of a process; None if the trial has begun again since.
+        warm: The time and the number of the first round of this attempt, which took longer; None before.
+        work: Each round with its number of clients and its seconds.
+        lost: When and why a process was lost; None once the trial has begun again.
     """
 
     progress: Progress | None = None
@@ -91,7 +90,7 @@ class _Trial:
         return self.progress is not None and (self.progress.status == "running" or self.progress.lost > 0)
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
-        """Note that the trial begins after round `done`, and return the event of its restart, if it is one."""
+        """Note that the trial begins after round `done`. Return the event of the restart, if this is a restart."""
         now, before, goes_on = time.monotonic(), self.progress, self.goes_on
         progress = Progress(trial, rounds, round=done, rounds_done=min(done, rounds), first_round=done)
         if before is not None and goes_on:
@@ -115,7 +114,7 @@ class _Trial:
         return events
 
     def add(self, record: Record) -> None:
-        """Note a round that was recorded."""
+        """Update the progress by a round that was recorded."""
         assert self.progress is not None and self.began is not None, "the trial has begun"  # noqa: PT018
         progress, now = self.progress, time.monotonic()
         progress.round, progress.doing, progress.seconds = record.round, None, now - self.began
@@ -183,7 +182,7 @@ class Recorder:
             beginning = {"status": "running", "error": None, "traceback": None, "owner": self._owner.name}
             record_trial(self.folder, self.experiment, trial, {**values, **beginning})
             self._home.child(_TRACEBACKS).delete(f"{trial}.txt")
-            if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
+            if keep_through_round is None:  # a later resume must not use checkpoints of an earlier attempt
                 self._checkpoints_of(trial).delete()
             known = self._trials[trial]
             known.writer = TrialWriter(
@@ -224,7 +223,7 @@ class Recorder:
             progress.doing = what
 
     def begin_checkpoint(self, trial: str) -> int:
-        """Return the number of the next checkpoint, after everything that was recorded before is on disk."""
+        """Return the number of the next checkpoint, after writing all recorded rows to disk."""
         with storage_errors(self._home.location):
             self._writer(trial).flush(force=True)
             return self._checkpoints_of(trial).begin()
@@ -268,7 +267,7 @@ class Recorder:
                 writer, self._trials[trial].writer = self._trials[trial].writer, None
                 if writer is not None:
                     writer.flush(force=True)
-            finally:  # a full disk may lose rows, and the row of the trial should say so
+            finally:  # if a full disk loses rows, the row of the trial says so
                 self._end(trial, values)
 
     def _end(self, trial: str, values: Mapping[str, Any]) -> None:
@@ -305,7 +304,7 @@ class Recorder:
         return progress is not None and progress.rounds > 0
 
     def close(self) -> list[str]:
-        """Give up the claim to the trials, which have ended, and return a line on each failure of TensorBoard."""
+        """Release the claim to the trials, which have ended, and return a line on each failure of TensorBoard."""
         lines = self._tensorboard.close()
         if self._owner is not None:
             self._owner.release()

@@ -19,9 +19,9 @@ _LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client
 
 
 class Storage:
-    """One folder of results. Names are those of files directly in it.
+    """One folder of results. Methods take the names of files directly in it.
 
-    All methods raise `OSError` (`FileNotFoundError` where a file is missing) if the disk or the store fails.
+    They raise `OSError` (`FileNotFoundError` where a file is missing) if the disk or the object store fails.
 
     Args:
         filesystem: One of pyarrow's.
@@ -44,7 +44,7 @@ class Storage:
         """Return the content of a file."""
         path, filesystem = f"{self.path}/{name}", self.filesystem
         if filesystem.type_name == "gcs":
-            # pyarrow would ask for the object from its start to open it, and once more for what is read
+            # one request; `open_input_file` takes two here, to open the object and to read it
             with _os_errors(), filesystem.open_input_stream(path, compression=None) as stream:
                 return bytes(stream.read())
         with _os_errors(), filesystem.open_input_file(path) as file:
@@ -52,12 +52,12 @@ class Storage:
             return bytes(file.read_at(size, 0)) if size else b""  # one request, which reads one version of the object
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write a file, which at every moment has either its old content or the new one, and never a part.
+        """Write a file, which at every moment has either its old content or the new content.
 
-        On a disk, the file is a hidden one in the same folder until it is whole. A crash may leave it there.
+        On a disk, the new content is in a hidden file of the same folder until it is whole; a crash may leave that.
         """
         if self.local is None:
-            # Without compression=None, pyarrow would compress a file that is called .gz once more.
+            # Without compression=None, pyarrow would compress a file whose name ends in .gz again.
             path = f"{self.path}/{name}"
             with _os_errors(), self.filesystem.open_output_stream(path, compression=None) as out:
                 out.write(content)
@@ -68,7 +68,7 @@ class Storage:
             with open(unfinished, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())  # otherwise a loss of power may leave the new name without content
+                os.fsync(file.fileno())  # otherwise a loss of power may leave the new name with no content
             os.replace(unfinished, self.local / name)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def is_url(location: str | Path) -> bool:
 
 
 def open_storage(location: str | Path) -> Storage:
-    """Return the folder at a path or URL; nothing is made or asked for yet.
+    """Return the folder at a path or URL, without making it or asking whether it exists.
 
     Args:
         location: A path (see `lasting`), or a URL such as s3://bucket/results, gs://bucket/results or file:///results.
@@ -147,7 +147,7 @@ def open_storage(location: str | Path) -> Storage:
         raise UsageError(f"results={location}: unknown scheme; expected a path or a URL that begins with {expected}")
     address = address.strip("/")
     bucket = address.partition("/")[0]
-    if "?" in address or "@" in bucket:  # what is there may be secret
+    if "?" in address or "@" in bucket:  # that part may be secret, so the message leaves it out
         variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
         raise UsageError(
             f"results={scheme}://…: options after ? and users before @ are not read; use {scheme}://BUCKET/FOLDER, and "
@@ -169,7 +169,7 @@ def join(results: str, *names: str) -> str:
 def make_experiment_folder(results: str, experiment: str) -> None:
     """Make the folder of an experiment in `results`, a path or URL, and check that files can be written to it.
 
-    The check writes a file, because permissions do not tell: root has all of them and cannot write into /proc.
+    The check writes a file, because permissions do not suffice: root has all of them and cannot write to /proc.
 
     Raises:
         UsageError: The folder cannot be made or written to, or the object store cannot be reached.
@@ -226,7 +226,7 @@ def _os_errors() -> Iterator[None]:
         if isinstance(error, OSError) and len(text) <= _LONGEST_MESSAGE:
             raise
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-        raise kind(text.partition(" error_info=")[0][:_LONGEST_MESSAGE]) from error  # Google's retries follow
+        raise kind(text.partition(" error_info=")[0][:_LONGEST_MESSAGE]) from error  # without Google's list of retries
 
 
 @contextlib.contextmanager

@@ -18,12 +18,16 @@ from rayfed.records.trials import flattened
 
 _MOST_DOMAINS = 20  # with a curve of their own; with more, only the mean over all clients has a curve
 _FLUSH_SECONDS = 5
+_COSTS = (
+    *("clients_per_second", "bytes_to_hosts", "bytes_from_hosts", "epsilon", "balance", "gpu_bytes"),
+    *("simulated_seconds", "clock_seconds", "staleness_mean"),
+)
 
 
 class TensorBoard:
-    """Writes `FOLDER/tensorboard/TRIAL/events...`, and the hyperparameters with the last values at the end.
+    """Writes `FOLDER/tensorboard/TRIAL/events...`, and at the end the hyperparameters with the last values.
 
-    A trial whose files cannot be written goes on without them, and `close` returns a line on it.
+    A trial goes on if its files cannot be written, and `close` returns a line on it.
 
     Args:
         home: The folder of the experiment.
@@ -38,8 +42,8 @@ class TensorBoard:
         self._failures: dict[str, list[str]] = {}  # by line, the trials
 
     def begin(self, trial: str, values: Mapping[str, Any], continues: int | None) -> None:
-        """Open a trial, whose rounds after `continues` are going to be repeated; None: it starts anew."""
-        self.end(trial, "lost")  # if its process was lost, or it goes back to a checkpoint
+        """Open a trial, whose rounds after `continues` are repeated; None: it starts anew."""
+        self.end(trial, "lost")  # an earlier attempt that did not end
         options = values.get("tracking") or {}
         place = options.get("folder") or self._home.local
         by_default = bool(options) and self._in_sweep and place is not None
@@ -50,7 +54,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
 
             if continues is None and folder.exists():
-                shutil.rmtree(folder)  # an earlier attempt, whose rows in the tables are replaced, too
+                shutil.rmtree(folder)  # of an earlier attempt, whose rows in the tables are dropped, too
             purge = None if continues is None else continues + 1
             self._writers[trial] = SummaryWriter(str(folder), purge_step=purge, flush_secs=_FLUSH_SECONDS)
             config = ((key, value) for key, value in flattened(values) if not key.startswith("tracking."))
@@ -100,9 +104,9 @@ class TensorBoard:
 def round_values(record: Record) -> dict[str, float]:
     """Return what TensorBoard shows of a round, by name.
 
-    `POINT/SPLIT/METRIC` is the mean over the participants, or over the server's test sets where no client has the
-    split, and `POINT/SPLIT/METRIC.DOMAIN` the mean over those of a domain, if there are several. Unseen clients have
-    names that begin with `unseen/`. `round/...` is what the round cost.
+    `POINT/SPLIT/METRIC` is the mean over the participants, or over the server's test sets if no client has the split.
+    `POINT/SPLIT/METRIC.DOMAIN` is the mean over one of several domains. Names of unseen clients' values begin with
+    `unseen/`, and those of a round's costs with `round/`.
     """
     values: dict[str, list[float]] = defaultdict(list)
     domains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -121,19 +125,11 @@ def round_values(record: Record) -> dict[str, float]:
 
 
 def _costs(record: Record) -> dict[str, float]:
-    costs: dict[str, float | None] = {
+    costs = {
         "clients": float(record.cohort),
-        "clients_per_second": record.clients_per_second,
         "bytes_down": float(sum(record.bytes_down.values())),
         "bytes_up": float(sum(record.bytes_up.values())),
-        "bytes_to_hosts": record.bytes_to_hosts,
-        "bytes_from_hosts": record.bytes_from_hosts,
-        "epsilon": record.epsilon,
-        "balance": record.balance,
-        "gpu_bytes": record.gpu_bytes,
-        "simulated_seconds": record.simulated_seconds,
-        "clock_seconds": record.clock_seconds,
-        "staleness_mean": record.staleness_mean,
+        **{name: getattr(record, name) for name in _COSTS},
         **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
     }
     return {f"round/{name}": value for name, value in costs.items() if value is not None}

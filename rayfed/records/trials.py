@@ -1,11 +1,16 @@
 """The table `trials`: one row per trial, with a column for every configuration value under its dotted name.
 
-Every trial has its row in a file of its own, `.rows/<trial>.json`, so that recording costs the same however many trials
-there are. For pandas these files are merged into a single Parquet file, now and then while trials run and when a
-command ends: trials of different algorithms have different columns, and a reader of many files takes those of the
-first. While trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's
-path twice, and may take the columns of one version and the rows of the next. Object stores have no locks: there, two
-commands must not write to one experiment at a time.
+Every trial has its row in a file of its own, `.rows/<trial>.json`, so that recording costs the same with any number of
+trials. These files are merged into one Parquet file for pandas, now and then while trials run and when a command ends:
+trials of different algorithms have different columns, and a reader of many files would take those of the first. While
+trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
+and may take the columns of one version and the rows of the next.
+
+An `Owner` says who runs a trial: it holds a lock for as long as its process lives, and the system releases the lock
+however the process dies. So a trial was lost if its status is `running` and its owner's lock is free. Before a command
+starts, it claims all trials that it is going to run (`claimed`), so that no other command begins them. The locks work
+between machines if their file system has working locks. Object stores have none: there, nobody knows whether an owner
+is alive, and two commands must not write to one experiment at a time.
 """
 
 import contextlib
@@ -14,7 +19,11 @@ import functools
 import importlib.metadata
 import json
 import math
+import os
 import platform
+import secrets
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,21 +32,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
-from rayfed.records.owners import Owner, claims, describe, is_alive
 from rayfed.records.storage import Storage, one_line, open_storage, storage_errors
 
 TRIALS_FILE = "trials.parquet"
 MERGING_SHARE = 0.02
-"""The fraction of the elapsed time that merging rows into the file for pandas may take while trials run."""
+"""The fraction of the time that merging rows into the file for pandas may take while trials run."""
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
-"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died, which only
-readers notice, because the table still says `running` (see `rayfed.reports.read`)."""
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. The table
+still says `running` of a lost trial, and readers find out (see `rayfed.reports.read`)."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
@@ -71,6 +79,9 @@ FIXED: dict[str, pa.DataType] = {
     "version_numpy": pa.string(),
 }
 """The columns that every table `trials` has, first and in this order; docs/results.md explains them."""
+_OWNERS = ".owners"
+_LOOK_SECONDS = 0.1
+"""How long to try for a lock: another process that only looks at the lock holds it for a moment."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip
 _SCHEMA_KEY = "rayfed.schema"
@@ -92,8 +103,8 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
             `algorithm` defaults to `algorithm.name`.
 
     Raises:
-        UsageError: The name of the experiment or the trial cannot be the name of a file, or another process than
-            `owner` is running the trial.
+        UsageError: The name of the experiment or the trial cannot be the name of a file, or another process runs the
+            trial.
     """
     check_name(experiment, "experiment")
     check_name(trial, "trial")
@@ -134,7 +145,7 @@ def _merge(table: Storage) -> None:
 
 
 def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str]) -> int:
-    """Record that those of `trials` that are running were interrupted, and return how many are done."""
+    """Record the running ones of `trials` as interrupted, and return how many of `trials` are done."""
     table = open_storage(folder).child(experiment, "trials")
     statuses = {trial: (_read_row(table, trial) or {}).get("status") for trial in trials}
     for trial, status in statuses.items():
@@ -146,7 +157,7 @@ def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str])
 
 @contextlib.contextmanager
 def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Iterator[None]:
-    """Claim `trials` for this command, so that no other command begins them, and merge the table in the end.
+    """Within, no other command begins one of `trials`. Afterwards, the table is merged.
 
     Raises:
         UsageError: Another process is running one of them, or is going to.
@@ -160,7 +171,7 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
         yield
     finally:
         claim.release()
-        # The rows are safe, and the error that ended the command says more than that of a merge.
+        # The rows are safe, and the error that ended the command says more than an error of the merge.
         with contextlib.suppress(OSError, StorageError, UsageError):
             merge_trials(folder, experiment)
 
@@ -180,7 +191,7 @@ def _in_use(trial: str, owner: str, does: str = "is running it") -> UsageError:
 
 
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
-    """Return a column of `trial`, or None if the trial is neither done nor has a checkpoint to resume from."""
+    """Return a column of `trial`; None if the trial is not done and has no checkpoint to resume from."""
     home = open_storage(folder).child(experiment)
     row = _read_row(home.child("trials"), trial) or {}
     reusable = row.get("status") == "done" or (bool(row) and CheckpointStore(home, trial).exists())
@@ -221,9 +232,9 @@ def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
 
 
 def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a row of the table with dotted keys, without `results`, `experiment` and nulls.
+    """Return the configuration in a row, which a run takes: dotted keys, without `results`, `experiment` and nulls.
 
-    A run takes it. `row` may come from pandas, where null is NaN and whole numbers beside nulls are floats.
+    `row` may come from pandas, where null is NaN and integers beside nulls are floats.
     """
     plain = {str(key): _plain(value) for key, value in row.items()}
     return {
@@ -275,7 +286,7 @@ def _one_type(values: list[Any]) -> pa.Array:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the value of an option from its column, in which lists, and numbers beside texts, are JSON."""
+    """Return the value of an option from its column, where lists are JSON, and so are numbers beside strings."""
     if isinstance(value, str) and (value[:1] in _JSON_BEGINS or value in ("true", "false")):
         try:
             return json.loads(value)
@@ -311,3 +322,90 @@ def _locked(folder: Storage) -> Iterator[None]:
     folder.local.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.local / ".trials.lock"):
         yield
+
+
+class Owner:
+    """The claim of this process to the trials that it runs. It ends with the object, or with the process.
+
+    Args:
+        home: The folder of the experiment.
+        trials: The trials that the process is going to run, for other commands to read.
+
+    Attributes:
+        name: The value of the column `owner` in `trials`.
+    """
+
+    def __init__(self, home: Storage, trials: Iterable[str] = ()):
+        started = time.strftime("%Y-%m-%dT%H:%M:%S")
+        self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
+        self._file: Path | None = None
+        if home.local is None:
+            return
+        self._file = _owner_file(home.local, self.name)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _owner_lock(self._file)
+        self._lock.acquire(timeout=0)
+        self._file.write_text(json.dumps({"owner": self.name, "trials": list(trials)}))
+
+    def release(self) -> None:
+        """End the claim."""
+        if self._file is not None:
+            _end_ownership(self._file, self._lock)
+            self._file = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.release()
+
+
+def is_alive(home: Storage, owner: str) -> bool | None:
+    """Return whether the process that `owner` names is alive; None if nobody knows, as in an object store."""
+    if home.local is None:
+        return None
+    file = _owner_file(home.local, owner)
+    if not file.exists():
+        return False
+    lock = _owner_lock(file)
+    try:
+        lock.acquire(timeout=_LOOK_SECONDS, poll_interval=_LOOK_SECONDS / 10)
+        _end_ownership(file, lock)  # names are used once, so nobody locks it again
+    except (Timeout, OSError):  # OSError: the folder is read-only, and the trial may be running
+        return True
+    return False
+
+
+def claims(home: Storage) -> Iterator[tuple[str, set[str]]]:
+    """Yield each owner that is alive in the experiment in `home`, with the trials that it is going to run."""
+    if home.local is None:
+        return
+    for path in (home.local / _OWNERS).glob("*.json"):
+        try:
+            content = json.loads(path.read_bytes())
+            owner, trials = str(content["owner"]), {str(trial) for trial in content["trials"]}
+        except (OSError, ValueError, KeyError, TypeError):  # the owner has ended, or has not yet written its claim
+            continue
+        if trials and is_alive(home, owner):
+            yield owner, trials
+
+
+def describe(owner: str) -> str:
+    """Return the owner in words: "process 7 on HOST since …"."""
+    host, pid, started, _ = owner.split(" ")
+    return f"process {pid} on {host} since {started.replace('T', ' ')}"
+
+
+def _owner_file(home: Path, owner: str) -> Path:
+    return home / _OWNERS / f"{owner.rpartition(' ')[2]}.json"
+
+
+def _owner_lock(file: Path) -> FileLock:
+    """Return the lock of an owner, which is a file of its own, because taking a lock empties the file."""
+    return FileLock(file.with_suffix(".lock"), thread_local=False)
+
+
+def _end_ownership(file: Path, lock: FileLock) -> None:
+    """Remove the files of an owner that has ended, and release its lock."""
+    file.unlink(missing_ok=True)
+    lock.release()  # before the file goes, because Windows keeps open files
+    with contextlib.suppress(OSError):
+        Path(lock.lock_file).unlink(missing_ok=True)

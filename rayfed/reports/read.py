@@ -1,7 +1,7 @@
-"""Reading the results of one experiment, or of all in a folder, also while trials still write.
+"""Reading the results of one experiment, or of all experiments in a folder, also while trials still write.
 
-The scores of a large sweep would take gigabytes as data frames. A report shows means over clients, and the values of
-clients in a few rounds only. Both follow from the scores of one trial at a time, so the files stay compressed.
+The scores of a large sweep would take gigabytes as data frames. Reports show means over clients, and values of clients
+only in a few rounds. Both follow from the scores of one trial at a time, so all files stay compressed in memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
 from rayfed.records.files import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, decompressed, read_checked, read_parquet
-from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
-from rayfed.records.trials import read_trials, trials_table
+from rayfed.records.trials import is_alive, read_trials, trials_table
 from rayfed.reports.selection import TRIAL, aggregate_clients, countable_trials, group_trials
 
 TABLES = ("metrics", "rounds", "trials")
@@ -84,8 +83,8 @@ class Tables:
     Reports read `curves`, `counts` and `scores`, because `metrics` may not fit in memory.
 
     Attributes:
-        scores: the rows of `metrics` by trial.
-        rounds, trials: the other two tables.
+        scores: The rows of `metrics`, an item per trial.
+        rounds, trials: The other two tables.
     """
 
     def __init__(self, scores: Sequence[TrialScores], rounds: pd.DataFrame, trials: pd.DataFrame):
@@ -137,8 +136,8 @@ class Tables:
     def points_to_show(self) -> dict[tuple[str, int], str]:
         """The point to show by (experiment, order).
 
-        At this point the algorithm's paper evaluates (`default_eval_point` in `trials`); it is the first point if
-        `trials` names none. It may differ between hyperparameters: DBE without its bias is scored as a global model.
+        It is the point at which the algorithm's paper evaluates (`default_eval_point` in `trials`), or else the first
+        point. It may differ between hyperparameters: DBE without its bias is scored as a global model.
         """
         groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
         present = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates().merge(groups, on=TRIAL)
@@ -153,8 +152,8 @@ class Tables:
 def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
     """Return the metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
 
-    It is the `selection_metric` of the table `trials`. If trials differ in it or have none, it is accuracy, or loss
-    where `scores` (columns experiment, split, point and metric) have no accuracy: where labels are no classes.
+    It is the `selection_metric` of the table `trials`. If trials differ in it or have none, it is accuracy, or loss if
+    `scores` (columns experiment, split, point and metric) have no accuracy, because labels are no classes.
     """
     of_training = (scores["split"] == "train") & (scores["point"] == "trained")
     present = scores[~of_training].groupby("experiment")["metric"].agg(set)
@@ -175,14 +174,13 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     In `trials`, the status of a trial that never ended and that no process runs is `lost`.
 
     Args:
-        folder: the folder of the results, a path or a URL.
-        experiment: the experiment; None: all of them.
-        select: the metric that chooses rounds and hyperparameters, in place of the trials' own.
+        folder: The folder of the results, a path or a URL.
+        select: The metric that chooses rounds and hyperparameters, in place of the trials' own.
 
     Raises:
-        UsageError: the folder has no results, or none of `experiment`, or no validation values of `select`, or results
+        UsageError: The folder has no results, or none of `experiment`, or no validation values of `select`, or results
             with another schema.
-        StorageError: a file is damaged, or the disk or the object store fails.
+        StorageError: A file is damaged, or the disk or the object store fails.
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)
@@ -210,7 +208,7 @@ def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFra
     """Return a row for each `Event` of the trials of `experiment`, or of every experiment in `folder`, sorted by time.
 
     Raises:
-        UsageError: the folder has no results, or none of `experiment`.
+        UsageError: The folder has no results, or none of `experiment`.
     """
     with storage_errors(str(folder)):
         frames = _read_all(_homes(folder, experiment), "events")
@@ -233,7 +231,7 @@ def list_experiments(folder: str | Path) -> list[str]:
     """Return the names of the experiments in `folder`, sorted.
 
     Raises:
-        UsageError: there are none.
+        UsageError: There are none.
     """
     storage = open_storage(folder)
     try:
@@ -272,7 +270,7 @@ def _files(home: Storage, name: str) -> list[str]:
 
 
 def _with_lost(rows: list[dict[str, Any]], home: Storage) -> list[dict[str, Any]]:
-    """Return `rows` with the status `lost` for trials that run according to the table, but whose owner is dead."""
+    """Return `rows` with the status `lost` for trials that run by the table, although their owner is dead."""
     owners = {row["owner"] for row in rows if row["status"] == "running" and row["owner"]}
     dead = {owner for owner in owners if is_alive(home, owner) is False}
     return [row | {"status": "lost"} if row["status"] == "running" and row["owner"] in dead else row for row in rows]

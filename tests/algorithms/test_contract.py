@@ -40,9 +40,9 @@ from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
 from rayfed.experiments.plan import make_plan
-from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.heterogeneity import Drift, GradientNorm
 from rayfed.metrics.predictions import Ece
+from rayfed.metrics.representations import Frechet
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 NAMES = {case: name for name, case in CASES.items()}

@@ -21,7 +21,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_arguments
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 from rayfed.models.split_model import ensure_split
 
 HEAD = ("fc.weight", "fc.bias")

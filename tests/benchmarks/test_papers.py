@@ -23,7 +23,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import merged
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 from rayfed.reports.read import Tables
 
 HOME = Path(__file__).parents[2] / "benchmarks" / "papers"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayfed.core.outputs import Outputs, meaning_of_outputs, scored_values
-from rayfed.losses.torch_losses import CrossEntropy
+from rayfed.losses.base import CrossEntropy
 
 CLASSES, BINARY = [np.array([0, 1, 4]), np.array([], int)], [np.array([0, 1, 1]), np.array([1, 0])]
 COLUMN = [np.array([[0.0], [1.0]], np.float32)]

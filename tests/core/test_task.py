@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 
 from rayfed.core.task import Task
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 
 def test_images_of_one_channel_take_the_fast_convolutions():

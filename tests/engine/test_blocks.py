@@ -29,7 +29,7 @@ from rayfed.engine.training import Pool, fastest_width, train_block
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 BATCH, SHAPE = 2, (1, 16, 16)
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}

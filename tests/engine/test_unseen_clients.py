@@ -20,7 +20,7 @@ from rayfed.data.clients import Examples
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.plan_data import with_unseen_clients
+from rayfed.experiments.plan import with_unseen_clients
 
 
 def run(plan, people, **evaluation):

@@ -122,7 +122,7 @@ def models() -> dict[str, Callable[[Any], Any]]:
     import torch.nn.functional as F
 
     from rayfed.models import MODELS
-    from rayfed.models.build import build_model
+    from rayfed.models.base import build_model
 
     torch.use_deterministic_algorithms(True)
     others = {"vgg11", "resnet34", "resnet50", "torchvision", "huggingface"}

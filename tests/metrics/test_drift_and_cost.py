@@ -10,7 +10,7 @@ from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.metrics.cost import cost
 from rayfed.metrics.heterogeneity import Drift
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 
 def test_drift():

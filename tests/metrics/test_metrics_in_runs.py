@@ -15,8 +15,7 @@ from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
 from rayfed.engine.scoring import DueMetrics
 from rayfed.experiments.config import Config
-from rayfed.metrics.mdl import Mdl
-from rayfed.metrics.representations import collect_representations
+from rayfed.metrics.representations import Mdl, collect_representations
 from rayfed.models.split_model import SplitModel
 
 ALL = {

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from rayfed.metrics.base import Representations
-from rayfed.metrics.frechet import Frechet, frechet_distance
-from rayfed.metrics.linear_probes import HeadAccuracy
-from rayfed.metrics.mdl import Mdl
-from rayfed.metrics.tsne import Tsne
+from rayfed.metrics.representations import Frechet, HeadAccuracy, Mdl, Tsne, frechet_distance
 
 
 def group(client, z, y=None, domain=None, split="test"):

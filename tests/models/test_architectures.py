@@ -7,7 +7,7 @@ import torch
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 
 def parameters(model: torch.nn.Module) -> int:

@@ -19,7 +19,7 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 WORDS, LENGTH = 40, 6
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 
 
 def by_running_statistics(model: nn.Module) -> set[str]:

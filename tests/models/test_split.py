@@ -10,7 +10,7 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.network import logits_of
 from rayfed.core.task import Task
-from rayfed.models.build import build_model, check_model
+from rayfed.models.base import build_model, check_model
 from rayfed.models.split_model import dry_run, ensure_split, split_last_linear
 
 

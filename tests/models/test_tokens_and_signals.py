@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayfed.core.errors import UsageError
-from rayfed.models.build import build_model
+from rayfed.models.base import build_model
 from rayfed.models.cct import Attention
 
 

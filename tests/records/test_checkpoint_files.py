@@ -126,6 +126,6 @@ def test_a_checkpoint_with_another_schema_is_refused(store, folder, number):
     manifest = folder / "manifest-000001.json"
     tree = json.loads(manifest.read_bytes()) | {"schema": number}
     manifest.write_text(json.dumps({k: v for k, v in tree.items() if v != "none"}))
-    refusal = f"{manifest.name}: the number of its schema is {number}, .* reads {checkpoints.SCHEMA}; give another"
+    refusal = f"{manifest.name}: has schema {number}, .* reads schema {checkpoints.SCHEMA}; give another"
     with pytest.raises(UsageError, match=refusal):
         store.saved()
