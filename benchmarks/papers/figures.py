@@ -1,4 +1,4 @@
-"""Draw the figures of docs/fidelity/ from the stored values: one for each paper, in docs/images/.
+"""Draw the figures of docs/fidelity/ from the stored values, in docs/images/.
 
 python benchmarks/papers/figures.py                          # those of which values are stored
 python benchmarks/papers/figures.py --maps results/adcol_table1_small   # store maps of representations first
@@ -17,7 +17,7 @@ from _tables import HOME, read_table
 from rayfed.core.errors import UsageError
 
 IMAGES = HOME.parents[1] / "docs" / "images"
-MAPS = "adcol_tsne.csv"
+MAPS, FEATURES = "adcol_tsne.csv", "feddebias_features.csv"
 
 
 def main() -> int:
@@ -65,12 +65,23 @@ def adcol_tsne() -> alt.Chart:
     """Representations of five domains under FedAvg, ADCOL and its control."""
     if not (FOLDER / MAPS).exists():
         raise UsageError(f"no measured/{MAPS}: run adcol_table1 with metrics.tsne=true, then --maps")
-    places = pd.read_csv(FOLDER / MAPS)
+    return maps(pd.read_csv(FOLDER / MAPS), "row", "domain")
+
+
+def feddebias_features() -> alt.Chart:
+    """Features of a global model and of a local one that trained on X1, in one projection."""
+    if not (FOLDER / FEATURES).exists():
+        raise UsageError(f"no measured/{FEATURES}: run feature_maps.py")
+    return maps(pd.read_csv(FOLDER / FEATURES), "panel", "label").resolve_scale(x="shared", y="shared")
+
+
+def maps(points: pd.DataFrame, panel: str, colour: str) -> alt.Chart:
+    """Return a map of points in the plane for each panel, with its own axes."""
     plain = alt.Axis(labels=False, ticks=False, title=None)
-    chart = alt.Chart(places).mark_circle(size=14, opacity=0.7)
+    chart = alt.Chart(points).mark_circle(size=14, opacity=0.7)
     return chart.encode(
-        x=alt.X("x:Q", axis=plain), y=alt.Y("y:Q", axis=plain), color=alt.Color("domain:N", title=None),
-        facet=alt.Facet("row:N", title=None, sort=None, columns=3),
+        x=alt.X("x:Q", axis=plain), y=alt.Y("y:Q", axis=plain), color=alt.Color(f"{colour}:N", title=None),
+        facet=alt.Facet(f"{panel}:N", title=None, sort=None, columns=4),
     ).properties(width=190, height=190).resolve_scale(x="independent", y="independent")  # fmt: skip
 
 
@@ -115,7 +126,7 @@ def dbe_mdl() -> alt.Chart:
 
 FIGURES: dict[str, Callable[[], alt.Chart]] = {
     f"fidelity_{draw.__name__}": draw
-    for draw in (adcol_tsne, feddebias_bias, augmentation_angles, fraug_clients, dbe_mdl)
+    for draw in (adcol_tsne, feddebias_features, feddebias_bias, augmentation_angles, fraug_clients, dbe_mdl)
 }
 
 
