@@ -75,8 +75,6 @@ class Adcol(FedAvg):
     # Before a run
 
     def check(self, problem: ProblemSpec) -> None:
-        if self.fixed_size and problem.cohort < 2:
-            raise UsageError("algorithm.fixed_size=true: needs at least two clients per round to tell apart, got 1")
         if self.fixed_size and (self.cache or self.discriminators > 1):
             raise UsageError(
                 "algorithm.fixed_size=true: an output stands for a different client in each round, so that earlier "
@@ -84,11 +82,6 @@ class Adcol(FedAvg):
             )
         if self.share_predictor and not problem.task.head_names:
             raise UsageError("algorithm.share_predictor=true: the model has no head that could be averaged")
-        if self.network != "mlp" and self.linear:
-            raise UsageError(
-                f"algorithm.linear=true: not possible with algorithm.network={self.network}; use linear=false, or "
-                "network=mlp"
-            )
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         uploads = self.upload_sizes(problem)

@@ -93,13 +93,6 @@ class FedDebias(FedAvg):
         False, help="append an MLP of `widths` to the extractor, without a max step (Fig. 5a)"
     )
 
-    def __post_init__(self) -> None:
-        if not self.widths and (self.projects or self.projector_in_extractor):
-            raise UsageError(
-                "algorithm.widths=[]: a projector has at least one layer; to go without one, use "
-                "algorithm.projector=false"
-            )
-
     @property
     def uses_pseudo_data(self) -> bool:
         """Whether a component that needs pseudo-data is switched on."""
@@ -378,7 +371,4 @@ def _patches(sides: tuple[int, ...]) -> np.ndarray:
 def _dataset(name: str):  # type: ignore[no-untyped-def]
     from rayfed.data.loading import build_data  # imported here because few runs need a dataset as proxy
 
-    try:
-        return build_data(name)[0]
-    except UsageError as error:
-        raise UsageError(f"algorithm.proxy={name}: use photographs, noise or the name of a dataset; {error}") from error
+    return build_data(name)[0]

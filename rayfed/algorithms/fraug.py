@@ -126,8 +126,6 @@ class FRAug(FedAvg):
         if len(shape) != 1:
             actual = "x".join(map(str, shape))
             raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {actual}")
-        if self.augmenter == "fraug" and not self.generates and not self.transforms:
-            raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
         sizes, drop_last = problem.examples.values(), problem.drop_last
         if any(leaves_single_example(n, size, epochs=1, steps=None, drop_last=drop_last) for n in sizes):
             raise UsageError(

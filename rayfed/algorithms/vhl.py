@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights
@@ -50,11 +49,6 @@ class VHL(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
-        if self.virtual_examples < self.virtual_batch_size:
-            raise UsageError(
-                f"algorithm.virtual_examples={self.virtual_examples}: must be at least "
-                f"algorithm.virtual_batch_size={self.virtual_batch_size}"
-            )
 
     def init(self, ctx: Context) -> State:
         x, y = virtual_data(ctx.task.inputs.shape, ctx.task.num_classes, self.virtual_examples)

@@ -59,8 +59,6 @@ def execute(options: argparse.Namespace) -> int:
     for name, value in (("kind", options.kind), ("x", options.x)):
         if value is not None and options.plot is None:
             raise UsageError(f"--{name} {value}: describes a plot; give --plot FILE as well")
-    if options.kind is not None and options.x is not None:
-        raise UsageError(f"--x {options.x}: is an axis of curves, and --kind {options.kind} is given; give one of them")
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)

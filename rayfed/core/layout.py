@@ -126,10 +126,7 @@ class Layout:
         Raises:
             UsageError: The model's forward pass does not take these parts.
         """
-        kind = type(module).__name__
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UsageError(f"model {kind}: TorchScript takes one input; give the module that was compiled")
-        parts, signature = self.shapes(), inspect.signature(module.forward)
+        parts, signature, kind = self.shapes(), inspect.signature(module.forward), type(module).__name__
         try:
             signature.bind(**parts) if self.by_name else signature.bind(*parts)
         except TypeError as error:

@@ -6,7 +6,6 @@ object from the plain values that YAML or the command line provide. Invalid valu
 names the key, the value and what is allowed.
 """
 
-import ctypes
 import dataclasses
 import datetime
 import difflib
@@ -236,8 +235,6 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
             continue
         if not math.isfinite(item):
             raise UsageError(f"{where}={item}: must be a finite number")
-        if item and isinstance(item, float) and (rounded := ctypes.c_float(item).value) in (0.0, math.inf, -math.inf):
-            raise UsageError(f"{where}={item}: would be {rounded:g} in float32, with which models are trained")
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
                 raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")

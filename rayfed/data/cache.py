@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute
 from rayfed.data.readers.files import note, noted
 
@@ -70,9 +69,6 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
         name: Prefix of the name of the arrays' folder.
         key: Everything that the arrays depend on, and a format version to raise when `write` changes.
         write: Called with `create`, which returns a writable array of zeros for a name, a shape and a type.
-
-    Raises:
-        UsageError: The arrays fit neither into the cache nor into memory.
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
@@ -88,8 +84,8 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
         if arrays is None:
             with locked(folder.with_name(f"{name}.lock")):
                 arrays = _opened(folder) or _written(folder, write_with_notes)
-    except CacheUnusable as unusable:
-        arrays = _in_memory(name, write_with_notes, unusable)
+    except CacheUnusable:
+        arrays = _in_memory(write_with_notes)
     for line in arrays.pop("notes", np.empty(0, str)).tolist():
         note(line)
     return arrays
@@ -132,15 +128,11 @@ def _written(folder: Path, write: Callable[[Create], None]) -> Arrays:
     return _opened(folder) or {}
 
 
-def _in_memory(name: str, write: Callable[[Create], None], unusable: CacheUnusable) -> Arrays:
+def _in_memory(write: Callable[[Create], None]) -> Arrays:
     arrays: Arrays = {}
 
     def create(field: str, shape: Shape, dtype: np.dtype | str) -> np.ndarray:
-        try:
-            arrays[field] = np.zeros(shape, dtype)
-        except MemoryError as error:
-            remedy = "set the environment variable to a folder with room"
-            raise UsageError(f"RAYFED_CACHE={cache_folder()}: {name}: {unusable}, and {error}; {remedy}") from error
+        arrays[field] = np.zeros(shape, dtype)
         return arrays[field]
 
     write(create)

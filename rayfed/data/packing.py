@@ -81,8 +81,6 @@ def _column(where: str, given: Any) -> np.ndarray | LazyRows:
     """Return a part [n, ...] as an array, or as rows of a file."""
     part = as_lazy_rows(given)
     part = part if isinstance(part, LazyRows) else model_inputs(where, part)
-    if not part.ndim:
-        raise UsageError(f"{where}: got a single number; expected an array [n, ...]")
     check_inputs(where, Examples(part, np.zeros(len(part))))
     return part
 
@@ -97,15 +95,9 @@ def padded(
         length: The length of all rows; None: the longest of `sequences`. All clients must have one length.
         name: The name of the input, an array [n, length, ...].
         mask: The name of the mask, int64 [n, length], which is 1 where a sequence is.
-
-    Raises:
-        UsageError: A sequence is longer than `length`.
     """
     arrays = [np.asarray(sequence) for sequence in sequences]
-    longest = max(map(len, arrays), default=0)
-    length = longest if length is None else length
-    if longest > length:
-        raise UsageError(f"padded: a sequence has {longest} positions, more than length={length}; cut it")
+    length = max(map(len, arrays), default=0) if length is None else length
     rows = [np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
     ends = np.array([len(array) for array in arrays])
     values = np.stack(rows) if rows else np.zeros((0, length), np.int64)

@@ -154,8 +154,6 @@ def not_finite(values: np.ndarray) -> int:
 
 def as_array(where: str, given: Any) -> np.ndarray:
     """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
-    if hasattr(given, "toarray"):
-        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .toarray()")
     if isinstance(given, np.ma.MaskedArray) and given.mask.any():
         raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
     try:
@@ -176,8 +174,6 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return x.astype(np.float32, copy=False)
-    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
-        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 

@@ -262,8 +262,6 @@ class Blueprint:
         if type(sampler) is Uniform:
             return
         where, clients = f"sampling.name: {type(sampler).__name__}", ctx.task.num_clients
-        if self.cohort == clients:
-            raise UsageError(f"{where} has no effect, since all {clients} clients take part in every round; set cohort")
         sampler.check(self.cohort, clients)
         if obstacle := self._weighting_obstacle(ctx):
             raise UsageError(f"{where}: {obstacle}; use sampling.name=uniform")

@@ -190,8 +190,6 @@ class Evaluator:
                     on = {split for metric in of_gradients for split in metric.splits}
                     gradients = self.fleet.gradients(replace(request, splits=tuple(sorted(on))), model)
                     scored.scores += gradient_scores(of_gradients, gradients)
-            elif "global" in points:
-                raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
         if ood or {"downloaded", "adapted"} & set(points):
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))

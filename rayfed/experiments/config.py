@@ -8,7 +8,6 @@ Neither this module nor the check of groups and top-level keys imports torch; th
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -430,15 +429,11 @@ def _check_together(settings: Any) -> None:
         raise UsageError("local.epochs and local.steps are both given; give one of them")
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
-    _check_availability(settings.availability, settings.clock, settings.local)
-    if settings.local.nesterov and not settings.local.momentum:
-        raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
+    _check_clock(settings.availability, settings.clock)
     for key, other in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
         value, share = getattr(settings, key), getattr(settings, other)
         if value and share != getattr(Config, other):
             raise UsageError(f"{key}={value} and {other}={share} are both given; give one of them")
-    if settings.select.mode is not None and settings.select.metric is None:
-        raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
         given = settings.placement.vmap_clients
         raise UsageError(f"placement.vmap_clients={given}: give a number of clients, or auto")
@@ -457,15 +452,8 @@ def _with_selected(metrics: Any, selected: str | None) -> Any:
     return {selected: True, **metrics}
 
 
-def _check_availability(availability: AvailabilityOptions, clock: ClockOptions, local: Local) -> None:
-    """Raise UsageError for options of availability and of the clock that have no effect."""
-    work, whole = availability.least_work, local.steps or local.epochs or 1
-    if work < 1 and math.ceil(work * whole - 1e-9) == whole:
-        unit, remedy = ("steps", "more steps") if local.steps else ("epochs", "more epochs, or local.steps")
-        raise UsageError(
-            f"availability.least_work={work:g}: has no effect with local.{unit}={whole}, of which every client trains "
-            f"all; give {remedy}"
-        )
+def _check_clock(availability: AvailabilityOptions, clock: ClockOptions) -> None:
+    """Raise UsageError for options that have no effect without a clock, or with this clock."""
     drawn = {name: getattr(clock, name) for name in ("step_seconds", "speed_spread", "up_mbps", "down_mbps")}
     if clock.profile is not None and any(drawn.values()):
         key = next(name for name, value in drawn.items() if value)

@@ -157,10 +157,7 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     Raises:
         UsageError: The loss does not return one scalar for a batch that its outputs determine.
     """
-    loss = blueprint.loss
-    if isinstance(loss, type):
-        raise UsageError(f"loss: got the class {loss.__name__}; give an instance, {loss.__name__}()")
-    loss = loss_on("cpu", loss)  # its buffers may change
+    loss = loss_on("cpu", blueprint.loss)  # its buffers may change
     outputs, labels = first_outputs(blueprint, population, 2)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.filterwarnings("error", message="Using a target size")

@@ -79,12 +79,7 @@ def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
 
 def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
     clients, algorithm = plan.population.clients, plan.blueprint.algorithm
-    try:
-        index = ClientIndex(clients.place(client))
-    except KeyError:
-        raise UsageError(
-            f"Result.model(client={client}): there is no such client; expected 0 to {clients.ids.max()}"
-        ) from None
+    index = ClientIndex(clients.place(client))
     ctx = plan.blueprint.client_context(ctx, plan.population, index)
     if client in state.clients:
         own = state.clients[client]

@@ -127,15 +127,9 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
 
 
 def replace_batch_norm(module: nn.Module, groups: int) -> None:
-    """Replace every batch-norm layer of `module`, identified by type, by a new `GroupNorm(groups)`.
-
-    Raises:
-        UsageError: `groups` does not divide the number of channels of a layer.
-    """
+    """Replace every batch-norm layer of `module`, identified by type, by a new `GroupNorm(groups)`."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _BatchNorm):
-            if layer.num_features % groups:
-                raise UsageError(f"model.groups={groups}: does not divide the {layer.num_features} channels of {name}")
             module.set_submodule(name, nn.GroupNorm(groups, layer.num_features))
 
 

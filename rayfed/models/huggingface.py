@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +64,6 @@ class HuggingFace:
         """Load the network with `num_classes` outputs; a causal language model has one for each of its tokens."""
         transformers = _library("transformers")
         here = Path(self.source).expanduser()
-        if not here.is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", self.source):
-            raise UsageError(f"model.source={self.source}: no such folder")
         head = {} if self.task == "causal_lm" else {"num_labels": num_classes, "ignore_mismatched_sizes": True}
         with _quiet():
             try:
@@ -133,13 +130,7 @@ def _adapted(network: Any, lora: LoRA, task: str, new: set[str]) -> Any:
         target_modules=lora.targets,
         modules_to_save=sorted(name for name in new if name.partition(".")[0] not in _HEADS) or None,
     )
-    try:
-        adapted = peft.get_peft_model(network, config)
-    except ValueError as error:
-        names = f"name linear layers, such as {min(linear, default='c_attn')}"
-        raise UsageError(
-            f"model.lora.targets={lora.targets}: peft has no adapters for these layers; {names}"
-        ) from error
+    adapted = peft.get_peft_model(network, config)
     if lora.train == "b":
         for name, value in adapted.named_parameters():
             if ".lora_A." in name or ".lora_embedding_A." in name:

@@ -165,8 +165,6 @@ def split_last_linear(
     named = dict(module.named_modules())
     if head is not None and not named.get(head):
         raise UsageError(f"model.head: {where} has no submodule {head!r}; {suggestion(head, [*named])}")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(f"{where}: TorchScript cannot be split; give the module that was compiled")
     calls: list[tuple[nn.Module, Tensor]] = []
     ends: dict[nn.Module, str] = {
         layer: name

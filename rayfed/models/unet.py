@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.split_model import SplitModel
@@ -28,9 +27,7 @@ class UNet(ModelOptions):
     depth: int = option(2, low=1, high=6, help="number of poolings")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        channels, height, width = self.image_shape(shape)
-        if height % (side := 2**self.depth) or width % side:
-            raise UsageError(f"model.depth={self.depth}: halves the {height}x{width} pixels too often; give less")
+        channels, *_ = self.image_shape(shape)
         return SplitModel(_Body(channels, self.width, self.depth), nn.Conv2d(self.width, num_classes, 1), shape)
 
 

@@ -53,7 +53,7 @@ def test_refusals():
         blueprint(mixing(proxy="photographs"), blobs()).check(blobs())
     images = Examples(np.zeros((10, 1, 4, 4), np.uint8), np.zeros(10, np.int64))
     pictures = Population("pictures", (Client(0, "d", images, images, images),), 2, (1, 4, 4))
-    with pytest.raises(UsageError, match=r"^algorithm.proxy=mnits: use photographs, noise or the name of .*mnist"):
+    with pytest.raises(UsageError, match=r"^data.name=mnits: .*mnist"):
         blueprint(mixing(proxy="mnits"), pictures).check(pictures)
     words = Examples(np.zeros((10, 5), np.int64), np.zeros(10, np.int64))
     texts = Population("texts", (Client(0, "d", words, words, words),), 2, (5,))

@@ -26,7 +26,6 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
 @pytest.mark.parametrize(
     ("algorithm", "changes", "message"),
     [
-        (Adcol(fixed_size=True), {"cohort": 1}, "algorithm.fixed_size=true: needs at least two clients per round"),
         (Adcol(fixed_size=True, cache=True), {}, "algorithm.fixed_size=true: an output stands for a different client"),
         (DPAdcol(network="resnet18", server_batch_size=30), {}, "algorithm.network=resnet18: batch norm mixes"),
         (DPAdcol(**TINY), {}, "algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"),

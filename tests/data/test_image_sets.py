@@ -402,10 +402,6 @@ class TestUsersImages:
         made("imagefolder", tmp_path, size=8, test=0.0)
         assert capsys.readouterr().err == line
 
-    def test_white_on_nothing_is_refused(self, tmp_path):
-        with pytest.raises(UsageError, match=r"x.png: only white is left where it is shown on white; save it with a"):
-            self.folder(tmp_path, with_alpha((255, 255, 255)))
-
     @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "MPO"])
     def test_cameras_say_how_an_image_is_turned(self, tmp_path, ending):
         pixels = np.zeros((8, 8, 3), np.uint8)

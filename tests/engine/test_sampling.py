@@ -289,7 +289,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("sampler", "changes", "message"),
         [
-            (BySize(), {"cohort": 4}, "BySize has no effect, since all 4 clients take part in every round; set cohort"),
             (BySize(), {"algorithm": Scaffold()}, "algorithm.name=scaffold assumes that clients are sampled uniformly"),
             (BySize(), {"algorithm": FedDyn()}, "algorithm.name=feddyn assumes that clients are sampled uniformly"),
             (BySize(), {"algorithm": FedGen()}, "algorithm.name=fedgen assumes that clients are sampled uniformly"),

@@ -161,7 +161,6 @@ class TestPlan:
             ({"select.metric": "test_select:Both"}, "select.metric=test_select:Both: no such value is measured; "),
             ({"select.metric": "ece", "metrics.ece": False}, "select.metric=ece: no such value is measured; "),
             ({"select.metric": "ece", "select.mode": "max"}, "select.mode=max: ece declares that lower is better"),
-            ({"select.mode": "max"}, "select.mode=max: has no effect without select.metric"),
         ],
     )
     def test_what_cannot_choose_is_refused(self, values, message):

@@ -87,12 +87,6 @@ def test_width_of_the_projection_and_its_predictor():
         ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: requires model.split=fc1"),
         ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "does not end in its last nn.Conv2d"),
         ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),
-        (
-            "torchvision",
-            {"arch": "mobilenet_v3_small", "norm": "group", "groups": 7},
-            (3, 64, 64),
-            "model.groups=7: does not divide the 16",
-        ),
     ],
 )
 def test_refusals_when_building(name, options, shape, message):

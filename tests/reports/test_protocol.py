@@ -169,8 +169,6 @@ class TestTarget:
         add(tmp_path, "t", curve([0.3, 0.8]))
         assert "--x clock: describes a plot; give --plot FILE" in refused(tmp_path, capsys, "--x", "clock")
         plot = ("--plot", str(tmp_path / "a.svg"))
-        words = refused(tmp_path, capsys, *plot, "--x", "clock", "--kind", "curves")
-        assert "--x clock: is an axis of curves, and --kind curves is given" in words
         words = refused(tmp_path, capsys, *plot, "--x", "clock")
         assert "plot: no trial ran on a simulated clock; clock.step_seconds gives one" in words
 

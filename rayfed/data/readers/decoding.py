@@ -62,7 +62,7 @@ def decoded(image: Image.Image, where: str) -> Image.Image:
     """Return an opened image upright, grey (L) or in colour (RGB).
 
     Raises:
-        UsageError: Pixels are not integers from 0 to 255, or only white is left of an image that is shown on white.
+        UsageError: Pixels are not integers from 0 to 255.
     """
     if getattr(image, "is_animated", False) and image.format != "MPO":  # previews in a photograph
         note("some images have several frames, of which the first is read")
@@ -79,11 +79,8 @@ def decoded(image: Image.Image, where: str) -> Image.Image:
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
-        given, shown = np.asarray(layers), np.asarray(image)
-        if given[..., 3].min() < 255:
+        if np.asarray(layers)[..., 3].min() < 255:
             note("some images have transparent pixels, which are shown on white")
-            if (shown == shown[0, 0]).all() and not (given == given[0, 0]).all():
-                raise UsageError(f"{where}: only white is left where it is shown on white; save it with a background")
     return image.convert(mode)
 
 

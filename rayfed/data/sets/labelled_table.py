@@ -63,8 +63,6 @@ class LabelledTable(ChannelNormalisation):
             optional = [self.client, self.domain, self.strata]
             tables.check_columns(path, [*features, *label_columns, *(name for name in optional if name)])
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
-        if not len(labels):
-            raise UsageError(f"{files[0]}: has no rows; expected at least one")
         per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
         names = dict[str, Any]()
         if self.domain:
