@@ -154,6 +154,8 @@ def not_finite(values: np.ndarray) -> int:
 
 def as_array(where: str, given: Any) -> np.ndarray:
     """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
+    if hasattr(given, "toarray"):
+        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .toarray()")
     if isinstance(given, np.ma.MaskedArray) and given.mask.any():
         raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
     try:
