@@ -155,7 +155,7 @@ class Evaluator:
             self.algorithm.final_exchanges
         )  # the final stage is scored as a round, too
 
-    def evaluated(
+    def scores_and_maps(
         self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False
     ) -> tuple[list[Score], list[RepresentationMap]]:
         """Return the scores of the global model and of what clients download, and the maps of representations.
@@ -193,7 +193,7 @@ class Evaluator:
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
         if ood or {"downloaded", "adapted"} & set(points):
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
-        scores, maps = self.completed(scored, metrics, round, ends_round=True)
+        scores, maps = self.with_representation_scores(scored, metrics, round, ends_round=True)
         return in_order(scores), maps
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
@@ -206,10 +206,13 @@ class Evaluator:
             groups[split] += int((self.population.clients.sizes[list(clients), SPLITS.index(split)] > 0).sum())
         return DueMetrics(due, groups, selection=self.evaluation.selection)
 
-    def completed(
+    def with_representation_scores(
         self, scored: Scored, metrics: DueMetrics, round: int, *, ends_round: bool = False
     ) -> tuple[list[Score], list[RepresentationMap]]:
-        """Return the hosts' scores and those of the metrics of representations."""
+        """Return the hosts' scores with those of the metrics of representations, and the maps.
+
+        With `ends_round`, maps of several points show the representations of the whole round.
+        """
         seed = stream_seed(self.seed, "metrics", round=round) % 2**31
         classes, device = self.population.num_classes, self.ctx.task.device
         joint = [*self._trained, *scored.collected] if ends_round else []
@@ -345,7 +348,7 @@ def chosen_metric(
             name = next(iter(values))
         declared = values | declared
     if name not in declared:
-        raise UsageError(f"select.metric={name}: no such value is measured; {suggestion(name, declared)}")
+        raise UsageError(f"select.metric={name}: predictions have no such score; {suggestion(name, declared)}")
     higher_is_better = declared[name]
     if higher_is_better is None:
         return name, mode == "max" if mode else not lower_is_better_by_name(name)

@@ -77,7 +77,7 @@ class Server:
             if self.evaluation.initial:  # clients that adapt before they are scored train
                 first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
                 self._choose_vmap_clients(self.algorithm.round_exchanges[0], first, record)
-            yield self._evaluated(record, self.participants) if self.evaluation.initial else record
+            yield self._add_scores(record, self.participants) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
             if self.early_stopping.reason is not None:
                 break
@@ -88,15 +88,15 @@ class Server:
             if "trained" in self.evaluation.points and "train" in self.evaluation.splits:
                 record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
-                self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
+                self._add_scores(record, cohort, with_unseen_clients=number == rounds and not final)
                 self.early_stopping.update(record)
                 if self.early_stopping.reason is not None and number < rounds and not final:
-                    self._complete(record, cohort)
+                    self._add_last_scores(record, cohort)
             self.round = number
             yield record
         if final and self.round <= rounds and self._rounds_are_over:
             record = self._stage("final", rounds + 1, everyone)
-            self._evaluated(record, self.participants, with_unseen_clients=True)
+            self._add_scores(record, self.participants, with_unseen_clients=True)
             self.round = rounds + 1
             yield record
 
@@ -218,7 +218,7 @@ class Server:
 
         self._note(record, times, result, down, unicast, len(turn.starting))
         began = time.perf_counter()
-        scores, maps = self.evaluator.completed(result.scored, request.metrics, ctx.round)
+        scores, maps = self.evaluator.with_representation_scores(result.scored, request.metrics, ctx.round)
         # in a round with several exchanges, the training of the last one counts
         record.scores, record.maps = [*scores, *result.training], maps
         record.seconds["evaluate"] += time.perf_counter() - began
@@ -280,10 +280,12 @@ class Server:
         for sent in result.sent.values():
             add_to(record.bytes_up, sent)
 
-    def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
+    def _add_scores(
+        self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False
+    ) -> Record:
         """Add the scores of the present state to `record`."""
         began = time.perf_counter()
-        scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
+        scores, maps = self.evaluator.scores_and_maps(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
         if with_unseen_clients:
@@ -295,11 +297,11 @@ class Server:
         record.seconds["total"] += seconds
         return record
 
-    def _complete(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
-        """Add what is scored after the last round only, because training stops early after this round."""
+    def _add_last_scores(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
+        """Add the scores that are due only after the last round, because training stops early after this one."""
         began = time.perf_counter()
         if any(not metric.due(record.round, self.blueprint.rounds) for metric in self.evaluation.metrics.values()):
-            scores, maps = self.evaluator.evaluated(self.state, record.round, cohort, is_last=True)
+            scores, maps = self.evaluator.scores_and_maps(self.state, record.round, cohort, is_last=True)
             known = {_key(score) for score in record.scores}
             record.scores += [score for score in scores if _key(score) not in known]
             record.maps = [*record.maps, *(map for map in maps if map[:4] not in {other[:4] for other in record.maps})]
@@ -310,10 +312,10 @@ class Server:
 
 
 def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
-    """Return the scores of a round without the means over local steps that have the name and place of a score.
+    """Return the scores of a round without the means over local steps that have the name and place of a model's score.
 
     Otherwise a curve would mix the two, and a row would not be unique. `scored` says whether models were scored in this
-    round. Their scores come first.
+    round; their scores come first in `scores`.
     """
     if not scored:
         names = {("train", "trained", "accuracy"), ("train", "trained", "loss")}

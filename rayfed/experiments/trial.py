@@ -98,8 +98,8 @@ class TrialRun:
         make_fleet: Makes the hosts. It is called once.
         device: The device of the server.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
-        replaceable: Whether the trial is started again elsewhere when a process or a GPU of it is lost, which then is
-            not recorded as its end.
+        replaceable: Whether the trial starts again elsewhere if it loses a process or a GPU. Such a loss is then not
+            recorded as its end.
 
     Attributes:
         begun: Whether the recorder knows the trial.
@@ -142,7 +142,7 @@ class TrialRun:
         if self._server is None:
             self._context.enter_context(torch_state_kept())
             if torch.device(self._device).type == "cuda":
-                self._context.enter_context(torch.cuda.device(self._device))  # where code of users puts "cuda"
+                self._context.enter_context(torch.cuda.device(self._device))  # which users' code means by "cuda"
         try:
             if self.done:
                 return None
@@ -158,7 +158,7 @@ class TrialRun:
             raise
 
     def close(self) -> None:
-        """Let go of the fleet, and give torch's global state back."""
+        """Release the fleet, and restore torch's global state."""
         self._fleet = None
         self._context.close()
 
@@ -173,7 +173,7 @@ class TrialRun:
         return self._server.state if self._server is not None else {}
 
     def _started(self) -> Server:
-        """Make the server in the state that was saved, or in its first one, and tell the recorder."""
+        """Make the server, in its saved state or its first one, and begin the trial at the recorder."""
         if self._fleet is None:
             self._fleet = self._make_fleet()
         plan = self.plan

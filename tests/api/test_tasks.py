@@ -187,7 +187,7 @@ def test_numbers_have_errors_and_the_lowest_is_the_best(run, tmp_path):
     assert shown.to_dict() == {"mae": pytest.approx(means["test"][means["val"].idxmin()])}
     assert "test mae, at the round" in str(rayfed.report(tmp_path, "prices"))
     assert rayfed.report(tmp_path, "prices", metric="r2")
-    with pytest.raises(UsageError, match=r"^select.metric=accuracy: no such value is measured; "):
+    with pytest.raises(UsageError, match=r"^select.metric=accuracy: predictions have no such score; "):
         run(given, lambda: Shaped(1), squared_error, {"select.metric": "accuracy"})
 
 

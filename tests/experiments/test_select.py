@@ -155,11 +155,14 @@ class TestPlan:
         [
             ({"select.metric": "ece", "partition.validation": 0.0}, "select.metric=ece: needs validation scores"),
             ({"select.metric": "loss", "evaluate.splits": ["test"]}, "select.metric=loss: needs validation scores"),
-            ({"select.metric": "ec"}, "select.metric=ec: no such value is measured; "),
-            ({"select.metric": "drift"}, "select.metric=drift: no such value is measured; "),
-            ({"select.metric": "test_select:Never"}, "select.metric=test_select:Never: no such value is measured; "),
-            ({"select.metric": "test_select:Both"}, "select.metric=test_select:Both: no such value is measured; "),
-            ({"select.metric": "ece", "metrics.ece": False}, "select.metric=ece: no such value is measured; "),
+            ({"select.metric": "ec"}, "select.metric=ec: predictions have no such score"),
+            ({"select.metric": "drift"}, "select.metric=drift: predictions have no such score"),
+            (
+                {"select.metric": "test_select:Never"},
+                "select.metric=test_select:Never: predictions have no such score",
+            ),
+            ({"select.metric": "test_select:Both"}, "select.metric=test_select:Both: predictions have no such score"),
+            ({"select.metric": "ece", "metrics.ece": False}, "select.metric=ece: predictions have no such score"),
             ({"select.metric": "ece", "select.mode": "max"}, "select.mode=max: ece declares that lower is better"),
         ],
     )
