@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 import rayfed
-from rayfed.algorithm import Context, Phase
+from rayfed.algorithm import Context, Exchange
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import Weights
 from rayfed.data.clients import Examples
 from rayfed.data.user_clients import user_population
-from rayfed.engine import training
+from rayfed.engine import host
 from rayfed.engine.device_data import divide
+from rayfed.engine.training import Phases
 from rayfed.models.split_model import SplitModel
 
 TOLERANCE = 1e-5
@@ -172,17 +173,17 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
     """Run `setting` in rayfed and return its trace."""
     extra: dict[str, Any] = {}
     draws: dict[tuple[str, int], dict[int, list[Draw]]] = defaultdict(lambda: defaultdict(list))
-    draw_rows = training.draw_rows
+    draw_phases = host.draw_phases
 
-    def recording(ctx: Context, phase: Phase, number: int, **how: Any) -> list[Tensor]:
-        rows = draw_rows(ctx, phase, number, **how)
-        draws[ctx.stage, ctx.round][ctx.client].append((phase.name, rows))
-        return rows
+    def recording(exchange: Exchange, ctx: Context, **how: Any) -> Phases:
+        phases = draw_phases(exchange, ctx, **how)
+        draws[ctx.stage, ctx.round][ctx.client] += [(phase.name, rows) for phase, rows in phases]
+        return phases
 
     model, clients = setting.model(), setting.clients()
     with (
         tempfile.TemporaryDirectory(prefix="rayfed-references-") as folder,
-        mock.patch.object(training, "draw_rows", recording),
+        mock.patch.object(host, "draw_phases", recording),
         watch(extra) if watch else nullcontext(),
     ):
         result = rayfed.run(setting.config(folder), clients=clients, model=copy.deepcopy(model), quiet=True)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from rayfed.data.population import Population
 
 _MOST_VIEWS = 1024
 """Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""
+_AT_ONCE = 2**16  # numbers of batches that are read together, which fit into a CPU's cache
 
 
 class Normalise:
@@ -99,7 +100,7 @@ class Part:
         else:
             self.x = Streamed(examples.x, device)
         self.y = _to_tensor(examples.y).to(device)
-        self.normalise = normalise
+        self.normalise, self._size = normalise, max(1, math.prod(examples.x.shape[1:]))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -117,6 +118,14 @@ class Part:
     def take(self, rows: Tensor) -> Batch:
         """Return the rows as a normalised batch."""
         return Batch(self.normalise(self.x.index_select(0, rows)), self._labels(rows))
+
+    def taken(self, rows: Tensor, sizes: Sequence[int]) -> Iterator[Batch]:
+        """Yield the rows in normalised batches of `sizes`; small ones are read together."""
+        together = max(1, _AT_ONCE // (self._size * max(sizes)))
+        groups = [sizes[first : first + together] for first in range(0, len(sizes), together)]
+        for group, here in zip(groups, rows.split([sum(group) for group in groups]), strict=True):
+            x, y = self.take(here)
+            yield from map(Batch, x.split(group), y.split(group))
 
     def augmented(self, rows: Tensor, augment: Augment) -> Batch:
         """Return the rows as an augmented, normalised training batch."""
@@ -170,7 +179,6 @@ class HostData:
     The parts of a client are made when the client runs here. When the inputs would take more than `room` bytes, the
     parts go that have not been used for the longest time. On a CPU, inputs in memory are not copied. A client or test
     set that does not fit even alone is read batch by batch.
-
     """
 
     def __init__(self, population: Population, task: Task, *, held_out_share: float, seed: int, room: float = math.inf):
@@ -201,6 +209,11 @@ class HostData:
             "unseen": client >= self.task.num_clients,
         }
         return self._cached(("client", client), examples, whose, copied=copied)
+
+    def training_examples(self, client: int) -> int:
+        """Return the number of examples that a client trains on."""
+        examples = int(self.population.clients.sizes[client, 0])
+        return examples - held_out_count(examples, self._held_out_share)
 
     def test(self, number: int) -> Part:
         """Return a test set of the server."""

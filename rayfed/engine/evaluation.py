@@ -151,9 +151,8 @@ class Evaluator:
         self.population = population
         self.tell: Callable[[str], None] = lambda doing: None
         self._trained: list[Representations] = []  # of the round under way, for joint maps
-        self._last_round = ctx.rounds + bool(
-            self.algorithm.final_exchanges
-        )  # the final stage is scored as a round, too
+        # the final stage is scored as a round, too
+        self._last_round = ctx.rounds + bool(self.algorithm.final_exchanges)
 
     def scores_and_maps(
         self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False

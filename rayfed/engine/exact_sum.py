@@ -4,8 +4,7 @@ Hosts add up what their clients send, and floating-point addition is not associa
 round differently and end with different models. Here every term is first rounded to a multiple of 2⁻⁴⁰ in float64. Sums
 of such numbers are exact below 2¹², so their order does not matter. The rounding costs less than 10⁻¹² per term, a
 ten-thousandth of the rounding of a float32 weight of size 0.1. Larger sums are correct to float64 but may depend on the
-order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client. A block of
-clients is added in few operations, whatever its width.
+order. Infinities and NaN pass through. A block of clients is added in few operations, whatever its width.
 """
 
 import functools
@@ -13,15 +12,16 @@ import operator
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rayfed.core.trees import as_real, is_counter, tree_map
 
 _GRID = 2.0**-40
-_SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to the grid
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_AT_ONCE = 2**17  # numbers of a block that are rounded together, which fit into a CPU's cache; else eight times as many
+_AT_ONCE = 2**20  # numbers that are rounded together on a GPU; more would only cost memory
+_IN_CACHE = 2**14  # the same on a CPU, where its cache has room for other things, too
 
 Path = tuple[str, ...]
 
@@ -76,19 +76,15 @@ class ExactSum:
         alone = len(trees) == 1
         pairs: list[tuple[Tensor, Tensor]] = []
         tree_map(lambda t, *of: pairs.append((t, of[0] if alone else _stacked(of))), self._value, *trees)
+        on_gpu: list[tuple[Tensor, Tensor]] = []
         for total, leaf in pairs:
             if is_counter(total):
                 torch.maximum(total, leaf if alone else leaf.amax(0), out=total)
-        for group in _groups([(as_real(total), as_real(leaf)) for total, leaf in pairs if not is_counter(total)]):
-            terms = [leaf.to(torch.float64, copy=True) for _, leaf, _ in group]
-            if alone:
-                torch._foreach_mul_(terms, weights[0])
+            elif total.device.type == "cpu":
+                _add_in_cache(as_real(total), as_real(leaf), weights)
             else:
-                here = torch.tensor(weights, dtype=torch.float64).to(terms[0].device, non_blocking=True)
-                torch._foreach_mul_(terms, [here[rows].view(-1, *[1] * total.dim()) for total, _, rows in group])
-            torch._foreach_add_(terms, _SHIFT)
-            torch._foreach_sub_(terms, _SHIFT)
-            torch._foreach_add_([total for total, *_ in group], terms if alone else [term.sum(0) for term in terms])
+                on_gpu.append((as_real(total), as_real(leaf)))
+        _add_in_groups(on_gpu, weights)
 
     def merge(self, other: "ExactSum") -> None:
         """Add another sum, which must not be used afterwards."""
@@ -137,6 +133,53 @@ def _zero(leaf: Tensor) -> Tensor:
     return leaf.clone() if is_counter(leaf) else torch.zeros_like(leaf, dtype=dtype)
 
 
+def _add_in_cache(total: Tensor, terms: Tensor, weights: Sequence[float]) -> None:
+    """Add Σ weights[i]·terms[i] on a CPU in small pieces, for which NumPy takes less time than torch."""
+    terms = terms if terms.dtype in (torch.float32, torch.float64) else terms.float()
+    sums = np.atleast_1d(total.numpy())
+    values, factors = terms.numpy(force=True).reshape(len(weights), *sums.shape), np.array(weights) / _GRID
+    rows = max(1, _IN_CACHE * len(sums) // max(1, values.size))
+    with np.errstate(all="ignore"):  # of infinities and NaN
+        for first in range(0, len(sums), rows):
+            piece = values[:, first : first + rows].astype(np.float64)
+            piece *= factors.reshape(-1, *[1] * sums.ndim)
+            np.rint(piece, out=piece)
+            piece *= _GRID
+            sums[first : first + rows] += piece.sum(0)
+
+
+def _add_in_groups(pairs: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) -> None:
+    """Add Σ weights[i]·terms[i] to each total on a GPU, in few launches."""
+    for group in _groups(pairs):
+        terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
+        if len(weights) == 1:
+            torch._foreach_mul_(terms, weights[0] / _GRID)
+        else:
+            factors = torch.tensor(weights, dtype=torch.float64).to(terms[0].device, non_blocking=True) / _GRID
+            torch._foreach_mul_(terms, [factors.view(-1, *[1] * total.dim()) for total, _ in group])
+        torch._foreach_round_(terms)
+        sums = terms if len(weights) == 1 else [term.sum(0) for term in terms]
+        torch._foreach_add_([total for total, _ in group], sums, alpha=_GRID)
+
+
+def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Cut totals and their terms [...] or [n, ...] by rows into groups of about `_AT_ONCE` numbers."""
+    group, size = list[tuple[Tensor, Tensor]](), 0
+    for total, terms in pairs:
+        pieces = [(total, terms)]
+        if total.dim() and terms.numel() > _AT_ONCE:
+            rows = max(1, _AT_ONCE * len(total) // terms.numel())
+            pieces = list(zip(total.split(rows), terms.split(rows, terms.dim() - total.dim()), strict=True))
+        for piece in pieces:
+            group.append(piece)
+            size += piece[1].numel()
+            if size >= _AT_ONCE:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:
     """Return `leaves` stacked along a new leading dimension, as a view where they are slices of a stacked tensor."""
     first = leaves[0]
@@ -149,40 +192,6 @@ def _stacked(leaves: Sequence[Tensor]) -> Tensor:
 def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
     """Return all that says where a tensor would lie in memory if it began `shift` numbers earlier."""
     return leaf.untyped_storage().data_ptr(), leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
-
-
-def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor, slice]]]:
-    """Cut pairs of totals and terms into groups of about `_AT_ONCE` numbers, with a number of a total once in each."""
-    group, size = list[tuple[Tensor, Tensor, slice]](), 0
-    for total, terms in pairs:
-        most = _AT_ONCE if total.device.type == "cpu" and terms.dim() > total.dim() else 8 * _AT_ONCE
-        for piece, last in _pieces(total, terms, most):
-            group.append(piece)
-            size += piece[1].numel()
-            if size >= most or not last:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
-
-
-def _pieces(total: Tensor, terms: Tensor, most: int) -> Iterator[tuple[tuple[Tensor, Tensor, slice], bool]]:
-    """Cut a total and its terms [...] or [n, ...] into pieces of at most `most` numbers with their part of the n.
-
-    With each piece comes whether it is the last one of its numbers of the total.
-    """
-    if terms.numel() <= most:
-        yield (total, terms, slice(None)), True
-        return
-    stacked, parts = terms.dim() - total.dim(), [(total, terms)]
-    if total.dim():
-        rows = max(1, most * len(total) // terms.numel())
-        parts = list(zip(total.split(rows), terms.split(rows, stacked), strict=True))
-    for part, of_part in parts:
-        clients = max(1, most // max(1, part.numel())) if stacked else 1
-        for first in range(0, len(of_part), clients) if stacked else (0,):
-            rest = slice(first, first + clients)
-            yield (part, of_part[rest] if stacked else of_part, rest), not stacked or rest.stop >= len(of_part)
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:

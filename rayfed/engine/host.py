@@ -25,9 +25,10 @@ from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.engine.training import InBf16, Job, Trained, fastest_width, train
+from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 
+_AHEAD = 16  # clients whose batches are drawn together
 _MEASURED_STEPS = 10  # the steps of a phase on which the number of clients that train at once is measured
 _COPIES = 4  # copies of a client's `work` in a block: before training, in training, its gradients, after training
 
@@ -145,7 +146,7 @@ class Host:
         received = self.ctx.task.to_memory_format(down)
         joined: dict[ClientIndex, State] = {}
         for client in request.clients:
-            ctx = self._context(client, request)
+            ctx = self._with_data(self._context(client, request))
             state = self._state(ctx, states)
             if request.client_tests or "downloaded" in request.points:
                 fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
@@ -215,19 +216,21 @@ class Host:
         streams are keyed, later draws are the same.
         """
         (client,), task = request.clients, self.ctx.task
-        ctx, part = self._context(client, request), self.data.parts(client)["train"]
+        ctx, part = self._with_data(self._context(client, request)), self.data.parts(client)["train"]
         fields = task.to_memory_format(down) | task.to_memory_format(unicast.get(client, {}))
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         with torch_state_kept():
             state = self._state(ctx, states)
             work = exchange.start(ctx, state, fields)
-            job = Job(client, part, work, ctx, state, fields)
+            drawn = draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)
+            phases = [(phase, rows[:_MEASURED_STEPS]) for phase, rows in drawn]
+            job = Job(client, part, phases, work, ctx, state, fields)
             room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
             inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # a block has copies of them
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
             def block(width: int) -> None:
-                self._train(exchange, [job] * width, _MEASURED_STEPS)
+                self._train(exchange, [job] * width)
                 self._synchronise()
                 if peak_bytes(task.device) > room:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
@@ -245,27 +248,40 @@ class Host:
         """
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
-        for first in range(0, len(request.clients), request.vmap_clients):
+        drawn = self._drawn(exchange, request, changes)
+        while block := list(itertools.islice(drawn, request.vmap_clients)):
             jobs = []
-            block = request.clients[first : first + request.vmap_clients]
-            for client in block:
-                local = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
-                ctx = self._context(client, request, **({"local": local} | changes))
+            for ctx, phases in block:
+                client = ClientIndex(ctx.client)
                 received = common[str(ctx.round)] if request.origins else common
                 fields = received | to_memory_format(unicast.get(client, {}))
-                state = self._state(ctx, states)
+                state = self._state(self._with_data(ctx), states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
-                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, state, fields))
+                jobs.append(Job(client, self.data.parts(client)["train"], phases, work, ctx, state, fields))
             with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
                 results = self._train(exchange, jobs)
             for job in jobs:
                 self._check_finite(job, results[0])
                 yield job, results.pop(0)
 
-    def _train(self, exchange: Exchange, jobs: Sequence[Job], most_steps: int | None = None) -> list[Trained]:
-        exchange = InBf16(exchange) if self.bf16 else exchange
-        return train(exchange, jobs, self.seed, self.drop_last, self.augment, most_steps)
+    def _drawn(self, exchange: Exchange, request: Request, changes: dict[str, Any]) -> Iterator[tuple[Context, Phases]]:
+        """Yield the context of each client of `request`, without its data, and the batches of its phases.
+
+        Both are made for some clients together: after a training, their code is not in the processor's cache and takes
+        up to ten times as long.
+        """
+        for first in range(0, len(request.clients), _AHEAD):
+            ahead = []
+            for client in request.clients[first : first + _AHEAD]:
+                local = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
+                ctx = self._context(client, request, **({"local": local} | changes))
+                ahead.append((ctx, draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)))
+            while ahead:
+                yield ahead.pop(0)  # which would else keep the client's data
+
+    def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
+        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
@@ -274,13 +290,18 @@ class Host:
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:
-        parts, (moment, cohort) = self.data.parts(client), request.origin(ClientIndex(client))
-        ctx = self.ctx.at(moment, cohort=cohort, client=client, examples=len(parts["train"]), **changes)
-        augmented = None
+        """Return the context of a client, without its data."""
+        (moment, cohort), examples = request.origin(client), self.data.training_examples(client)
+        return self.ctx.at(moment, cohort=cohort, client=client, examples=examples, **changes)
+
+    def _with_data(self, ctx: Context) -> Context:
+        """Add the client's data to its context."""
+        parts, augmented = self.data.parts(ctx.client), None
         if self.augment is not None:
-            seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=client)
+            seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=ctx.client)
             augmented = Augmented(parts["train"], self.augment, seed_batch)
-        return ctx.at(data=ClientData(parts["train"], parts["val"], augmented, parts.get("held_out")))
+        ctx.data = ClientData(parts["train"], parts["val"], augmented, parts.get("held_out"))
+        return ctx
 
     def _state(self, ctx: Context, states: States) -> State:
         """Return the client's state, which is a function of the seed alone until it takes part in an exchange."""

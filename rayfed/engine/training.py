@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +26,9 @@ from rayfed.engine.device_data import Part, batch_count, batch_rows
 
 Rows = list[np.ndarray]
 """The row numbers of each batch."""
+Phases = Sequence[tuple[Phase, Rows]]
+"""A client's phases, each with its batches."""
 _Result = tuple[State, dict[str, Tensor]]
-_Take = Callable[[Context, Tensor], Batch]
 
 WIDTHS = (1, 4, 16, 64, 256)
 """The numbers of clients that `fastest_width` tries."""
@@ -40,6 +42,7 @@ class Job(NamedTuple):
 
     client: ClientIndex
     part: Part
+    phases: Phases
     work: State
     ctx: Context
     state: State
@@ -53,18 +56,8 @@ class Trained(NamedTuple):
     metrics: dict[str, float]
 
 
-def train(
-    exchange: Exchange,
-    jobs: Sequence[Job],
-    seed: int,
-    drop_last: bool,
-    augment: Augment | None = None,
-    most_steps: int | None = None,
-) -> list[Trained]:
-    """Run all phases for all jobs, with `torch.vmap` if there is more than one job.
-
-    At most the first `most_steps` steps of a phase are taken.
-    """
+def train(exchange: Exchange, jobs: Sequence[Job], seed: int, augment: Augment | None = None) -> list[Trained]:
+    """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
     # steps may change the copies of clients in place; a block stacks them, which copies
     work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
     totals = [_Sums() for _ in jobs]
@@ -72,29 +65,26 @@ def train(
     takes_rows = augment is None and not exchange.prepares_batches
     on_device = all(isinstance(part.x, Tensor) for part in parts)
     pool = Pool(parts) if takes_rows and len(jobs) > 1 and on_device else None
-    for number, phases in enumerate(zip(*(exchange.phases(job.ctx) for job in jobs), strict=True)):
-        drawn = [
-            draw_rows(job.ctx, phase, number, seed=seed, drop_last=drop_last)[:most_steps]
-            for job, phase in zip(jobs, phases, strict=True)
-        ]
-        ctx = jobs[0].ctx.at(phase=phases[0].name, data=NO_DATA)
-        takes = [_taking(exchange, job, augment, seed, number) for job in jobs]
-        clients = tuple(job.client for job in jobs)
-        seed_torch(seed, "steps", ctx.moment, phase=number, clients=clients)
+    for number, phases in enumerate(zip(*(job.phases for job in jobs), strict=True)):
+        ctx = jobs[0].ctx.at(phase=phases[0][0].name, data=NO_DATA)
+        seed_torch(seed, "steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
+        own = [_batches(exchange, job, number, augment, seed) for job in jobs]
         if len(jobs) == 1:
-            _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0])
+            for step, batch in enumerate(own[0]):
+                ctx.step = step
+                work[0], metrics = exchange.step(ctx, work[0], down, batch)
+                for name, value in metrics.items():
+                    totals[0].take(name, value)
             continue
         ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
+        drawn = [rows for _, rows in phases]
         order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
-        if pool is None:
-            batches = _stacked(ctx, [takes[i] for i in order], [_on_device(drawn[i], parts[i]) for i in order])
-        else:
-            batches = pool.batches(drawn, order)
         counts = [len(drawn[i]) for i in order]
+        batches = _stacked([own[i] for i in order], counts) if pool is None else pool.batches(drawn, order)
         ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
-        for i, end, metrics in zip(order, ends, sums.of_clients(), strict=True):
+        for i, end, of_client in zip(order, ends, sums.of_clients(), strict=True):
             work[i] = end
-            for name, (total, count) in metrics.items():
+            for name, (total, count) in of_client.items():
                 totals[i].take(name, total, count)
     return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
 
@@ -115,10 +105,13 @@ def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
     return sum(batch_count(ctx.examples, phase, ctx.batch_size, drop_last=drop_last) for phase in phases)
 
 
-def draw_rows(ctx: Context, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
-    """Return the row numbers of each batch of the phase at position `number`, in the order of training."""
-    rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
-    return batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)
+def draw_phases(exchange: Exchange, ctx: Context, *, seed: int, drop_last: bool) -> Phases:
+    """Return a client's phases, each with the row numbers of its batches in the order of training."""
+    drawn = []
+    for number, phase in enumerate(exchange.phases(ctx)):
+        rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
+        drawn.append((phase, batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)))
+    return drawn
 
 
 class _Sums(dict[str, Tensor | float]):
@@ -141,47 +134,26 @@ class _Sums(dict[str, Tensor | float]):
         return {name: total / self._counts[name] for name, total in totals.items()}
 
 
-def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> _Take:
-    """Return a function from row numbers to the training batch; random draws are seeded for each batch."""
-    part = job.part
+def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None, seed: int) -> Iterator[Batch]:
+    """Yield a client's batches of the phase at position `number`; random draws are seeded for each batch."""
+    phase, drawn = job.phases[number]
+    if not drawn:
+        return
+    part, sizes = job.part, [len(rows) for rows in drawn]
+    rows = torch.from_numpy(np.concatenate(drawn)).to(part.rows_device, non_blocking=True)  # one transfer for the phase
     if augment is None and not exchange.prepares_batches:
-        return lambda ctx, rows: part.take(rows)
-
-    def take(ctx: Context, rows: Tensor) -> Batch:
-        seed_torch(seed, "batch", job.ctx.moment, phase=number, client=job.client, step=ctx.step)
-        batch = part.take(rows) if augment is None else part.augmented(rows, augment)
-        if not exchange.prepares_batches:
-            return batch
-        return exchange.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch)
-
-    return take
+        yield from part.taken(rows, sizes)
+        return
+    for step, here in enumerate(rows.split(sizes)):
+        seed_torch(seed, "batch", job.ctx.moment, phase=number, client=job.client, step=step)
+        batch = part.take(here) if augment is None else part.augmented(here, augment)
+        yield exchange.prepare(job.ctx.at(phase=phase.name, step=step), batch) if exchange.prepares_batches else batch
 
 
-def _on_device(batches: Rows, part: Part) -> list[Tensor]:
-    """Return the row numbers of each batch where the client's data are indexed."""
-    if not batches:
-        return []
-    if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
-        return list(torch.from_numpy(np.stack(batches)).to(part.rows_device, non_blocking=True).unbind())
-    return [torch.from_numpy(rows).to(part.rows_device, non_blocking=True) for rows in batches]
-
-
-def _loop(
-    exchange: Exchange, ctx: Context, work: list[State], down: State, take: _Take, batches: list[Tensor], totals: _Sums
-) -> None:
-    """Train one client."""
-    for step, rows in enumerate(batches):
-        ctx.step = step
-        work[0], metrics = exchange.step(ctx, work[0], down, take(ctx, rows))
-        for name, value in metrics.items():
-            totals.take(name, value)
-
-
-def _stacked(ctx: Context, takes: Sequence[_Take], rows: Sequence[list[Tensor]]) -> Iterator[Batch]:
+def _stacked(batches: Sequence[Iterator[Batch]], counts: Sequence[int]) -> Iterator[Batch]:
     """Yield the batches of a block where each client takes its own."""
-    for step, live in enumerate(_live_clients([len(batches) for batches in rows])):
-        here = ctx.at(step=step)
-        yield stack([take(here, own[step]) for take, own in zip(takes[:live], rows[:live], strict=True)])
+    for live in _live_clients(counts):
+        yield stack([next(own) for own in batches[:live]])
 
 
 class Pool:
@@ -270,9 +242,11 @@ def train_block(
     block = stack(list(work[:live]))
     for step, (batch, still) in enumerate(zip(batches, _live_clients(counts), strict=True)):
         if still < live:  # slices are views: the clients that go on keep their tensors, which a step may change
-            ended = _clients_of(_slice(block, still, live), live - still) + ended
-            block, live = _slice(block, 0, still), still
-        block, metrics = _step(exchange, ctx.at(step=step), block, down, batch)
+            ended = _clients_of(tree_map(itemgetter(slice(still, live)), block), live - still) + ended
+            block, live = tree_map(itemgetter(slice(still)), block), still
+        one = partial(exchange.step, ctx.at(step=step))
+        with vectorised():
+            block, metrics = torch.vmap(one, in_dims=(0, None, 0), randomness="different")(block, down, batch)
         sums.take(metrics)
     return _clients_of(block, live) + ended, sums
 
@@ -288,22 +262,6 @@ def _clients_of(block: State, count: int) -> list[State]:
         return state
 
     return [of_client(i) for i in range(count)]
-
-
-def _step(exchange: Exchange, ctx: Context, work: State, down: State, batch: Batch) -> _Result:
-    """Take the step of a block of clients."""
-
-    def one(state: State, batch: Any) -> _Result:
-        return exchange.step(ctx, state, down, batch)
-
-    with vectorised():
-        result: _Result = torch.vmap(one, randomness="different")(work, batch)
-    return result
-
-
-def _slice(block: State, start: int, stop: int) -> State:
-    sliced: State = tree_map(lambda value: value[start:stop], block)
-    return sliced
 
 
 def fastest_width(most: int, block: Callable[[int], object], clock: Callable[[], float]) -> int:

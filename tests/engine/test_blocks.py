@@ -105,7 +105,7 @@ def operations_of_an_exchange(clients, width, steps):
     return operations.counts.total()
 
 
-@pytest.mark.parametrize(("width", "most", "most_of_a_step"), [(1, 18, 45), (16, 50, 100), (64, 60, 100)])
+@pytest.mark.parametrize(("width", "most", "most_of_a_step"), [(1, 23, 37), (16, 30, 98), (64, 30, 98)])
 def test_a_block_takes_few_operations_beside_its_steps_for_any_number_of_clients(width, most, most_of_a_step):
     """The first block is left out, with which the sum begins."""
     blocks = [operations_of_an_exchange(k * width, width, 1) for k in (2, 3)]

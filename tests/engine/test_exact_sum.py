@@ -50,17 +50,28 @@ def test_order_and_grouping_do_not_change_a_bit():
         assert state_hash(merged.value) == state_hash(whole)
 
 
+def add_at_once(numbers, place, monkeypatch):
+    """Let sums be taken in pieces of so many numbers, as on the place, "cpu" or "gpu"."""
+    monkeypatch.setattr(exact_sum, "_AT_ONCE", numbers)
+    monkeypatch.setattr(exact_sum, "_IN_CACHE", numbers)
+    if place == "gpu":
+        add_in_groups = exact_sum._add_in_groups
+        monkeypatch.setattr(exact_sum, "_add_in_cache", lambda a, b, weights: add_in_groups([(a, b)], weights))
+
+
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize("at_once", [1, 3, 8])
-def test_rounding_in_parts_gives_the_same_bits(at_once, monkeypatch):
+def test_rounding_in_parts_gives_the_same_bits(at_once, place, monkeypatch):
     terms = many_terms()
     whole = state_hash(total(terms).value)
-    monkeypatch.setattr(exact_sum, "_AT_ONCE", at_once)
+    add_at_once(at_once, place, monkeypatch)
     assert state_hash(total(terms).value) == whole
 
 
 @pytest.mark.parametrize("at_once", [1, 25, 2**20])
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize("parts", ["slices", "some slices", "copies"])
-def test_terms_that_are_added_together_give_the_same_bits(parts, at_once, monkeypatch):
+def test_terms_that_are_added_together_give_the_same_bits(parts, place, at_once, monkeypatch):
     draws = torch.Generator().manual_seed(0)
     stacked = {
         "w": torch.randn(6, 4, 3, generator=draws).permute(0, 2, 1),
@@ -75,7 +86,7 @@ def test_terms_that_are_added_together_give_the_same_bits(parts, at_once, monkey
     if parts != "slices":
         trees = [clone(tree) if parts == "copies" or i % 2 else tree for i, tree in enumerate(trees)]
     expected = total(zip(trees, weights, strict=True))
-    monkeypatch.setattr(exact_sum, "_AT_ONCE", at_once)
+    add_at_once(at_once, place, monkeypatch)
     found = ExactSum()
     found.add_all(trees[:2], weights[:2])
     found.add_all(trees[2:], weights[2:])

@@ -103,17 +103,17 @@ def unpacked(server: Any, device: torch.device) -> None:
 
 @contextmanager
 def no_step_waits() -> Iterator[None]:
-    """Let the local training of a client alone fail if a step, or taking its batch, would wait for a GPU."""
+    """Let the local training of a client alone fail if a step, or taking its batches, would wait for a GPU."""
     from rayfed.engine import training
 
-    loop = training._loop
+    batches = training._batches
 
-    def watched(*given: Any) -> None:
+    def watched(*given: Any) -> Iterator[Any]:
         stand_in_device.waited.clear()
-        loop(*given)
+        yield from batches(*given)  # a step is taken after each
         assert not stand_in_device.waited, f"training waits for the device: {stand_in_device.waited}"
 
-    with mock.patch.object(training, "_loop", watched):
+    with mock.patch.object(training, "_batches", watched):
         yield
 
 
