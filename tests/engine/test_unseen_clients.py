@@ -34,6 +34,11 @@ class TestWho:
             people = with_unseen_clients(blobs(10), asked, seed=0)
             assert (people.unseen_clients, len(people.participants), len(people.clients)) == (count, 10 - count, 10)
 
+    def test_the_columns_of_all_clients_are_not_copied(self):
+        people = blobs(10)
+        assert with_unseen_clients(people, 0, seed=0).participants is people.clients
+        assert people.clients.select([1, 0]) is not people.clients
+
     def test_both_groups_keep_their_order_and_everyone_their_number(self):
         people = with_unseen_clients(blobs(10), 4, seed=1)
         early, late = [c.id for c in people.participants], [c.id for c in people.clients[6:]]
