@@ -1,6 +1,7 @@
 """The evaluation protocol: which models are scored, when, on whose data, and which round is the last."""
 
 import math
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from rayfed.engine.fleet import Fleet
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.metrics import default_metrics
+from rayfed.metrics import METRICS, default_metrics
 from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations, Representations
 from rayfed.metrics.representations import check_layer
 
@@ -347,7 +348,10 @@ def chosen_metric(
             name = next(iter(values))
         declared = values | declared
     if name not in declared:
-        raise UsageError(f"select.metric={name}: predictions have no such score; {suggestion(name, declared)}")
+        classes = {key: pkgutil.resolve_name(path) for key, path in METRICS.items() if key != name}
+        fit = [k for k, kind in classes.items() if issubclass(kind, OfPredictions) and outputs.kind in kind.kinds]
+        known = suggestion(name, [*declared, *fit])
+        raise UsageError(f"select.metric={name}: predictions have no such score; {known}")
     higher_is_better = declared[name]
     if higher_is_better is None:
         return name, mode == "max" if mode else not lower_is_better_by_name(name)

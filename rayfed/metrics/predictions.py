@@ -92,7 +92,10 @@ class MeanOverClasses(OfPredictions):
     name: ClassVar[str]
 
     def of_classes(self, hits: Tensor, predicted: Tensor, examples: Tensor) -> Tensor:
-        """Return the scores [classes] from how many examples of a class are recognised, are predicted, and exist."""
+        """Return the scores [classes] from how many examples of a class are recognised, are predicted, and exist.
+
+        The mean leaves out classes with NaN.
+        """
         raise NotImplementedError
 
     def leaves_out_first(self, classes: int) -> bool:
@@ -109,8 +112,10 @@ class MeanOverClasses(OfPredictions):
         present = counts[2] > 0
         if y.ndim == 1 and self.leaves_out_first(logits.shape[1]):
             present[0] = False
-        if present.any():
-            yield Value(self.name, float(self.of_classes(*counts)[present].mean()), len(y))
+        scores = self.of_classes(*counts)[present]
+        defined = scores[~scores.isnan()]
+        if len(defined):
+            yield Value(self.name, float(defined.mean()), len(y))
 
 
 class F1(MeanOverClasses):

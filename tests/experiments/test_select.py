@@ -149,20 +149,24 @@ class TestBestRound:
             assert best.round == expected
 
 
+NOT_MEASURED = "predictions have no such score"
+
+
 class TestPlan:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
             ({"select.metric": "ece", "partition.validation": 0.0}, "select.metric=ece: needs validation scores"),
             ({"select.metric": "loss", "evaluate.splits": ["test"]}, "select.metric=loss: needs validation scores"),
-            ({"select.metric": "ec"}, "select.metric=ec: predictions have no such score"),
-            ({"select.metric": "drift"}, "select.metric=drift: predictions have no such score"),
+            ({"select.metric": "ec"}, f"select.metric=ec: {NOT_MEASURED}; did you mean ece?"),
             (
-                {"select.metric": "test_select:Never"},
-                "select.metric=test_select:Never: predictions have no such score",
+                {"select.metric": "drift"},
+                f"select.metric=drift: {NOT_MEASURED}; known: accuracy, auroc, average_precision, balanced_accuracy, "
+                "class_accuracy, dice, ece, f1, loss, mean_iou, perplexity",
             ),
-            ({"select.metric": "test_select:Both"}, "select.metric=test_select:Both: predictions have no such score"),
-            ({"select.metric": "ece", "metrics.ece": False}, "select.metric=ece: predictions have no such score"),
+            ({"select.metric": "test_select:Never"}, f"select.metric=test_select:Never: {NOT_MEASURED}; known: "),
+            ({"select.metric": "test_select:Both"}, f"select.metric=test_select:Both: {NOT_MEASURED}; known: "),
+            ({"select.metric": "ece", "metrics.ece": False}, f"select.metric=ece: {NOT_MEASURED}; known: "),
             ({"select.metric": "ece", "select.mode": "max"}, "select.mode=max: ece declares that lower is better"),
         ],
     )

@@ -25,6 +25,7 @@ from rayfed.metrics.predictions import (
     Ece,
     Mae,
     MeanIou,
+    MeanOverClasses,
     Perplexity,
     Rmse,
 )
@@ -51,6 +52,22 @@ def test_class_accuracy_by_hand():
 
 def values(metric, logits, y):
     return [(value.metric, value.value, value.n) for value in metric.measure(logits, y)]
+
+
+class Precision(MeanOverClasses):
+    """Undefined, that is 0/0, for a class that is never predicted."""
+
+    name = "precision"
+
+    def of_classes(self, hits, predicted, examples):
+        return hits / predicted
+
+
+def test_a_mean_over_classes_leaves_out_undefined_ones_by_hand():
+    predicted = torch.eye(3)[[0, 1, 1, 1]]
+    found = values(Precision(), predicted, torch.tensor([0, 0, 1, 2]))
+    assert found == [("precision", pytest.approx((1 + 1 / 3) / 2), 4)]
+    assert values(Precision(), predicted[:1], torch.tensor([2])) == []
 
 
 @pytest.mark.parametrize("classes", [2, 4])
