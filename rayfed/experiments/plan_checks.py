@@ -58,6 +58,8 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
             f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
             f"{labels.dtype}, such as {labels.flat[0]:g}; loss.name=mse takes numbers, bce_with_logits zeros and ones"
         )
+    if labels.ndim == 1 and not own_model and isinstance(getattr(blueprint.model, "head", None), nn.Conv2d):
+        raise UsageError(f"{model}: gives every pixel a class, and needs masks, of which {population.name} has none")
     of_classes = loss == CrossEntropy() and labels.ndim == 1
     blueprint = blueprint if of_classes else checked_loss(blueprint, population)
     together = (blueprint.vmap_clients or 1) > 1

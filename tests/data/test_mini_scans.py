@@ -7,6 +7,8 @@ import torch
 import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.data.sets.mini_scans import PER_SCANNER, SCANNERS, MiniScans
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 from rayfed.models.unet import UNet
 
 
@@ -42,3 +44,9 @@ def test_a_u_net_is_scored_by_its_masks(tmp_path):
 def test_a_u_net_refuses_images_that_it_cannot_halve():
     with pytest.raises((UsageError, RuntimeError), match="size"):
         UNet(depth=3).build((1, 28, 28), 2)
+
+
+def test_a_u_net_is_refused_on_data_without_masks():
+    message = "^model.name=unet: gives every pixel a class, and needs masks, of which mini_digits has none$"
+    with pytest.raises(UsageError, match=message):
+        make_plan(Config.read({"model.name": "unet", "model.width": 2}))
