@@ -277,14 +277,14 @@ class _Trials(tune.Callback, tune.Stopper):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cause = _cause(trial)
-        self.recorder.lost(_name(trial), cause)
-        self._say(f"{_name(trial)} was lost ({cause}); it starts again from its last checkpoint")
+        done = self.recorder.lost(_name(trial), cause).rounds_done
+        self._say(f"{_name(trial)} was lost after round {done} ({cause}); it starts again from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         name = _name(trial)
         config = self._jobs[name]["config"]
         cause = _cause(trial)
-        times = self.recorder.lost(name, cause)
+        times = self.recorder.lost(name, cause).lost
         lost = f"lost {times} times" if times > 1 else "lost"
         error = f"{lost} ({cause}); faults.restarts={config.faults.restarts} allows no other start"
         values = config.tree() | {"status": "failed", "error": error}

@@ -290,13 +290,13 @@ class Recorder:
             with contextlib.suppress(OSError):  # on a full disk, for which the row has room set aside
                 self._home.child(_TRACEBACKS).write(f"{trial}.txt", trace.encode())
 
-    def lost(self, trial: str, cause: str) -> int:
-        """Note that a process of a trial was lost, and return how often that has happened."""
+    def lost(self, trial: str, cause: str) -> Progress:
+        """Note that a process of a trial was lost, and return the progress until then."""
         known = self._trials[trial]
         progress = known.progress = known.progress or Progress(trial, 0)
         progress.lost += 1
         known.lost = time.monotonic(), cause
-        return progress.lost
+        return progress
 
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has begun in this command."""

@@ -130,7 +130,7 @@ class TestEvents:
         assert not recorder.has_begun("b")
         for round in (1, 2):
             recorder.record("a", record(round, seconds=dict.fromkeys(record(1).seconds, 1.5)))
-        assert recorder.lost("a", "host 1 died") == 1
+        assert recorder.lost("a", "host 1 died").lost == 1
         assert recorder.has_begun("a")
         recorder.begin("a", VALUES, 3, 1)
         for round in (2, 3):
