@@ -21,21 +21,20 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.client_weights import refuse_sampling
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
 from rayfed.core.trees import Weights, only, scale, stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class APPLE(FedAvg):
+class APPLE(LocalTraining):
     """The mixture of the core models received by the client's p_i is scored."""
 
     name: ClassVar[str] = "apple"
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
     supports_loss_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
-    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
     depends_on_rounds: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = (

@@ -34,7 +34,7 @@ from rayfed.algorithms.common.client_weights import (
     reported_losses,
 )
 from rayfed.algorithms.fed_irm import check_penalty, penalised_loss, penalty_option
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
@@ -42,11 +42,10 @@ from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
-class ERM(FedAvg):
+class ERM(LocalTraining):
     name: ClassVar[str] = "erm"
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
-    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # `domain_weights` weighs
     supports_loss_terms: ClassVar[bool] = False
     keeps_optimizer: ClassVar[bool | None] = None
 

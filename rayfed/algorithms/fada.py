@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, represent
 from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.common.networks import mlp, train_classifier
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
@@ -43,7 +43,7 @@ SOURCE, TARGET = 1, 0  # the two classes of a discriminator
 
 
 @dataclass(frozen=True, kw_only=True)
-class FADA(FedAvg):
+class FADA(LocalTraining):
     """Clients keep their trained model until the second exchange. The target's model is scored, which is the
     server's."""
 
@@ -51,7 +51,6 @@ class FADA(FedAvg):
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
     needs_split: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ()
-    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     supports_loss_terms: ClassVar[bool] = False
     trains_server: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"

@@ -33,14 +33,12 @@ from rayfed.core.trees import Weights, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
-    name: ClassVar[str] = "fedavg"
-    reference: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
+class LocalTraining(Algorithm):
+    """FedAvg without the choice of `weighting`, for methods whose server does not average by it."""
+
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     supports_loss_terms: ClassVar[bool] = True
     keeps_optimizer: ClassVar[bool | None] = False
-
-    weighting: str = weighting_option("examples")
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
@@ -96,17 +94,8 @@ class FedAvg(Algorithm):
             kept["optimizer"] = work["optimizer"]
         return client | kept, {"weights": without(work["weights"], names)}
 
-    def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.weighting == "equal" else float(examples)
-
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"weights": replies.mean["weights"]}
-
-    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """Return 2 · N · S for N clients of the round and S bytes of parameters that are sent."""
-        sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
-        parameters = sum(sent[name].numel() for name in ctx.task.parameters if name in sent)
-        return 2.0 * len(examples) * 4 * parameters
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return server["weights"] if not self.personal(ctx.task) else None
@@ -116,6 +105,23 @@ class FedAvg(Algorithm):
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(LocalTraining):
+    name: ClassVar[str] = "fedavg"
+    reference: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
+
+    weighting: str = weighting_option("examples")
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0 if self.weighting == "equal" else float(examples)
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """Return 2 · N · S for N clients of the round and S bytes of parameters that are sent."""
+        sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
+        parameters = sum(sent[name].numel() for name in ctx.task.parameters if name in sent)
+        return 2.0 * len(examples) * 4 * parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +141,9 @@ class PFedAvg(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solo(FedAvg):
+class Solo(LocalTraining):
     name: ClassVar[str] = "solo"
     reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
-    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
     keeps_optimizer: ClassVar[bool | None] = True
 

@@ -27,19 +27,18 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, State, mean_loss
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
 from rayfed.core.trees import Weights, finite_mean, is_counter, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFomo(FedAvg):
+class FedFomo(LocalTraining):
     """The client's model after local training is scored."""
 
     name: ClassVar[str] = "fedfomo"
     reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
     averaged: ClassVar[tuple[str, ...]] = ()
-    weighting: ClassVar[str] = "examples"  # type: ignore[misc]  # nothing is averaged
     default_eval_point: ClassVar[str] = "downloaded"
 
     models: int = option(
