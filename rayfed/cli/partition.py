@@ -1,15 +1,10 @@
 """`rayfed partition`: print, save or draw which client holds which examples."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rayfed.cli.arguments import add_values, read_values
 from rayfed.cli.help import VALUES, partition_keys
 from rayfed.experiments.config import Config
-
-if TYPE_CHECKING:
-    from rayfed.data.dataset import ClientRows, Dataset
-    from rayfed.reports.charts.chart import Chart
 
 _DESCRIPTION = """\
 Divide a dataset among clients as a simulation would. Print one line per client and the hash of the partition.
@@ -32,9 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
     from rayfed.data.loading import load_partitioned
-    from rayfed.data.partitions.file import save
-    from rayfed.data.partitions.summary import describe, save_contact_sheet
-    from rayfed.reports.charts import chart
+    from rayfed.data.partitions.file import client_domain, partition_hash, save
+    from rayfed.data.partitions.summary import class_counts, describe, save_contact_sheet
+    from rayfed.reports.charts import chart, recorded
 
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
@@ -46,22 +41,12 @@ def execute(options: argparse.Namespace) -> int:
         no_validation = "" if any(len(part.val) for part in parts) else " partition.validation=0"
         print(f"saved: partition.name=file partition.file={options.save}{no_validation}")
     if options.plot:
-        chart.save(_chart(dataset, parts), options.plot)
+        counts, domains = class_counts(dataset, parts), [client_domain(dataset, part) for part in parts]
+        panel = recorded.counts_panel(range(len(parts)), domains, counts)
+        caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, parts)}"
+        chart.save(chart.Chart(panel, caption), options.plot)
         print(f"plot: {options.plot}")
     if options.examples:
         save_contact_sheet(dataset, options.examples)
         print(f"examples: {options.examples}")
     return 0
-
-
-def _chart(dataset: "Dataset", parts: "list[ClientRows]") -> "Chart":
-    """Return the chart of a partition."""
-    from rayfed.data.partitions.file import client_domain, partition_hash
-    from rayfed.data.partitions.summary import class_counts
-    from rayfed.reports.charts.chart import Chart
-    from rayfed.reports.charts.recorded import counts_panel
-
-    counts = class_counts(dataset, parts)
-    domains = [client_domain(dataset, part) for part in parts]
-    caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, parts)}"
-    return Chart(counts_panel(range(len(parts)), domains, counts), caption)

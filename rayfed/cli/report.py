@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
-from rayfed.reports.charts import AXES, KINDS, plot
+from rayfed.reports.charts import KINDS, plot
 from rayfed.reports.comparison import Pairs, compare, pairs_table, stars_against_best
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
@@ -49,16 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=KINDS,
         help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
     )
-    parser.add_argument("--x", choices=AXES, help="horizontal axis of curves, in place of --kind (default: rounds)")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.compare is not None and len(options.compare) not in (0, 2):
         raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
-    for name, value in (("kind", options.kind), ("x", options.x)):
-        if value is not None and options.plot is None:
-            raise UsageError(f"--{name} {value}: describes a plot; give --plot FILE as well")
+    if options.kind is not None and options.plot is None:
+        raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
@@ -102,7 +100,7 @@ def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]
     """Write the files that are asked for, and return a line for each."""
     written = []
     if options.plot:
-        plot(options.folder, tables, options.plot, options.kind or AXES[options.x or "rounds"], view)
+        plot(options.folder, tables, options.plot, options.kind or "curves", view)
         written.append(f"Plot: {options.plot}")
     if options.html:
         from rayfed.reports.page import write_page

@@ -12,8 +12,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute, lasting
 from rayfed.core.records import POINTS
 from rayfed.records.storage import is_url, join
-from rayfed.reports.read import Tables, read
-from rayfed.reports.selection import TRIAL
+from rayfed.reports.read import Tables, read, read_events
+from rayfed.reports.selection import TRIAL, selected_rounds
 from rayfed.reports.summary import (
     DEFAULT_VIEW,
     RULE_CAPTIONS,
@@ -103,7 +103,7 @@ def render(
         rows = reported_rows(summary, tables, view).drop(columns=["order", "higher_is_better", "chosen_by_default"])
         return str(rows.to_csv(index=False)).rstrip("\n")
     shown = sections(tables, summary, view, stars)
-    notes = [*_absent_experiments(summary, shown, view), *summary.notes, *failures]
+    notes = [*_absent_experiments(summary, shown, view), *summary.notes, *restart_notes(folder, experiment), *failures]
     if format == "latex":
         parts = [LATEX_PACKAGES]
         for section in shown:
@@ -178,7 +178,9 @@ class _Experiment:
             split=split,
             title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._mean_caption(table)}",
             table=table,
-            legend=" ".join(filter(None, [*self._legend(table, shown, split), _stars_legend(stars), *table.remarks])),
+            legend=" ".join(
+                filter(None, [*self._legend(table, shown, split, rule), _stars_legend(stars), *table.remarks])
+            ),
             label=f"{self.name}: {what}",
             notes=tuple(notes),
         )
@@ -206,7 +208,7 @@ class _Experiment:
     def _mean_caption(self, table: ResultTable) -> str:
         return mean_caption(self._done[self._done["order"].isin(table.orders)])
 
-    def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
+    def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str, rule: str) -> Iterator[str]:
         headers = {column.header for column in table.columns}
         counts = self._tables.counts
         of_server = is_of_server(counts[counts["experiment"] == self.name], split, self.metric)
@@ -221,6 +223,13 @@ class _Experiment:
             yield "worst: the worst of them." if of_server else "worst: the worst client."
         yield _mark_legend(shown, self._criterion)
         yield _points(shown)
+        if rule == "selected":
+            means = self._tables.curves[self._tables.curves["quantity"] == "mean"]
+            rounds = selected_rounds(means, self._tables.criteria).merge(self._done[[*TRIAL, "order"]], on=TRIAL)
+            rounds = rounds.merge(shown[["order", "algorithm", "unseen", "point"]].drop_duplicates())
+            spans = rounds.groupby("algorithm")["round"].agg(["min", "max"]).itertuples()
+            chosen = [f"{name} {low}{f' to {high}' * (high > low)}" for name, low, high in spans]
+            yield f"Rounds chosen: {', '.join(chosen)}."
 
 
 def _unseen_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -247,6 +256,15 @@ def failure_notes(trials: pd.DataFrame) -> list[str]:
         words.append(f"{group['trial'].iloc[0]}{others} {status} ({error})")
     more = f"; and {len(words) - _FAILURES_SHOWN} other errors" if len(words) > _FAILURES_SHOWN else ""
     return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
+
+
+def restart_notes(folder: str | Path, experiment: str | None) -> list[str]:
+    """Return a note on the trials that went back to a checkpoint because a process was lost, and how often."""
+    events = read_events(folder, experiment)
+    counts = events.loc[events["event"] == "trial restarted", "trial"].value_counts()
+    words = [f"{trial} {count} time{'s' * (count > 1)}" for trial, count in counts.head(_FAILURES_SHOWN).items()]
+    more = f"; and {len(counts) - len(words)} other trials" if len(counts) > len(words) else ""
+    return [f"Restarted: {'; '.join(words)}{more}."] if words else []
 
 
 def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) -> list[str]:

@@ -94,7 +94,7 @@ def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFra
       FedDebias reports. `round` is that of the best value. Like `oracle`, it looks at test data.
     """
     means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
-    selected = _best_round(criterion_rows(means, criteria), [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
+    selected = selected_rounds(means, criteria)
     picks = {
         "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
         "selected": means.merge(selected, on=[*TRIAL, *_MODEL, "round"]),
@@ -102,6 +102,11 @@ def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFra
     }
     rounds = pd.concat([pick[[*CURVE, "round"]].assign(rule=rule) for rule, pick in picks.items()], ignore_index=True)
     return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
+
+
+def selected_rounds(means: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:
+    """Return the round that `selected` picks for each trial and model: columns `TRIAL`, unseen, point and round."""
+    return _best_round(criterion_rows(means, criteria), [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
 
 
 def scores_of(metrics: pd.DataFrame, metric: str, split: str, criteria: Mapping[str, str]) -> pd.DataFrame:

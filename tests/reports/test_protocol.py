@@ -165,11 +165,9 @@ class TestTarget:
         assert "rounds GB clock reached" in words
         assert "fedasync 1.5 ± 0.7 3.500 ± 1.414 3.8 ± 1.8 2 of 2" in words
 
-    def test_axes_are_those_of_curves(self, tmp_path, capsys) -> None:
+    def test_without_a_clock_nothing_is_drawn_over_it(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", curve([0.3, 0.8]))
-        assert "--x clock: describes a plot; give --plot FILE" in refused(tmp_path, capsys, "--x", "clock")
-        plot = ("--plot", str(tmp_path / "a.svg"))
-        words = refused(tmp_path, capsys, *plot, "--x", "clock")
+        words = refused(tmp_path, capsys, "--plot", str(tmp_path / "a.svg"), "--kind", "clock")
         assert "plot: no trial ran on a simulated clock; clock.step_seconds gives one" in words
 
 

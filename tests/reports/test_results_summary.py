@@ -11,7 +11,8 @@ import pytest
 from helpers.commands import command
 from helpers.score_rows import Row, add_rows, frame, row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER
+from rayfed.core.records import SERVER, Event
+from rayfed.reports.page import write_page
 from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, group_trials, pick_rounds
@@ -255,7 +256,7 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
     words = render(tmp_path, width=100)
     title = "e: test accuracy, %, at the round with the best mean validation accuracy; mean ± sd over 1 to 2 seeds"
     assert title in " ".join(words.split())
-    assert "worst: the same as a in every row." in words
+    assert "worst: the same as a in every row." in " ".join(words.split())
     row_x = next(line for line in words.splitlines() if "mu=1 †" in line)
     assert " ".join(row_x.split()) == "fedavg mu=1 † 40.00 60.00 50.00 1"
     row_y = next(line for line in words.splitlines() if "mu=2" in line)
@@ -264,6 +265,23 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
     assert "Model scored: global of fedavg; downloaded of dbe." in words.replace("\n", " ")
     assert "Not finished: z diverged (round 3, client 2: loss is nan)." in words
     assert f"pandas.read_parquet('{tmp_path.as_posix()}/e/metrics')" in words
+
+
+def test_the_rounds_that_validation_chose_and_the_restarts_are_named(tmp_path: Path) -> None:
+    add_trial(tmp_path, "x", [(0.6, 0.5), (0.7, 0.5), (0.5, 0.9)])
+    add_trial(tmp_path, "y", [(0.7, 0.8), (0.6, 0.8)], seed=1)
+    add_trial(tmp_path, "d", [(0.6, 0.8), (0.5, 0.8)], algorithm="dbe", default_eval_point="downloaded")
+    for trial, seed, count in (("x", 0, 1), ("y", 1, 2)):
+        with trial_writer(tmp_path, trial, seed=seed, keep_through_round=3) as writer:
+            writer.add_events([Event(event="trial restarted")] * count + [Event(event="rounds added")])
+    words = " ".join(render(tmp_path).split())
+    assert "Rounds chosen: dbe 1, fedavg 1 to 2." in words
+    assert "Restarted: y 2 times; x 1 time." in words
+    assert "Rounds chosen" not in render(tmp_path, view=View(rule="final"))
+    write_page(tmp_path, "e", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Rounds chosen: dbe 1, fedavg 1 to 2." in page
+    assert '<p class="note">Restarted: y 2 times; x 1 time.</p>' in page
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -33,10 +33,6 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-AXES: Mapping[str, str] = {"rounds": "curves"} | {kind: kind for kind in ("bytes", "clock", "epsilon")}
-"""The horizontal axes of curves by name, each with its kind of chart."""
-
-
 def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":
     """Return what charts are drawn from. The arguments are the attributes of `ChartData`.
 

@@ -12,14 +12,13 @@ import pandas as pd
 import yaml
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import key_path
 from rayfed.core.paths import writing
 from rayfed.records.trials import FIXED, recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
 from rayfed.reports.comparison import compare, pairs_columns, pairs_notes, stars_against_best
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
-from rayfed.reports.render import Section, sections
+from rayfed.reports.render import Section, restart_notes, sections
 from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
 from rayfed.reports.tables import Stars
 
@@ -134,23 +133,8 @@ def _vega() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 
-def configuration(trial: pd.Series) -> dict[str, Any]:
-    """Return the configuration of a row of the table `trials` as a nested mapping, which `rayfed run` reads.
-
-    The folder of the results, the name of the experiment, and null values are left out.
-    """
-    tree: dict[str, Any] = {}
-    for key, value in recorded_configuration(trial.to_dict()).items():
-        *parents, last = key_path(key)
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[last] = value
-    return {key: value for key, value in tree.items() if value != {}}
-
-
 def configurations(tables: Tables) -> Iterator[dict[str, str]]:
-    """Yield for each method its label and its configuration as YAML, with the seeds that were run."""
+    """Yield for each method its label and its configuration as YAML with dotted keys, and the seeds that were run."""
     for _, group in tables.done.groupby("order"):
         group = group.sort_values("seed")
         trial = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]].iloc[0]
@@ -158,7 +142,8 @@ def configurations(tables: Tables) -> Iterator[dict[str, str]]:
         code = _text(trial.get("code_hash"))
         own = f" It names code of your own, which must be the same (code_hash {code})." if code else ""
         head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
-        text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        values = {key: value for key, value in recorded_configuration(trial.to_dict()).items() if value != {}}
+        text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
         label = " ".join(filter(None, [group["algorithm"].iloc[0], group["hyperparameters"].iloc[0]]))
         yield {"method": label, "yaml": head + text}
 
@@ -173,7 +158,7 @@ def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
     return Experiment(
         name=name,
         views=views,
-        notes=data.summary.notes,
+        notes=[*data.summary.notes, *restart_notes(page.folder, name)],
         pictures=list(_pictures(page, data, name, _OF_THE_EXPERIMENT)),
         partitions=list(_pictures(page, data, name, {"partition": "Partitions"})),
         failures=_failures(tables),
