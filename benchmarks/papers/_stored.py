@@ -1,25 +1,36 @@
-"""What was measured, in the folder `measured`: a CSV file per table and form, with a line per row, column and seed.
+"""What was measured, in the folder `measured`.
 
-`configuration` is a hash of the keys of the row's trial and of the column's rule, `version` that of rayfed. Lines of
-another configuration or version are left out, and named. `printed.csv` has the verdicts that were printed before values
-were stored, with the hashes of both rows.
+TABLE_FORM.csv    a line per row, column and seed, as run.py stores it
+means.csv         a line per row and column of those tables of docs/fidelity/ that are older than these files: the mean,
+                  the sd, how many of the seeds have a finite value, and the page
+printed.csv       the verdicts that were printed below these tables
+
+`configuration` is a hash of all options that the row's trial had, defaults included, and of the column's rule; in
+printed.csv, of both rows. It is a few words instead where it is only known what differed. `version` is that of rayfed.
+What is of another configuration or version is older.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from _columns import Rule
 from _tables import HOME, Claim, PaperTable
+from _verdicts import Mean, Verdict
 
 import rayfed
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import outcome_values
 
 FOLDER = HOME / "measured"
 LINE = ["row", "column", "seed", "value", "configuration", "version"]
 NEUTRAL = {"placement", "seeds", "search", "resume", "results", "checkpoint", "tracking", "metrics"}
 """The keys that may be given to a run without changing what is measured, but for the last bits."""
+
+Cell = tuple[str, str]  # row and column
 
 
 def store(table: PaperTable, scale: str, measured: pd.DataFrame) -> str:
@@ -37,61 +48,90 @@ def store(table: PaperTable, scale: str, measured: pd.DataFrame) -> str:
 
 
 def load(table: PaperTable, scale: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the stored values of the present configuration and version, and a line on those that are left out."""
+    """Return the stored values of the present configuration and version, and a line on those that are older."""
+    lines = stored(table, scale, configurations(table, scale))
+    older = [
+        f"{table.name}_{scale}.csv: {row} ({', '.join(columns)}) is of another configuration or version"
+        for row, columns in lines[~lines["current"]].groupby("row", sort=False)["column"].unique().items()
+    ]
+    return lines.loc[lines["current"], LINE], older
+
+
+def stored(table: PaperTable, scale: str, hashes: Mapping[Cell, str]) -> pd.DataFrame:
+    """Return all stored values; `current` tells those of the present configuration, with these `hashes`."""
     path = FOLDER / f"{table.name}_{scale}.csv"
     if not path.exists():
-        return pd.DataFrame(columns=LINE), []
-    lines, hashes = pd.read_csv(path, dtype={"configuration": str}), configurations(table, scale)
-    present = [hashes.get((row, column)) for row, column in zip(lines["row"], lines["column"], strict=True)]
-    kept = (lines["configuration"] == present) & (lines["version"] == rayfed.__version__)
-    left_out = [
-        f"{path.name}: {row} ({', '.join(dict.fromkeys(part['column']))}) is of another configuration or version"
-        for row, part in lines[~kept].groupby("row", sort=False)
-    ]
-    return lines[kept], left_out
+        return pd.DataFrame(columns=[*LINE, "current"]).astype({"current": bool})
+    lines = pd.read_csv(path, dtype={"configuration": str})
+    present = [hashes.get(cell) for cell in zip(lines["row"], lines["column"], strict=True)]
+    return lines.assign(current=(lines["configuration"] == present) & (lines["version"] == rayfed.__version__))
 
 
-def printed(table: PaperTable, scale: str) -> tuple[dict[str, tuple[str, str, int]], list[str]]:
-    """Return (answer, gap, number of seeds) of each claim of the table in printed.csv, and what is left out of them."""
-    lines = pd.read_csv(FOLDER / "printed.csv", dtype=str, keep_default_na=False)
-    lines = lines[(lines["table"] == table.name) & (lines["form"] == scale)]
-    hashes, claims, left_out = configurations(table, scale), {claim.text: claim for claim in table.claims}, []
-    found = {}
-    for line in lines.itertuples():
-        claim = claims.get(line.claim)
-        if claim is None or line.configuration != of_claim(claim, hashes):
-            left_out.append(f"printed.csv: {table.name}, {line.claim} is of another configuration")
-        else:
-            found[claim.text] = (line.answer, line.gap, int(line.seeds))
-    return found, left_out
+def printed_means(table: PaperTable, scale: str, hashes: Mapping[Cell, str]) -> dict[bool, dict[Cell, Mean]]:
+    """Return the printed means of each row and column: those of the present configuration, and older ones."""
+    means: dict[bool, dict[Cell, Mean]] = {True: {}, False: {}}
+    for line in _lines("means.csv", table, scale).itertuples():
+        cell, (value, off), (sd, sd_off) = (line.row, line.column), _number(line.mean), _number(line.sd or "0")
+        mean = Mean(value, off, sd, sd_off, int(line.seeds), int(line.reached))
+        means[line.configuration == hashes.get(cell)][cell] = mean
+    return means
 
 
-def configurations(table: PaperTable, scale: str) -> dict[tuple[str, str], str]:
+def printed_verdicts(table: PaperTable, scale: str, hashes: Mapping[Cell, str]) -> dict[bool, dict[str, Verdict]]:
+    """Return the printed verdict on each claim: those of the present configuration, and older ones."""
+    present = {claim.text: of_claim(claim, hashes) for claim in table.claims}
+    verdicts: dict[bool, dict[str, Verdict]] = {True: {}, False: {}}
+    for line in _lines("printed.csv", table, scale).itertuples():
+        current = line.configuration == present.get(line.claim)
+        verdicts[current][line.claim] = Verdict(line.answer, line.gap, int(line.seeds))
+    return verdicts
+
+
+def configurations(table: PaperTable, scale: str) -> dict[Cell, str]:
     """Return the hash of what determines the values of each row and column."""
-    cells, hashes = list(zip(table.cells(scale), table.trees(scale), strict=True)), {}
+    cells, hashes = list(zip(table.cells(scale), map(_resolved, table.trees(scale)), strict=True)), {}
     for column, rule in table.columns_of(scale).items():
         for (row, setting), tree in cells:
             if rule.get("setting") in (None, setting):
-                hashes[row, column] = _hash([_trained(tree, rule), table.content[scale].get("cap"), _measured(rule)])
+                trained = _with_used_metrics(tree, rule)
+                hashes[row, column] = _hash([trained, table.content[scale].get("cap"), _measured(rule)])
     return hashes
 
 
-def of_claim(claim: Claim, hashes: Mapping[tuple[str, str], str]) -> str:
+def of_claim(claim: Claim, hashes: Mapping[Cell, str]) -> str:
     """Return the hash of both rows of a claim, or "" if one of them is not in the form."""
     both = [hashes.get((row, claim.column)) for row in (claim.more, claim.less)]
     return _hash(both) if all(both) else ""
 
 
-def _trained(tree: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
-    """Return the keys that can change the values: all but those of the run itself and of other metrics."""
+def _resolved(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options that can change the values, defaults included, and the hash of a partition's file.
+
+    Options that are off (null, false, 0) do not count, so that a new one that is off changes no hash.
+    """
+    config = Config.read({key: value for key, value in tree.items() if key not in NEUTRAL - {"metrics"}})
+    values = json.loads(outcome_values(config)) | {"rounds": config.rounds}
+    if file := values["partition"].get("file"):
+        values["partition"]["file"] = hashlib.blake2b((HOME / file).read_bytes(), digest_size=4).hexdigest()
+    return _switched_on(values)  # type: ignore[no-any-return]
+
+
+def _switched_on(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: kept for key, inner in value.items() if (kept := _switched_on(inner))}
+
+
+def _with_used_metrics(tree: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
+    """Return `tree` without the metrics that the column does not show."""
     names = rule.get("metric", ())
     used = {name.split("@")[0] for name in ([names] if isinstance(names, str) else names)}
     metrics = {
-        name: {key: value for key, value in (options if isinstance(options, dict) else {}).items() if key != "layers"}
+        name: {key: value for key, value in options.items() if key != "layers"}
         for name, options in tree.get("metrics", {}).items()
         if name in used
     }
-    return {key: value for key, value in tree.items() if key not in NEUTRAL} | {"metrics": metrics}
+    return {**tree, "metrics": metrics}
 
 
 def _measured(rule: Rule) -> dict[str, Any]:
@@ -100,3 +140,14 @@ def _measured(rule: Rule) -> dict[str, Any]:
 
 def _hash(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+
+
+def _lines(file: str, table: PaperTable, scale: str) -> pd.DataFrame:
+    lines = pd.read_csv(FOLDER / file, dtype=str, keep_default_na=False)
+    return lines[(lines["table"] == table.name) & (lines["form"] == scale)]
+
+
+def _number(text: str) -> tuple[float, float]:
+    """Return a printed number, and its largest error: half a unit of the last digit, or of the third of integers."""
+    decimals = len(text.partition(".")[2]) or min(0, 3 - len(re.sub(r"\D", "", text)))
+    return float(text), 0.0 if text == "inf" else 0.5 * 10.0**-decimals

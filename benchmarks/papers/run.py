@@ -21,6 +21,7 @@ import pandas as pd
 from _columns import in_points
 from _stored import NEUTRAL, store
 from _tables import Claim, PaperTable, measure, names, read_table
+from _verdicts import verdict
 
 from rayfed.api import run_sweep
 from rayfed.core.errors import UsageError
@@ -28,9 +29,6 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import configurations
 from rayfed.reports.read import read
-
-ONE_SEED = {True: "one seed, as claimed", False: "one seed, not as claimed"}
-"""The answers of a single seed, which neither confirms nor refutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +98,7 @@ def render(table: PaperTable, scale: str, measured: pd.DataFrame, command: str, 
     arms = table.arms(scale)
     columns = table.columns_of(scale)
     claims = [c for c in table.claims if c.column in columns and c.more in arms and c.less in arms]
-    verdicts = [(claim, *verdict(claim, measured)) for claim in claims]
+    verdicts = [(claim, *verdict(claim, measured)[:2]) for claim in claims]
     if markdown:
         return "\n\n".join([*head, _as_markdown(lines), _claims_as_markdown(verdicts), f"    {command}"])
     judged = [f"- {claim.text}: {answer}{f' ({gap})' * bool(gap)}" for claim, answer, gap in verdicts]
@@ -140,34 +138,6 @@ def _difference(values: pd.Series, published: tuple[float, float | None] | None,
         return "–"
     gap = values.mean() - published[0]
     return f"{gap:+.1f}" if points and math.isfinite(gap) else f"{gap:+.3g}" if math.isfinite(gap) else "–"
-
-
-def verdict(claim: Claim, measured: pd.DataFrame) -> tuple[str, str]:
-    """Judge `claim` by the differences between its rows at the same seed: return the answer and the mean difference."""
-    by_row = measured[measured["column"] == claim.column].pivot(index="seed", columns="row", values="value")
-    if not {claim.more, claim.less} <= set(by_row.columns):
-        return "not measured", ""
-    both = by_row[[claim.more, claim.less]].dropna()
-    gaps = (both[claim.more] - both[claim.less]).round(12)
-    gaps = gaps.fillna(0.0)  # infinity minus infinity: neither row reaches the target
-    if not len(gaps):
-        return "not measured", ""
-    if len(gaps) == 1:
-        as_claimed = ONE_SEED[gaps.iloc[0] > claim.margin]
-        return as_claimed, _short(gaps.iloc[0], "+") if math.isfinite(gaps.iloc[0]) else ""
-    if not all(map(math.isfinite, gaps)):  # a row that does not reach the target has no mean
-        holding = int((gaps > claim.margin).sum())
-        answer = {0: "does not hold", len(gaps): "holds"}.get(holding, "holds for some seeds")
-        return answer, f"{holding}/{len(gaps)} seeds"
-    gap = f"{_short(gaps.mean(), '+')}±{_short(gaps.std())}"
-    if abs(gaps.mean() - claim.margin) <= gaps.std():
-        return "within one sd", gap
-    return "holds" if gaps.mean() > claim.margin else "does not hold", gap
-
-
-def _short(value: float, sign: str = "") -> str:
-    """Format with one decimal, as is usual for accuracies, or more where that would print zero."""
-    return f"{value:{sign}.1f}" if value == 0 or abs(value) >= 0.1 else f"{value:{sign}.2g}"
 
 
 def _number(mean: float, sd: float | None, form: str) -> str:
