@@ -17,7 +17,6 @@ from rayfed.experiments.sweep import (
     Populations,
     SweepPlan,
     error_lines,
-    expected_names,
     failed_before_start,
     planned,
 )
@@ -83,8 +82,7 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> int:
     populations = Populations()
     began, failures, done, gpu_fails = time.monotonic(), 0, 0, False
     say_errors = error_lines(plan.results, plan.experiment, lambda line: None if quiet else note(line))
-    names = expected_names(plan)
-    with watched(recorder.progress, bars_of_sweep(names), quiet=quiet):
+    with watched(recorder.progress, bars_of_sweep(plan.expected), quiet=quiet):
         try:
             for job in plan.jobs:
                 error = _run(plan, job, recorder, populations)
@@ -96,7 +94,7 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> int:
                     break
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"interrupted after {done} of {len(names)} trials; the same command with resume=true continues"
+                f"interrupted after {done} of {plan.expected} trials; the same command with resume=true continues"
             ) from None
         finally:
             for line in recorder.close():

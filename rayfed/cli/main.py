@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import rayfed
 from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
-from rayfed.core.machine import on_sigterm
+from rayfed.core.machine import on_signal
 
 INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
 TERMINATED = 143  # the same for SIGTERM
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
     try:
-        with on_sigterm(as_ctrl_c):
+        # SLURM, Kubernetes and `timeout` send SIGTERM; `timeout` sends it to the process and to its group
+        with on_signal(signal.SIGTERM, as_ctrl_c, signal.SIG_IGN):
             try:
                 code = _code(list(sys.argv[1:] if arguments is None else arguments))
             except SystemExit as done:  # argparse raises it after --help

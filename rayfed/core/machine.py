@@ -32,22 +32,25 @@ def nvidia_smi(fields: str, of: str = "gpu") -> str:
 
 
 @contextmanager
-def on_sigterm(act: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `act` with the signal and the frame at the first SIGTERM in this block, and ignore further ones.
+def on_signal(
+    number: signal.Signals, act: Callable[[int, Any], None], then: signal.Handlers | Callable[[int, Any], Any]
+) -> Iterator[None]:
+    """Call `act` with the number and the frame at the first such signal in this block, and handle later ones by `then`.
 
-    SLURM, Kubernetes and `timeout` send SIGTERM; `timeout` sends it to the process and to its group. Only the main
-    thread handles signals, so the block changes nothing in another thread.
+    Only the main thread handles signals, so the block changes nothing in another thread, nor where the signal is
+    ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(number)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield
         return
 
     def first(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(number, then)
         act(number, frame)
 
-    before = signal.signal(signal.SIGTERM, first)
+    signal.signal(number, first)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from rayfed.core.errors import HostLost, RayNotStarted, UsageError
+from rayfed.core.errors import HostLost, RayNotStarted
 from rayfed.distributed.ray_internals import on_loopback
 from rayfed.experiments.capacity import (
     check_fits,
@@ -63,28 +63,21 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         RayNotStarted: Ray did not start.
     """
     global _started
-    url: str | None = ""
-    if _started is not None or not ray.is_initialized():
-        joins = _started is None and cluster_is_running()
+    url = ""
+    if _started is None and cluster_is_running() and not ray.is_initialized():
+        url = _joined()
+    elif _started is not None or not ray.is_initialized():
+        check_fits(placement, this_machine())
+        begin(dashboard=dashboard)
+        assert _started is not None, "there is no cluster to join"
         try:
-            if joins:
-                _check_reachable()
-                url = ray.init(logging_level=logging.ERROR, log_to_driver=False).dashboard_url
-            else:
-                check_fits(placement, this_machine())
-                begin(dashboard=dashboard)
-                assert _started is not None, "there is no cluster to join"
-                url, _started = _started.result().dashboard_url, None
-        except (HostLost, UsageError):
-            raise
+            url = _started.result().dashboard_url or ""
         except Exception as error:  # Ray raises bare exceptions here
-            _started, words = None, " ".join(str(error).split())[:200]
-            if joins:
-                where = f"the Ray cluster at {cluster_address() or 'auto'}"
-                raise HostLost(f"{where} cannot be joined ({words}); check the address, or {_alone()}") from error
-            raise RayNotStarted(f"Ray did not start ({words}); its logs are in {log_folder()}") from error
+            raise RayNotStarted(f"Ray did not start ({_words(error)}); its logs are in {log_folder()}") from error
+        finally:
+            _started = None
     check_fits(placement, known_nodes() or [])
-    return url or ""
+    return url
 
 
 def start_here(**options: Any) -> Any:
@@ -121,6 +114,16 @@ def protect_token() -> None:
             made.unlink(missing_ok=True)
 
 
+def _joined() -> str:
+    """Join the running cluster, and return the address of its dashboard."""
+    _check_reachable()
+    try:
+        return ray.init(logging_level=logging.ERROR, log_to_driver=False).dashboard_url or ""
+    except Exception as error:  # as above
+        where = f"the Ray cluster at {cluster_address() or 'auto'}"
+        raise HostLost(f"{where} cannot be joined ({_words(error)}); check the address, or {_alone()}") from error
+
+
 def _check_reachable() -> None:
     """Raise HostLost if nothing answers at the address of the cluster. Ray itself would wait for minutes."""
     address = cluster_address()
@@ -133,6 +136,10 @@ def _check_reachable() -> None:
         raise HostLost(
             f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {_alone()}"
         ) from error
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _alone() -> str:

@@ -1,11 +1,11 @@
-"""What a host does, and the messages to it: a pickle, and the tensors as flat arrays, which Ray does not copy."""
+"""What a host does, and the messages to it: a pickle, and the bytes of the tensors, which Ray does not copy."""
 
 import dataclasses
 import io
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,81 +14,64 @@ import torch
 from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
-from rayfed.algorithm import State
-from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import leaves, nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
-from rayfed.engine.requests import ScoreRequest
-from rayfed.engine.serialization import state_hash, tensor_bytes
+from rayfed.engine.requests import ExchangeResult
+from rayfed.engine.serialization import tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
-_LARGE = 2**15  # bytes of a tensor, above which a copy takes longer than an array of its own
 _ALIGNMENT = 64  # bytes, as torch allocates tensors; with others, kernels may be slow or round differently
 
 
 class Message(NamedTuple):
-    """A value for another process: its pickle with a number in place of each tensor, and the tensors.
+    """A value for another process.
 
-    A tensor is its bytes in row-major order, its dtype and its shape. A flat message has one array with the bytes of
-    all tensors, and their places, dtypes and shapes in its pickle.
+    Attributes:
+        pickle: The value, with a place, a dtype and a shape instead of each tensor.
+        data: The bytes of all tensors in row-major order, at aligned places, uint8 [n].
+        nbytes: The bytes of all tensors, without the gaps between them.
     """
 
     pickle: bytes
-    tensors: list[tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all tensors."""
-        return sum(data.nbytes for data, _, _ in self.tensors)
+    data: np.ndarray
+    nbytes: int
 
 
-def pack_state(state: State) -> Message:
-    """Return a state as a message: a flat one, which takes one transfer, but for large tensors on a CPU."""
-    tensors = leaves(state)
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    return pack(state, flat=not on_cpu or nbytes(state) <= _LARGE * len(tensors))
-
-
-def pack(value: Any, *, flat: bool = False) -> Message:
-    """Return a value that can be pickled as a message, a `flat` one after one transfer from the device."""
+def pack(value: Any) -> Message:
+    """Return a value that can be pickled as a message, after a single transfer from the device."""
     file = io.BytesIO()
     pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
-    pickler.tensors, pickler.places, pickler.size = [], [] if flat else None, 0
+    pickler.places, pickler.size = [], 0
     pickler.dump(value)
-    if not pickler.places:
-        return Message(file.getvalue(), pickler.tensors)
-    buffer = torch.empty(pickler.size, dtype=torch.uint8, device=pickler.places[0][0].device)
+    tensors = [tensor for tensor, _ in pickler.places]
+    size = pickler.size or 1  # an empty array cannot be viewed
+    buffer = torch.empty(size, dtype=torch.uint8, device=tensors[0].device if tensors else "cpu")
     for tensor, start in pickler.places:
         buffer[start : start + tensor.nbytes].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
-    return Message(file.getvalue(), [(tensor_bytes(buffer), torch.uint8, (pickler.size,))])
+    return Message(file.getvalue(), tensor_bytes(buffer), sum(tensor.nbytes for tensor in tensors))
 
 
 def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
-    """Return the value of `message` with its tensors on `device`, in memory of their own.
+    """Return the value of `message` with its tensors on `device`, each in memory of its own.
 
-    With `shared`, tensors on a CPU may lie in the object store. Nobody may modify these, and each keeps its whole
-    object alive.
+    With `shared`, they are views of the message's bytes, which on a CPU may lie in the object store. Nobody may modify
+    these, and each keeps all bytes alive.
     """
     return _Unpickler(message, device, shared=shared).load()
 
 
 class _Pickler(CloudPickler):
-    tensors: list[tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
-    places: list[tuple[Tensor, int]] | None  # the tensors of a flat message, and where they begin
+    places: list[tuple[Tensor, int]]  # the tensors, and where they begin
     size: int
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return None
-        if self.places is None:
-            self.tensors.append((tensor_bytes(value), value.dtype, tuple(value.shape)))
-            return len(self.tensors) - 1
         start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self.places.append((value, start))
         self.size = start + value.nbytes
@@ -98,40 +81,15 @@ class _Pickler(CloudPickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, message: Message, device: torch.device, *, shared: bool):
         super().__init__(io.BytesIO(message.pickle))
-        self._tensors, self._device = message.tensors, device
-        self._shared = shared or device.type != "cpu"  # the device has memory of its own
-        self._flat: Tensor | None = None  # the bytes of a flat message
-
-    def persistent_load(self, place: Any) -> Tensor:
-        if isinstance(place, int):
-            data, dtype, shape = self._tensors[place]
-            return self._bytes(data).view(dtype).reshape(shape)
-        start, dtype, shape = place
-        if self._flat is None:
-            self._flat = self._bytes(self._tensors[0][0])
-        return self._flat[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-
-    def _bytes(self, data: np.ndarray) -> Tensor:
-        """Return an array of a message on the device."""
-        if not data.size:
-            return torch.empty(0, dtype=torch.uint8, device=self._device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
-            raw = torch.from_numpy(data)
-        if not self._shared or data.ctypes.data % _ALIGNMENT:
-            raw = raw.clone()
-        return raw.to(self._device)
+            self._bytes = torch.from_numpy(message.data).to(device)
+        self._shared = shared and self._bytes.data_ptr() % _ALIGNMENT == 0
 
-
-SmallStates = Mapping[ClientIndex, Message | None]
-"""The states of clients for a host. Those above `SMALL_BYTES` are None here, and further arguments in the same order,
-so that Ray finds their objects."""
-
-
-def all_states(small: SmallStates, large: Sequence[Message]) -> Iterator[tuple[ClientIndex, Message]]:
-    """Yield each client with its state."""
-    left = iter(large)
-    return ((client, state or next(left)) for client, state in small.items())
+    def persistent_load(self, place: Any) -> Tensor:
+        start, dtype, shape = place
+        view = self._bytes[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        return view if self._shared else view.clone()
 
 
 def readable(error: Exception) -> Exception:
@@ -147,11 +105,7 @@ def readable(error: Exception) -> Exception:
 
 
 class HostMethods:
-    """The calls of a `Host` in another process, which takes up one simulation after the other.
-
-    Large states and replies of single clients are return values of their own, which the caller owns, so that Ray moves
-    and spills them.
-    """
+    """The calls of a `Host` in another process, which takes up one simulation after the other."""
 
     host: Host
 
@@ -167,106 +121,68 @@ class HostMethods:
         Raises:
             UsageError: The population's files are not on this machine.
         """
-        for name in ("host", "_sent"):
+        for name in ("host", "_payload", "_sums"):
             self.__dict__.pop(name, None)  # frees the memory of the previous simulation
         self.device = device_for(gpus, blueprint.model)
-        self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
-        self._held: tuple[int, set[Hashable], dict[Hashable, ExactSum]] = (-1, set(), {})  # see `_hold`
+        self._payload: tuple[int, Any] = (-1, None)  # the last payload for all hosts, and its number
+        self._sums: dict[Hashable, ExactSum] = {}
         self.host = Host(blueprint, population, self.device, share=share, position=position)
         return str(ray.util.get_node_ip_address())
 
-    def exchange(
-        self, message: Message, number: int, down: Message, small: SmallStates, separate: bool, *large: Message
-    ) -> Any:
-        """Run an exchange; see `Host.exchange`.
+    def ask(self, method: str, message: Message, number: int, payload: Message, *large: Message) -> Any:
+        """Call a method of the host.
 
         Args:
-            message: The request, and what single clients receive.
-            number: The number of the payload `down`.
-            down: What all clients receive.
-            small, large: The clients' states; `small` has None in place of the large ones.
-            separate: Whether every client's state, and its reply that the server will weigh, are objects of their own.
-                The first object then repeats the states of at most `SMALL_BYTES`.
+            method: The name of the method.
+            message: The request, and where clients receive the payload, what single clients receive with it and their
+                states; those above `SMALL_BYTES` are None there.
+            number: The number of the payload; equal payloads are unpacked once.
+            payload: What all hosts receive: what the clients download, or a model of the server.
+            large: The states above `SMALL_BYTES`, in the same order.
 
         Returns:
-            The result without its sum, for which see `sums`, and the states by client.
+            The result without sums over clients, for which see `sums`. Of an exchange also each client's next state,
+            as `kept` returns it, and where the server weighs the replies first, their objects.
         """
-        done = self._of_clients(self.host.exchange, message, number, down, small, large)
-        self._hold(number, [reply.client for reply in done.replies], {"": done.total})
-        after = {client: pack_state(done.states.pop(client)) for client in list(done.states)}
-        result = pack(dataclasses.replace(done, total=ExactSum(), states={}, unweighted={}))
-        if not separate:
-            return result, after
-        repeated = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
-        return (result, repeated), *after.values(), *map(pack, done.unweighted.values())
+        request, *of_clients = self._unpack(message)
+        if of_clients:
+            unicast, small = of_clients
+            left, to_memory_format = iter(large), self.host.ctx.task.to_memory_format
+            states = {client: self._unpack(state or next(left)) for client, state in small.items()}
+            of_clients = [unicast, {client: to_memory_format(state) for client, state in states.items()}]
+        if self._payload[0] != number:
+            self._payload = -1, None  # frees the memory of the previous payload
+            self._payload = number, self._unpack(payload)
+        result = getattr(self.host, method)(request, self._payload[1], *of_clients)
+        if method == "gradients":
+            self._hold({(each.domain, each.split): each.total for each in result})
+            return pack([each._replace(total=ExactSum()) for each in result])
+        return self._exchanged(result) if method == "exchange" else pack(result)
 
-    def weigh(self, number: int, weights: Mapping[ClientIndex, float], *unweighted: Message) -> None:
-        """Add up the replies of the clients of `weights`, given in their order; see `sums`."""
-        replies = (unpack(reply, self.device, shared=True) for reply in unweighted)
-        self._hold(number, weights, {"": self.host.weigh(zip(replies, weights.values(), strict=True))})
+    def _exchanged(self, done: ExchangeResult) -> tuple[Message, dict[ClientIndex, Any], dict[ClientIndex, Any]]:
+        self._hold({"": done.total})
+        states = {client: kept(pack(done.states.pop(client))) for client in list(done.states)}
+        unweighted = {client: ray.put(pack(done.unweighted.pop(client))) for client in list(done.unweighted)}
+        return pack(dataclasses.replace(done, total=ExactSum())), states, unweighted
 
-    def _hold(self, number: int, units: Collection[Hashable], sums: Mapping[Hashable, ExactSum]) -> None:
-        """Keep sums over `units` until the server asks for `sums` of the same `number`; add no unit twice."""
-        if self._held[0] != number:
-            self._held = number, set(), {}
-        _, held, totals = self._held
-        if held.isdisjoint(units):
-            held.update(units)
-            for key, total in sums.items():
-                totals.setdefault(key, ExactSum()).merge(total)
+    def weigh(self, replies: Iterable[tuple[Any, float]]) -> Message:
+        """Return the sum of clients' replies, which are objects of this process, with their weights."""
+        return pack(self.host.weigh((self._unpack(ray.get(reply)), weight) for reply, weight in replies))
 
-    def sums(self, number: int, units: set[Hashable]) -> Message:
-        """Return the sums over `units`, which are all that this host was sent with `number`, and drop them.
+    def _hold(self, sums: Mapping[Any, ExactSum]) -> None:
+        for key, total in sums.items():
+            if not total.is_empty:
+                self._sums.setdefault(key, ExactSum()).merge(total)
 
-        Raises:
-            HostLost: The host does not hold the sums of these.
-        """
-        if self._held[:2] != (number, units):
-            raise HostLost("a host does not hold the sum over the clients that it has run")
-        totals, self._held = self._held[2], (-1, set(), {})
-        return pack(totals)
+    def sums(self) -> Message:
+        """Return the sums over all clients and test sets since the last call, by what is summed, and drop them."""
+        sums, self._sums = self._sums, {}
+        return pack(sums)
 
-    def on_clients(
-        self, method: str, message: Message, number: int, down: Message, small: SmallStates, *large: Message
-    ) -> Message:
-        """Return what a method of the host returns for clients; the other arguments are those of `exchange`."""
-        return pack(self._of_clients(getattr(self.host, method), message, number, down, small, large))
+    def _unpack(self, message: Message) -> Any:
+        return unpack(message, self.device, shared=True)
 
-    def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
-        """Score a model of the server, whose number is `number`; see `Host.score_global`."""
-        return pack(self.host.score_global(request, self._unpacked(number, model)))
 
-    def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
-        """Return what `Host.gradients` returns for a model of the server without the sums, for which see `sums`."""
-        found = self.host.gradients(request, self._unpacked(number, model))
-        units = [*request.clients, *(("test set", test) for test in request.tests)]
-        self._hold(number, units, {(each.domain, each.split): each.total for each in found})
-        return pack([each._replace(total=ExactSum()) for each in found])
-
-    def hashes(self, small: SmallStates, *large: Message) -> Message:
-        """Return the hash of each client's state."""
-        cpu = torch.device("cpu")
-        return pack({client: state_hash(unpack(state, cpu)) for client, state in all_states(small, large)})
-
-    def _of_clients(
-        self,
-        method: Callable[..., Any],
-        message: Message,
-        number: int,
-        down: Message,
-        small: SmallStates,
-        large: Sequence[Message],
-    ) -> Any:
-        request, unicast = unpack(message, self.device, shared=True)
-        before = {
-            client: self.host.ctx.task.to_memory_format(unpack(state, self.device, shared=True))
-            for client, state in all_states(small, large)
-        }
-        return method(request, self._unpacked(number, down), unicast, before)
-
-    def _unpacked(self, number: int, sent: Message) -> Any:
-        """Return a payload that several calls share, unpacked once."""
-        if self._sent[0] != number:
-            self._sent = -1, None  # frees the memory of the previous payload
-            self._sent = number, unpack(sent, self.device, shared=True)
-        return self._sent[1]
+def kept(state: Message) -> Any:
+    """Return a state as the server keeps it: an object of this process, or if it is small, the message itself."""
+    return ray.put(state) if state.nbytes > SMALL_BYTES else state

@@ -1,11 +1,9 @@
 """Ray's internals and the meaning of its errors, in one file. Tests also run it with the lowest version of Ray."""
 
 import contextlib
-import importlib
 import os
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 import ray
 from ray._private import ray_constants
@@ -31,13 +29,6 @@ def on_loopback() -> Iterator[None]:
             os.environ[_LOOPBACK_VARIABLE] = before
 
 
-def skip_callback_statistics() -> None:
-    """Keep Tune from importing MLflow and Weights & Biases, for seconds, only to count whether callbacks are theirs."""
-    with contextlib.suppress(ImportError):
-        usage: Any = importlib.import_module("ray.air._internal.usage")
-        usage.tag_callbacks = lambda callbacks: False
-
-
 def lost_its_node(error: BaseException) -> bool:
     """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -46,6 +37,10 @@ def lost_its_node(error: BaseException) -> bool:
 
 def cause_of_death(error: BaseException) -> str:
     """Return in a few words why an actor died, from Ray's paragraph on it, or the message of what it raised."""
+    if isinstance(error, ray.exceptions.ObjectLostError):
+        return "it needs what was lost with another host"
+    if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, ray.exceptions.RayError):
+        return cause_of_death(error.cause)
     if isinstance(error, ray.exceptions.RayTaskError):
         return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
     text = " ".join(str(error).split())

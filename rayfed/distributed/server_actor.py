@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class SentJob(TypedDict):
-    """A trial for Tune: its name, what it reserves, how often it starts again, and its `Job`, pickled."""
+    """A trial for Tune: its name, what it reserves, and its `Job`, pickled."""
 
     trial: str
-    restarts: int
     placement: "Placement"
     bundles: list[dict[str, float]]
     job: bytes

@@ -6,6 +6,7 @@ module:Name instead, so its process imports the modules from their sources.
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import types
@@ -55,27 +56,20 @@ def install(files: SentFiles | None) -> None:
         sys.meta_path.insert(0, _SourceFinder(files.modules))
 
 
-class _SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class _SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]
     def __init__(self, modules: Iterable[ModuleSource]) -> None:
         self._sources = {module.name: module for module in modules}
+        self._texts = {module.file: module.text for module in modules}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if (source := self._sources.get(fullname)) is None:
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=source.file, is_package=source.is_package)
-        spec.has_location = True
-        if source.is_package:
-            spec.submodule_search_locations = [os.path.dirname(source.file)]
-        return spec
+        return importlib.util.spec_from_file_location(fullname, source.file, loader=self)
 
-    def get_source(self, fullname: str) -> str:
-        return self._sources[fullname].text
+    def get_filename(self, fullname: str) -> str:
+        return self._sources[fullname].file
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        source = self._sources[fullname]
-        return self.source_to_code(source.text, source.file)
-
-    def is_package(self, fullname: str) -> bool:
-        return self._sources[fullname].is_package
+    def get_data(self, path: str) -> bytes:
+        return self._texts[path].encode()

@@ -48,6 +48,11 @@ class ExactSum:
         self._only: tuple[Any, float] | None = None  # the single term, which is smaller than its float64 sum
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return self._value is None and self._only is None
+
+    @property
     def value(self) -> Any:
         """The sum in float64, before it is rounded to the dtypes of the trees; None where nothing was added."""
         if self._only is not None:

@@ -18,7 +18,6 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.scoring import Gradients, Scored
-from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64
 """Clients whose states `LocalFleet` holds beside its store at any time."""
@@ -54,9 +53,6 @@ class Fleet(Protocol):
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored: ...
     def score_global(self, request: ScoreRequest, model: Any) -> Scored: ...
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]: ...
-
-    def hashes(self) -> dict[ClientIndex, str]:
-        """Return a hash of each client's state, computed where the states are."""
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
         """Replace all states."""
@@ -122,9 +118,6 @@ class LocalFleet:
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         return self.host.gradients(request, model)
-
-    def hashes(self) -> dict[ClientIndex, str]:
-        return {client: state_hash(self.states[client]) for client in self.states}
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
         self.states.clear()

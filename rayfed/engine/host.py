@@ -87,7 +87,7 @@ class Host:
             if len(averaged) == request.vmap_clients or job.client == request.clients[-1]:
                 if exchange.server_side_weighting or request.origins:
                     result.unweighted |= averaged
-                else:
+                elif exchange.averaged:
                     weights = [request.weights[client] for client in averaged]
                     result.total.add_all(list(averaged.values()), weights)
                 averaged = {}

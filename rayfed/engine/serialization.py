@@ -54,9 +54,9 @@ def state_hash(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def outcome_hash(server: Any, clients: Mapping[ClientIndex, str]) -> str:
-    """Return the hash of a simulation's outcome from the server's state and the hash of each client's state."""
+def outcome_hash(server: Any, clients: Mapping[ClientIndex, Any]) -> str:
+    """Return the hash of a simulation's outcome from the states of the server and of the clients, each read once."""
     digest = hashlib.blake2b(f"server {state_hash(server)}".encode(), digest_size=16)
     for client in sorted(clients):
-        digest.update(f"|{client} {clients[client]}".encode())
+        digest.update(f"|{client} {state_hash(clients[client])}".encode())
     return digest.hexdigest()

@@ -143,7 +143,7 @@ class Server:
 
         The states of clients are hashed where they are, one by one, so that the hash needs no more memory with many.
         """
-        return outcome_hash(self.state, self.fleet.hashes())
+        return outcome_hash(self.state, self.fleet.states)
 
     def _stage(self, stage: Stage, round: int, turn: Turn) -> Record:
         """Run all exchanges of a stage or round."""

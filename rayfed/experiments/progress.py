@@ -35,12 +35,12 @@ def one_trial(progress: Progress) -> list[Bar]:
     return [Bar("round", min(progress.round, progress.rounds), progress.rounds, " · ".join(parts))]
 
 
-def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> list[Bar]:
+def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> list[Bar]:
     """Return "trials 5/18" with "2 running, 1 failed", and "rounds 130/450" with the time left and the best trial.
 
     Args:
         trials: The progress of the trials that have started.
-        names: The names of all trials of the sweep.
+        total: The number of trials of the sweep.
         seconds: Time since the first trial began.
     """
     ended = [p for p in trials if p.status != "running"]
@@ -51,10 +51,10 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
     counts += f", restarted {_times(lost)}" if lost else ""
     parts = []
     work = sum(max(0, p.round - p.first_round) for p in trials)
-    rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (len(names) - len(trials))
+    rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (total - len(trials))
     finished = sum(p.rounds if p.status != "running" else min(p.round, p.rounds) for p in trials)
     doing = {p.doing for p in trials if p.doing}
-    if work and seconds and (len(trials) < len(names) or any(not p.doing for p in running)):
+    if work and seconds and (len(trials) < total or any(not p.doing for p in running)):
         of_a_round = sum(p.seconds for p in trials) / work  # without the start of the first trials
         parts.append(f"{span(of_a_round * (rounds - finished) / max(1, len(running)))} left")
         parts.append(f"{sum(p.clients for p in trials) / seconds:.3g} clients/s")
@@ -63,18 +63,18 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
     if gains:
         best = next(p for p in trials if p.trial == max(gains, key=gains.__getitem__))
         parts.append(f"best {_score('val', best, best.best_val)} {best.trial}")
-    bars = [Bar("trials", len(ended), len(names), counts)]
+    bars = [Bar("trials", len(ended), total, counts)]
     return [*bars, Bar("rounds", finished, rounds, " · ".join(parts))] if rounds else bars
 
 
-def bars_of_sweep(names: Sequence[str]) -> Callable[[list[Progress]], list[Bar]]:
+def bars_of_sweep(total: int) -> Callable[[list[Progress]], list[Bar]]:
     """Return a function that returns `many_trials`. Its clock starts with the first trial, after Ray has started."""
     began: list[float] = []
 
     def bars(trials: list[Progress]) -> list[Bar]:
         if trials and not began:
             began.append(time.monotonic())
-        return many_trials(trials, names, time.monotonic() - began[0] if began else 0.0)
+        return many_trials(trials, total, time.monotonic() - began[0] if began else 0.0)
 
     return bars
 

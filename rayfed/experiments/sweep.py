@@ -81,6 +81,11 @@ class SweepPlan:
         return self.configs[0].experiment
 
     @property
+    def expected(self) -> int:
+        """The number of trials to run, with those that a search will choose."""
+        return self.space.searched_trials if self.space.adaptive else len(self.jobs)
+
+    @property
     def names(self) -> list[str]:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
         return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
@@ -122,7 +127,7 @@ def plan_sweep(
     _check_packages(space)
     first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
-    for key in ("results", "experiment", "select"):
+    for key in ("results", "experiment", "select", "faults"):
         if any(getattr(config, key) != getattr(first, key) for config in configs):
             raise UsageError(f"{key}: all arms of a sweep share it; give it outside the arms")
     if len(set(names)) < len(names):
@@ -143,17 +148,6 @@ def plan_sweep(
         if not (first.resume and name in done)
     )
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
-
-
-def expected_names(plan: SweepPlan) -> list[str]:
-    """Return the names of the trials to run; "" for each trial that a search will choose."""
-    return [job["trial"] for job in plan.jobs] or [""] * plan.space.searched_trials
-
-
-def name_next(names: list[str], name: str) -> None:
-    """Put `name` in place of the first name that is not known yet."""
-    if "" in names:
-        names[names.index("")] = name
 
 
 def _check_packages(space: Space) -> None:

@@ -37,7 +37,7 @@ from rayfed.core.errors import Diverged, HostLost
 from rayfed.core.ids import Moment
 from rayfed.core.round_schedule import Buffered
 from rayfed.distributed.fleet import RayFleet, RayStates
-from rayfed.distributed.host_actor import HostMethods, all_states, pack, unpack
+from rayfed.distributed.host_actor import HostMethods, kept, pack, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.clock import Clock
 from rayfed.engine.fleet import LocalFleet
@@ -181,20 +181,22 @@ def test_more_hosts_than_clients_whose_states_are_kept_without_what_they_arrived
     fleet = SharedFleet(plan, SIX, pool, 4)
     assert outcome(plan, SIX, fleet)[1:] == outcome(plan, SIX, LocalFleet(plan, SIX))[1:]
     assert len(fleet.states) == 3  # clients that never trained have no state
-    kept = [data for state in fleet.states.sent(fleet.states)[0].values() for data, _, _ in state.tensors]
-    assert kept
-    assert all(data.flags.owndata for data in kept)  # a view would keep the sum of the models
+    messages = list(fleet.states.sent(fleet.states)[0].values())
+    assert len(messages) == 3
+    assert all(message.data.flags.owndata for message in messages)  # a view would keep the sum of the models
 
 
 def test_states_of_any_size_arrive_with_their_clients():
     states = RayStates(torch.device("cpu"))
     sizes = {0: 5000, 1: 3, 2: 5000, 3: 0}  # 5000 floats are an object of their own
     for client, size in sizes.items():
-        packed = pack({"w": torch.full((size,), float(client))})
-        states.commit({client: packed if size < 1000 else ray.put(packed)}, version=10 + client)
+        states.commit({client: kept(pack({"w": torch.full((size,), float(client))}))}, version=10 + client)
     small, large = states.sent((3, 2, 7, 1, 0))  # client 7 has no state
-    assert len(large) == 2
-    arrived = {client: unpacked(state) for client, state in all_states(small, ray.get(large))}
+    assert list(small) == [3, 2, 1, 0]
+    large = iter(ray.get(large))
+    arrived = {client: unpacked(state or next(large)) for client, state in small.items()}
+    assert next(large, None) is None
+    assert {client: states[client]["w"].tolist() for client in states} == arrived
     assert arrived == {client: [float(client)] * sizes[client] for client in (3, 2, 1, 0)}
 
 
@@ -257,30 +259,24 @@ def test_a_host_sends_one_sum_for_all_of_its_clients(algorithm, pool):
     assert len(hashes) == 1
 
 
-def test_a_client_that_runs_twice_is_added_once_and_a_sum_is_of_its_own_exchange():
-    plan = blueprint(FedAvg(), SIX, model=Net(False))
+@pytest.mark.parametrize("algorithm", [FedAvg(), WeighedOnTheServer()], ids=["fedavg", "weighed"])
+def test_sums_of_chunks_are_handed_over_once_and_only_where_hosts_weigh(algorithm):
+    plan = blueprint(algorithm, SIX, model=Net(False))
     methods = HostMethods()
     methods.take_up(plan, SIX, 0.0)
     down = pack(plan.algorithm.broadcast(methods.host.ctx, plan.algorithm.init(methods.host.ctx)))
     weights = {client: (client + 1) / 6 for client in range(3)}
     request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=(0, 1, 2), weights=weights)
 
-    def run(number, *clients):
-        methods.exchange(pack((request.part(clients), {})), number, down, {}, True)
+    def sums(*chunks):
+        for clients in chunks:
+            methods.ask("exchange", pack((request.part(clients), {}, {})), 1, down)
+        found = unpack(methods.sums(), torch.device("cpu"))
+        return {key: state_hash(total.result()) for key, total in found.items()}
 
-    def total(number, *clients):
-        return state_hash(unpack(methods.sums(number, set(clients)), torch.device("cpu"))[""].result())
-
-    run(1, 0, 1, 2)
-    once = total(1, 0, 1, 2)
-    run(1, 2)  # of an exchange that failed
-    for some in ((0, 1), (2,), (0, 1), (2,)):
-        run(2, *some)
-    with pytest.raises(HostLost, match="does not hold the sum"):
-        methods.sums(2, {0, 1})
-    assert total(2, 0, 1, 2) == once
-    with pytest.raises(HostLost, match="does not hold the sum"):
-        methods.sums(2, {0, 1, 2})
+    assert sums((0, 1), (2,)) == sums((2,), (0,), (1,)) == sums((0, 1, 2))
+    assert set(sums((0, 1, 2))) == ({""} if type(algorithm) is FedAvg else set())
+    assert sums() == {}
 
 
 def test_clients_return_to_the_host_that_has_their_states(pool, equal_hosts):
@@ -310,7 +306,7 @@ def test_a_host_that_dies_before_it_sent_its_sum_ends_the_attempt(session):
             lonely.close()
             with contextlib.suppress(ray.exceptions.RayActorError):
                 while True:  # it takes a moment to die
-                    ray.get(lonely.actors[0].call.remote("hashes", {}))
+                    ray.get(lonely.actors[0].call.remote("sums"))
             return super()._sums(*given, **changes)
 
     plan = blueprint(Scaffold(), SIX)

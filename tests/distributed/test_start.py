@@ -4,15 +4,17 @@ import socket
 import time
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
+import ray
 
 from rayfed.core.errors import HostLost, RayNotStarted
 from rayfed.distributed import cluster, tune
 from rayfed.distributed.ray_internals import cause_of_death, lost_its_node
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.sweep import Job
+from rayfed.experiments.space import Search
 from rayfed.records.recorder import Recorder
+from rayfed.records.storage import open_storage
+from rayfed.records.trials import read_trials
 
 
 def refuse(error):
@@ -79,6 +81,11 @@ def test_the_cause_of_death_is_a_few_words(text, cause):
     assert cause_of_death(RuntimeError(text)) == cause
 
 
+def test_who_misses_what_another_host_kept_did_not_die():
+    gone = ray.exceptions.OwnerDiedError("00", None, "")
+    assert cause_of_death(gone) == "it needs what was lost with another host"
+
+
 class TestLostNode:
     """A process whose node dies may meet an error of Ray's core before Ray ends it."""
 
@@ -96,27 +103,20 @@ class TestLostNode:
         assert not lost_its_node(OSError("never raised"))
 
 
-class TestTune:
-    @pytest.fixture(autouse=True)
-    def recorder_here(self, monkeypatch):
-        monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
-        monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
+@pytest.mark.parametrize(("begun", "statuses"), [(False, []), (True, ["interrupted"])])
+def test_a_trial_that_is_under_way_when_tune_ends_was_interrupted(tmp_path, monkeypatch, begun, statuses):
+    """One that was lost before it began has no row."""
+    monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
+    monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
+    config = Config.read({"results": str(tmp_path)})
+    trials = tune._Trials([config], Search(), quiet=True, in_sweep=True)
 
-    @pytest.mark.parametrize("restarts", [0, 2])
-    def test_a_trial_starts_again_as_often_as_its_own_configuration_says(self, tmp_path, restarts):
-        job = Job(trial="some", config=Config.read({"faults.restarts": restarts}), identity={})
-        trial = SimpleNamespace(config={"job": tune._Trials(str(tmp_path), "run", quiet=True).begin(job)})
-        tune._Fifo().on_trial_add(None, trial)
-        assert trial.max_failures == restarts
+    def fit():
+        trials._recorder.lost("some", "its node died")
+        if begun:
+            values = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global"}
+            trials._recorder.begin("some", values, 3, None)
 
-    @pytest.mark.parametrize(("interrupted", "status"), [(True, None), (False, "failed")])
-    def test_a_trial_that_was_lost_before_it_began(self, tmp_path, interrupted, status):
-        job = Job(trial="lost", config=Config.read({}), identity={})
-        trials = tune._Trials(str(tmp_path), "run", quiet=True)
-        trials.begin(job)
-        trials.recorder.lost("lost", "its node died")
-        trials.interrupted = interrupted
-        with trials.recorded(lambda progress: [], str):
-            pass
-        rows = pd.read_parquet(tmp_path / "run/trials") if (tmp_path / "run/trials").exists() else pd.DataFrame()
-        assert [row["status"] for row in rows.to_dict("records")] == ([status] if status else [])
+    monkeypatch.setattr(trials, "_tuner", lambda *given: SimpleNamespace(fit=fit))
+    trials.run({}, None, {}, lambda progress: [], str)
+    assert [row["status"] for row in read_trials(open_storage(tmp_path).child("run", "trials"))] == statuses

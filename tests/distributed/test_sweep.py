@@ -272,6 +272,10 @@ class TestRefused:
                 ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
                 "experiment: all arms of a sweep share",
             ),
+            (
+                ["space.yaml", "arms=[{faults.restarts: 1}, {faults.restarts: 2, rounds: 2}]"],
+                "faults: all arms of a sweep share",
+            ),
             (["space.yaml", "search.scheduler=asha", "partition.validation=0"], "search.scheduler=asha: needs valid"),
             (["space.yaml", "placement.hosts=5"], "placement.hosts=5: a trial needs 5 CPU"),
         ],
