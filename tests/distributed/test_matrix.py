@@ -26,6 +26,7 @@ from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import merged
+from rayfed.losses import LOSSES
 from rayfed.metrics import METRICS
 from rayfed.models import MODELS
 from rayfed.sampling import SAMPLERS
@@ -35,12 +36,14 @@ pytestmark = pytest.mark.ray
 Arm = dict[str, Any]
 
 OWN = """
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torchvision  # at the top, as users do it
 from torch import nn
 
+from helpers.federations import Adapter
 from rayfed.algorithms.fedavg import FedAvg
 
 TITLE = Path("title.txt").read_text()  # in the folder in which the command was given
@@ -49,6 +52,11 @@ TITLE = Path("title.txt").read_text()  # in the folder in which the command was 
 def network(shape, num_classes):
     layer = torchvision.ops.Conv2dNormActivation(shape[0], 4)
     return nn.Sequential(layer, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, num_classes))
+
+
+def adapted(shape, num_classes):
+    layer = Adapter(nn.Linear(math.prod(shape), 8))
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(8, num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +111,7 @@ def here(tmp_path_factory):
 
 
 def outcomes(way: str, arms: list[Arm], experiment: str) -> pd.DataFrame:
-    """Return status, error and final weights of each arm, run in one of the ways; the index is the trial."""
+    """Return status, error, final weights and scores of each arm, run in one of the ways; the index is the trial."""
     common = merged(BASE, {"experiment": f"{experiment} {way}", "placement.hosts": 2 if "hosts" in way else 0})
     if way.startswith("sweep"):
         rayfed.sweep({**common, "seeds": [0], "search.max_concurrent": 2, "arms": arms}, quiet=True)
@@ -111,8 +119,10 @@ def outcomes(way: str, arms: list[Arm], experiment: str) -> pd.DataFrame:
         for arm in arms:
             with contextlib.suppress(Exception):  # recorded, unless the run could not begin
                 rayfed.run(merged(common, arm), quiet=True, keep_state=False)
-    trials = rayfed.read_results("results", common["experiment"]).trials.set_index("trial").sort_index()
-    return trials[["status", "error", "weights_hash"]]
+    tables = rayfed.read_results("results", common["experiment"])
+    scores = tables.metrics.sort_values(["round", "client", "domain", "split", "point", "metric"]).groupby("trial")
+    trials = tables.trials.set_index("trial").sort_index()[["status", "error", "weights_hash"]]
+    return trials.assign(scores=scores["value"].agg(lambda values: values.to_numpy().tobytes()))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +157,8 @@ SMALL: dict[str, Arm] = {
     "mdl": {"sizes": 2, "seeds": 1, "steps": 10, "hidden": 8},
 }
 """Options of components that have no default, or a slow one."""
+OTHER_MODELS: list[Arm] = [{"name": "mlp", "hidden": [8], "batch_norm": True}, {"name": "matrix_own:adapted"}]
+"""The models of algorithms that refuse the plain one: with batch norm, and with LoRA."""
 
 
 def components(options: dict[str, Arm]) -> dict[str, list[Arm]]:
@@ -164,6 +176,7 @@ def components(options: dict[str, Arm]) -> dict[str, list[Arm]]:
         "model": [{"model": {"name": name, **SMALL.get(name, {})}} for name in models],
         "partition": [{"partition": {"name": name, **split[name]}} for name in PARTITIONS],
         "augment": [{"augment.name": name} for name in AUGMENTS],
+        "loss": [{"loss.name": name} for name in LOSSES],
         "sampling": [{"sampling.name": name, "cohort": 1} for name in SAMPLERS],
         "metrics": [{"metrics": {name: SMALL.get(name, True)}} for name in METRICS],
     }
@@ -187,8 +200,8 @@ def arms_of(options: dict[str, Arm]) -> list[Arm]:
     left, arms = components(options), []
     for name in ALGORITHMS:
         arm: Arm = {"algorithm": CASES[name].options}
-        if not works(arm):  # such as FedBN, which keeps batch norm on the clients
-            arm = merged(arm, {"model": {"name": "mlp", "hidden": [8], "batch_norm": True}})
+        others = (merged(arm, {"model": model}) for model in OTHER_MODELS)
+        arm = next((tried for tried in (arm, *others) if works(tried)), arm)  # if none works, its trial says why
         for candidates in left.values():
             for component in candidates[:3]:
                 is_apart = arm.keys().isdisjoint(component.keys() - {"partition"})
