@@ -30,6 +30,7 @@ from helpers.federations import blobs, blueprint
 from helpers.final_weights import assert_as_recorded
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.common.wrapper import innermost
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import named_tensors
@@ -51,8 +52,7 @@ ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
 @MAIN_CASES
 @pytest.mark.usefixtures("few_orders")
-def test_rayfed_check_finds_nothing(case, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_rayfed_check_finds_nothing(case, here):
     algorithm = algorithm_of(case)
     plan = dataclasses.replace(small_plan(), blueprint=plan_of(case), population=people_of(algorithm))
     if isinstance(case.options, dict):
@@ -64,10 +64,10 @@ def test_rayfed_check_finds_nothing(case, monkeypatch, tmp_path):
         broken.pop("scores", None)
     assert broken == {}
     refused = {subject for subject, finding in found.items() if finding.found.startswith("refused: ")}
-    classes = {"feddebias", "vhl", "fedreg", "faug", "moon", "fedrod", "fedproto", "fraug", "fedgen"}
+    of_classes = algorithm.requires_classes or innermost(algorithm).name in ("moon", "fedproto")
     assert refused - {"at once"} == {
-        *(("pixels",) if algorithm.name in classes else ()),
-        *(("next words",) if algorithm.name in classes | {"harmofl", "mixup", "fedmix"} else ()),
+        *(("pixels",) if of_classes else ()),
+        *(("next words",) if of_classes or algorithm.computes_with_inputs else ()),
         *(("two inputs",) if algorithm.computes_with_inputs else ()),
         *(() if case.sampled else ("cohorts",)),
         *(("newcomers",) if algorithm.refuses_unseen_clients else ()),
