@@ -108,7 +108,7 @@ format: $(DEV) ## fix style and format
 
 docs: $(DEV) ## regenerate docs/algorithms.md, then check the pages' links and snippets
 	PYTHONPATH=. $(BIN)/python docs/theme/algorithms_page.py
-	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
+	$(BIN)/python -m pytest -k "test_pages or test_documents or test_snippets"
 
 site: $(DOCS) ## build the documentation as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict

@@ -51,6 +51,13 @@ def no_early_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayfed.cli.run.start_ray_meanwhile", lambda sources: None)
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def group_of(nodeid: str) -> str:
     """Return which tests run in one process, in order: those that start Ray, a case of the contract, or a file.
 

@@ -95,9 +95,6 @@ def test_losses_and_the_rate_of_the_prototypes_as_printed_by_hand():
     assert [paper.weight(ctx, 7), small(variant="paper", weighting="examples").weight(ctx, 7)] == [1.0, 7.0]
 
 
-# The local step
-
-
 # What is sent and kept
 
 

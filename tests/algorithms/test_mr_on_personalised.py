@@ -29,7 +29,7 @@ def batch(n=5):
 
 
 def one_step(base, kappa, **now):
-    """`work` of client 0 before and after one step of round 1 whose consensus is GOAL."""
+    """Return the work of client 0 after one step of round 1 whose consensus is GOAL."""
     people = blobs()
     algorithm = DBE(base=base, prbm=False, kappa=kappa, mu=MU)
     plan = blueprint(algorithm, people, model=net(batch_norm=False))
@@ -40,13 +40,12 @@ def one_step(base, kappa, **now):
     goal = torch.full((8,), GOAL)
     client = client | {"weights": client["weights"] | {CONSENSUS: goal}}
     down = algorithm.broadcast(ctx, algorithm.init(ctx))
-    before = clone(algorithm.start(ctx, client, down))
-    return before, algorithm.step(ctx.at(**now), clone(before), down, batch())[0]
+    return algorithm.step(ctx.at(**now), clone(algorithm.start(ctx, client, down)), down, batch())[0]
 
 
-def regulariser_gradient(model=None):
+def regulariser_gradient():
     """Of κ/2 · mean((μ · batch mean − GOAL)²) with respect to the weights of the body, by autograd."""
-    model = model or net(batch_norm=False)
+    model = net(batch_norm=False)
     loss = KAPPA / 2 * (MU * model.features(batch().x).mean(0) - GOAL).square().mean()
     names = [name for name, _ in model.body.named_parameters(prefix="body")]
     return dict(zip(names, torch.autograd.grad(loss, list(model.body.parameters())), strict=True))
@@ -66,8 +65,7 @@ BASES = {
 @pytest.mark.parametrize("name", BASES)
 def test_the_step_of_the_aggregated_model_has_its_gradient_on_top(name):
     base, now = BASES[name]
-    _, without = one_step(base, 1e-30, **now)
-    _, with_it = one_step(base, KAPPA, **now)
+    without, with_it = (one_step(base, kappa, **now) for kappa in (1e-30, KAPPA))
     for weight, grad in regulariser_gradient().items():
         assert grad.abs().max() > 1e-3
         torch.testing.assert_close(

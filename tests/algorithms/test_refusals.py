@@ -44,9 +44,8 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
     ],
 )
 def test_one_line(algorithm, changes, message):
-    with pytest.raises(UsageError, match=f"^{message}") as refused:
+    with pytest.raises(UsageError, match=f"^{message}"):
         blueprint(algorithm, blobs(), **changes).check(blobs())
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""All methods with models that are not made for the data: spare outputs, tied weights, other types, and words."""
+"""All methods with models that are not made for the data: spare outputs, words with tied weights, and other types."""
 
 import contextlib
 import dataclasses
@@ -20,11 +20,8 @@ from rayfed.models.split_model import ensure_split
 RNG = np.random.default_rng(0)
 BATCH_NORM = {"dp_fedbn", "fedbn", "gaussian_dp_fedbn"}
 LORA = {"flora", "het_lora"}
-REFUSED = {
-    "spare outputs": LORA | {"harmofl"},
-    "words": BATCH_NORM | LORA | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"},
-}
-REFUSED["tied"], REFUSED["bfloat16"] = REFUSED["words"], REFUSED["spare outputs"]
+REFUSED = dict.fromkeys(("spare outputs", "bfloat16"), LORA | {"harmofl"})
+REFUSED["words"] = BATCH_NORM | LORA | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"}
 OPTIONS = {"dp_adcol": {"server_batch_size": 10}, "fedgen": {"server_steps": 2}}
 
 
@@ -37,14 +34,13 @@ def clients(words):
 
 
 class Words(nn.Module):
-    """The mean of embeddings; with `tied`, the embedding is also the last layer, whose 20 outputs are words."""
+    """The mean of embeddings; the embedding is also the last layer, whose 20 outputs are words."""
 
-    def __init__(self, tied):
+    def __init__(self):
         super().__init__()
         self.embedding, self.middle = nn.Embedding(20, 8), nn.Linear(8, 8)
-        self.out = nn.Linear(8, 20 if tied else 3, bias=False)
-        if tied:
-            self.out.weight = self.embedding.weight
+        self.out = nn.Linear(8, 20, bias=False)
+        self.out.weight = self.embedding.weight
 
     def forward(self, x):
         return self.out(self.middle(self.embedding(x).mean(1)).tanh())
@@ -64,18 +60,17 @@ class Half(nn.Module):
 
 MODELS = {
     "spare outputs": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 10)),
-    "words": lambda: Words(tied=False),
-    "tied": lambda: Words(tied=True),
+    "words": Words,
     "bfloat16": Half,
 }
-DATA = {kind: clients(words=kind in ("words", "tied")) for kind in MODELS}
+DATA = {kind: clients(words=kind == "words") for kind in MODELS}
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_trains_or_says_why_not(name, kind):
     population = DATA[kind]
-    dtype = torch.long if kind in ("words", "tied") else torch.float32
+    dtype = torch.long if kind == "words" else torch.float32
     torch.manual_seed(0)
     model = ensure_split(MODELS[kind](), population.shape, dtype)
     if name in BATCH_NORM and dtype == torch.float32:

@@ -172,35 +172,6 @@ def test_tied_weights_are_frozen_under_all_their_names(run):
     assert not torch.equal(trained.other.bias, model.other.bias)
 
 
-def moving(parameter):
-    class Moving(nn.Module):
-        """Follows the mean of its inputs in a tensor that is no state."""
-
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(6, 3)
-            if parameter:
-                self.centre = nn.Parameter(torch.zeros(6), requires_grad=False)
-            else:
-                self.register_buffer("centre", torch.zeros(6), persistent=False)
-
-        def forward(self, x):
-            if self.training:
-                with torch.no_grad():
-                    self.centre.lerp_(x.mean(0), 0.1)
-            return self.fc(x - self.centre)
-
-    return Moving
-
-
-@pytest.mark.parametrize("parameter", [True, False])
-def test_constants_that_training_changes_are_refused(parameter, run):
-    with pytest.raises(
-        rayfed.UsageError, match=r"model: training changes centre, which is no buffer of its state_dict"
-    ):
-        run(moving(parameter), rounds=1)
-
-
 class FromFile(nn.Module):
     """A user's model whose frozen layer comes from a file."""
 

@@ -265,9 +265,14 @@ def fill(module, h):
     module.centre = h.detach().mean(0) if module.centre is None else 0.5 * (module.centre + h.detach().mean(0))
 
 
-def with_empty_buffer():
-    model = Keeping(fill)
-    model.register_buffer("centre", None)
+def drift(module, h):
+    with torch.no_grad():
+        module.centre.lerp_(h.mean(0), 0.1)
+
+
+def with_buffer(keep, centre, **how):
+    model = Keeping(keep)
+    model.register_buffer("centre", centre, **how)
     return model
 
 
@@ -295,7 +300,9 @@ class AnnealedLoss:
         (lambda: Keeping(largest, peak=0.0), "peak"),
         (lambda: Keeping(remember, bank={"rows": []}), "bank"),
         (lambda: Keeping(draw, source=torch.Generator()), "source"),
-        (with_empty_buffer, "centre"),
+        (lambda: with_buffer(fill, None), "centre"),
+        (lambda: with_buffer(drift, torch.zeros(6), persistent=False), "centre"),
+        (lambda: Keeping(drift, centre=nn.Parameter(torch.zeros(6), requires_grad=False)), "centre"),
     ],
 )
 def test_attributes_that_carry_state_from_client_to_client_are_refused(model, name):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rayfed
+from helpers.commands import TWO_CLIENTS
 from helpers.federations import Net, blobs
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
@@ -92,11 +93,8 @@ def test_weights_of_something_else_are_refused(tmp_path, what, message):
     elif what == "text":
         path.write_text("no weights")
     values = {"algorithm": {"name": "fedavg"}, "results": str(tmp_path / "r"), "model.weights": str(path)}
-    with pytest.raises(
-        UsageError, match=rf"^model\.weights=.*{what}: .*{message}.*; give what Result.save wrote"
-    ) as error:
+    with pytest.raises(UsageError, match=rf"^model\.weights=.*{what}: .*{message}.*; give what Result.save wrote"):
         rayfed.run(values, clients=own(), model=Own)
-    assert "\n" not in str(error.value)
 
 
 def test_of_a_client_with_layers_of_its_own(run):
@@ -128,8 +126,7 @@ def test_of_factories_modules_and_models_with_a_split(run, model):
 
 
 def test_of_a_model_that_the_configuration_names(tmp_path):
-    values = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
-    result = rayfed.run({**values, "rounds": 1, "results": str(tmp_path)})
+    result = rayfed.run({**TWO_CLIENTS, "rounds": 1, "results": str(tmp_path)})
     model = result.model()
     assert torch.equal(dict(model.named_parameters())["head.weight"], result.server["weights"]["head.weight"])
     assert model(torch.zeros(2, 3, 28, 28)).shape == (2, 10)

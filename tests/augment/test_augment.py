@@ -34,7 +34,6 @@ from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
-from rayfed.experiments.components import choose
 
 
 def pictures(count=6, channels=3, height=17, width=17, seed=0):
@@ -247,10 +246,6 @@ def test_scores_see_the_data_as_they_are():
 # Names and refusals
 
 
-def built(name, **options):
-    return choose("augment", {"name": name, **options}, None).build()
-
-
 @pytest.mark.parametrize(
     ("augment", "shape", "dtype", "words"),
     [
@@ -264,6 +259,3 @@ def test_data_that_cannot_be_augmented(augment, shape, dtype, words):
     with pytest.raises(UsageError) as error:
         augment.check(shape, np.dtype(dtype))
     assert str(error.value).startswith(words)
-
-
-# From the configuration

@@ -13,7 +13,6 @@ import torch
 from helpers.federations import simulate
 
 ROOT = Path(__file__).parents[2]
-HOME = ROOT / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
@@ -88,17 +87,6 @@ def test_training_by_hand_gives_rayfeds_model(network):
         job_module.set_parameters(model, values)
         right = model(job.normalised(job.test_x)).argmax(1).numpy() == job.test_y
     assert job.accuracy(values) == right.mean()
-
-
-def test_jobs_of_other_tasks():
-    jobs = module("jobs")
-    pixels, words = jobs.pixels(2), jobs.next_words(2)
-    assert (pixels.x.shape, pixels.y.shape, pixels.steps) == ((1400, 1, 32, 32), (1400, 32, 32), 140)
-    assert (words.x.shape, words.y.shape, words.steps) == ((2000, 20), (2000, 20), 200)
-    assert np.array_equal(words.x[:, 1:], words.y[:, :-1])
-    pairs, counts = np.unique(np.stack([words.x.ravel(), words.y.ravel()]), axis=1, return_counts=True)
-    likely = [np.sort(counts[pairs[0] == word])[-5:].sum() / counts[pairs[0] == word].sum() for word in range(200)]
-    assert 0.88 < np.mean(likely) < 0.95  # nine in ten words are one of five successors
 
 
 def test_ratios_are_of_paired_repetitions():

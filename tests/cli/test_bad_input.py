@@ -71,19 +71,13 @@ BN = ("model={name: mlp, batch_norm: true}",)
         ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),
         (["cohort=0.5"], "cohort=0.5: expected an integer or null, got float"),
         (["placement.vmap_clients=all"], "placement.vmap_clients=all: give a number of clients, or auto"),
-        (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
         (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
         (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
-        (["partition={name: iid, clients: 100000}", *QUICK], "partition: client 4"),
         (
             ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
             "placement.vmap_clients=2: clients that train at once",
-        ),
-        (
-            ["local.batch_size=1", *BN],
-            "local.batch_size=1: client 0 has 324 training examples, which leave a batch of one",
         ),
         # what the algorithm needs
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),

@@ -10,9 +10,8 @@ from rayfed.cli.main import main
 
 
 @pytest.fixture
-def new(tmp_path, monkeypatch, capsys):
+def new(here, capsys):
     """Runs `rayfed new` in an empty folder and returns the commands that it prints."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
         assert main(["new", *arguments]) == 0

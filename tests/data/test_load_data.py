@@ -41,7 +41,6 @@ OWN = """
             empty = TestSet("late", "ood", Examples(images[:0], labels[:0]))
             return {
                 "table": Dataset.of("bytes", images.astype(np.uint8), labels),
-                "flags": Dataset.of("flags", images > 0, labels),
                 "empty test": Dataset.of("lines", images, labels, tests=(empty,)),
             }[self.fault]
 
@@ -112,8 +111,6 @@ def test_own_datasets_are_refused_in_one_line(own, fault, words):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (np.array([0, np.nan, 1, 1]), "label nan; a class is an integer from 0"),
-        (np.array([1, 2, 2, 1]), "the labels are 1 to 2; classes count from 0, so subtract 1, or give num_classes=3"),
         (np.array([[0, np.inf]] * 4), "4 of 4 labels hold NaN or infinity"),
         (np.array(list("abab")), r"labels are <U1 \[4\]; expected integers \[N\]"),
     ],

@@ -31,8 +31,7 @@ def test_follows_the_run_unless_the_data_say_who_holds_what(name, options, follo
     assert pinned[0] != pinned[1]
 
 
-def test_the_seed_that_was_used_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_seed_that_was_used_is_recorded(here):
     common = {"data": DATA, "model.name": "mlp", "rounds": 1, "local.batch_size": 4}
     iid = {"partition": {"name": "iid", "clients": 2}}
     rows = [

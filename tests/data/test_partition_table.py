@@ -16,10 +16,7 @@ from rayfed.data.partitions.summary import describe
 main = command("partition")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 class TestSavedAndRead:

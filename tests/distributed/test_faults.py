@@ -1,45 +1,32 @@
 """Processes that are killed while a run or a sweep goes on: it ends as if nothing had happened, or resumes."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import rayfed
-from helpers.ray_processes import processes, send, wait_until
+from helpers.commands import TWO_CLIENTS
+from helpers.ray_processes import meanwhile, processes, send, wait_until
 from helpers.ray_session import start_ray
-from helpers.sleeping import ran, write_sleeping
+from helpers.sleeping import ran, sleeping_here
 from rayfed.reports.read import read, read_events
 
 pytestmark = pytest.mark.ray
 
-COMMON = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 8, "lr": 0.1},
-    "algorithm.name": "sleeping_scaffold:Sleeping",
-    "checkpoint.every": 5,
-    "rounds": 30,
-}
+COMMON = TWO_CLIENTS | {"algorithm.name": "sleeping_scaffold:Sleeping", "checkpoint.every": 5, "rounds": 30}
 VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faults")
-    write_sleeping(folder, "sleeping_scaffold")
-    (folder / "space.yaml").write_text("seeds: [0]\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(str(folder))
+    with sleeping_here(tmp_path_factory.mktemp("faults"), "sleeping_scaffold", seeds=[0]):
         start_ray()
-        yield folder
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +42,15 @@ def last_round(folder):
         return -1
 
 
-@contextlib.contextmanager
 def disturbed(folder, *faults):
     """Kill the process with each (round, title) of `faults` once that round is on disk; None: Ctrl-C, here."""
-    errors = []
 
     def disturb():
-        try:
-            for round, title in faults:
-                wait_until(lambda round=round: last_round(folder) >= round)
-                send(title, signal.SIGKILL) if title else os.kill(os.getpid(), signal.SIGINT)
-        except Exception as error:
-            errors.append(error)
+        for round, title in faults:
+            wait_until(lambda round=round: last_round(folder) >= round)
+            send(title, signal.SIGKILL) if title else os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    assert errors == []
+    return meanwhile(disturb)
 
 
 def check_complete(folder, digest):
@@ -125,15 +101,6 @@ def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, u
     assert rayfed.run({**values, "resume": True}, keep_state=False).weights_hash == undisturbed
     assert signal.getsignal(signal.SIGINT) is handler
     check_complete("stopped", undisturbed)
-
-
-@pytest.mark.slow
-def test_the_server_of_a_trial_of_a_sweep(here, undisturbed):
-    with disturbed("swept", (7, "ServerActor")):
-        code, said = ran("sweep", VALUES, "results=swept")
-    assert code == 0, said
-    check_complete("swept", undisturbed)
-    assert read_events("swept")["event"].tolist() == ["trial restarted"]
 
 
 @pytest.mark.slow

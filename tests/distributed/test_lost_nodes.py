@@ -1,11 +1,9 @@
 """Nodes that die in the middle of a run or a sweep: raylets on this machine stand for them."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pandas as pd
@@ -14,8 +12,8 @@ import pytest
 import ray
 
 import rayfed
-from helpers.ray_processes import processes, wait_until
-from helpers.sleeping import ran, write_sleeping
+from helpers.ray_processes import meanwhile, processes, wait_until
+from helpers.sleeping import ran, sleeping_here
 from rayfed.distributed.cluster import protect_token
 from rayfed.reports.read import read, read_events
 
@@ -34,13 +32,8 @@ VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nodes")
-    write_sleeping(folder, "sleeping_on_nodes")
-    (folder / "space.yaml").write_text("seeds: [0, 1]\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(str(folder))
-        yield folder
+    with sleeping_here(tmp_path_factory.mktemp("nodes"), "sleeping_on_nodes", seeds=[0, 1]):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +74,9 @@ def last_rounds(folder):
         return []
 
 
-@contextlib.contextmanager
 def once(ready, act):
     """Call `act` in another thread as soon as `ready()`."""
-    errors = []
-
-    def wait():
-        try:
-            wait_until(ready)
-            act()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    yield
-    thread.join()
-    assert errors == []
+    return meanwhile(lambda: (wait_until(ready), act()))
 
 
 def raylet(node):

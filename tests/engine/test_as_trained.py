@@ -1,6 +1,6 @@
 """A client's training examples as training sees them: what AFL's and VM's losses are taken over."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.federations import blobs, blueprint, reshaped
+from helpers.federations import blobs, blueprint, with_inputs
 from rayfed.algorithms.weights_by_losses import AFL, VM, GenAFL
 from rayfed.augment.base import Augment, ImageAugment, Noise
 from rayfed.augment.images import Rotation, rotate
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
-from rayfed.data.clients import Examples
 from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
@@ -48,14 +47,12 @@ class InPlace(Augment):
 
 def people():
     """uint8 images [1, 6, 6] of three clients."""
-    made = reshaped(blobs(3, sizes=SIZES), (1, 2, 3))
 
-    def part(examples):
-        x = np.kron(examples.x, np.ones((1, 1, 3, 2)))
-        return Examples((x * 40 + 128).clip(0, 255).astype(np.uint8), examples.y)
+    def pixels(x):
+        x = np.kron(x.reshape(-1, 1, 2, 3), np.ones((1, 1, 3, 2)))
+        return (x * 40 + 128).clip(0, 255).astype(np.uint8)
 
-    clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in made.clients]
-    return replace(made, clients=tuple(clients), shape=(1, 6, 6), mean=(0.5,), std=(0.25,))
+    return with_inputs(blobs(3, sizes=SIZES), pixels, shape=(1, 6, 6), mean=(0.5,), std=(0.25,))
 
 
 class Small(nn.Module):

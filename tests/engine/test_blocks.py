@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.algorithm_cases import CASES, MAIN_CASES, finished, people_of, plan_of
-from helpers.commands import command
+from helpers.commands import TWO_CLIENTS, command
 from helpers.federations import Busy, blobs, blueprint
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.ids import Moment
@@ -268,9 +268,6 @@ def test_what_adapts_before_the_first_round_is_trained_by_it(monkeypatch):
     assert set(widths) == {3}
 
 
-VALUES = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
-
-
 @pytest.mark.parametrize(
     ("more", "number", "text"),
     [
@@ -281,7 +278,7 @@ VALUES = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"n
     ],
 )
 def test_clients_that_cannot_train_at_once_train_alone(more, number, text):
-    plan = make_plan(Config.read(VALUES, {"placement.vmap_clients": "auto", **more}))
+    plan = make_plan(Config.read(TWO_CLIENTS, {"placement.vmap_clients": "auto", **more}))
     assert plan.blueprint.vmap_clients == number
     assert text in run_summary(plan)
 

@@ -62,13 +62,14 @@ def run_and_save(recorder, last, server=None, saver=None):
     return server, saver
 
 
-def resumed_outcome(recorder):
+def go_on(recorder, last=None):
+    """Run from the newest checkpoint, if there is one, to the round `last`, and return the server."""
     server = new_server()
     saver = checkpointer(server, recorder)
     if saved := recorder.saved("t"):
         saver.restore(saved)
-    run_and_save(recorder, None, server, saver)
-    return server.state_hash()
+    run_and_save(recorder, last, server, saver)
+    return server
 
 
 def test_each_checkpoint_writes_the_server_and_the_cohort_alone(recorder, folder):
@@ -93,17 +94,13 @@ def test_a_resumed_simulation_ends_with_the_same_bits(recorder, outcome, last):
     resumed = new_server()
     assert checkpointer(resumed, recorder).restore(recorder.saved("t")) == []
     assert (resumed.round, resumed.state_hash()) == (last, server.state_hash())
-    assert resumed_outcome(recorder) == outcome
+    assert go_on(recorder).state_hash() == outcome
 
 
 def test_resumed_again_and_again(recorder, outcome):
     """Each time, the checkpoint after a restored one writes the cohort alone."""
     for last in range(1, ROUNDS + 1):
-        server = new_server()
-        saver = checkpointer(server, recorder)
-        if saved := recorder.saved("t"):
-            saver.restore(saved)
-        run_and_save(recorder, last, server, saver)
+        server = go_on(recorder, last)
         content = recorder.saved("t")[0]["content"]
         if last == 2:
             written = [name for name, part in content["clients"].items() if part[0] == content["number"]]
@@ -142,7 +139,7 @@ def test_the_older_one_is_used_if_the_newest_is_damaged(recorder, folder, outcom
         assert note.endswith("; continues from checkpoint 3, after round 3")
     kept, found = verified(recorder.saved("t"), recorder, "t", "c", PLAN)
     assert (kept[0]["number"], found) == (3, notes)
-    assert resumed_outcome(recorder) == outcome
+    assert go_on(recorder).state_hash() == outcome
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -332,4 +329,4 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
             saver.save()
         if record.round == 6:
             break
-    assert resumed_outcome(recorder) == outcome
+    assert go_on(recorder).state_hash() == outcome

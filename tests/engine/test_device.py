@@ -112,12 +112,6 @@ def test_cublas_has_its_workspace_where_kernels_are_deterministic(monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"placement\.gpus=0\.5.*placement\.gpus=0"):
-        device_for(0.5)
-
-
 def test_bf16_is_refused_where_a_gpu_would_emulate_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 import rayfed
-from helpers.commands import command
-from rayfed.core.errors import UsageError
+from helpers.commands import TWO_CLIENTS, command
 from rayfed.core.records import SERVER, Record, Score, Selection
 from rayfed.engine.evaluation import EarlyStopping, StopRule
 from rayfed.engine.fleet import LocalFleet
@@ -16,12 +15,7 @@ from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun, resume_message
 from rayfed.records.recorder import Recorder
 
-QUICK = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 8, "lr": 0.1},
-    "rounds": 12,
-}
+QUICK = TWO_CLIENTS | {"rounds": 12}
 
 LOSS = Selection(metric="loss", higher_is_better=False)
 
@@ -113,8 +107,7 @@ STOPPING = QUICK | {"early_stopping.patience": 2}
 
 @pytest.mark.usefixtures("scripted")
 class TestTrial:
-    def test_it_is_done_and_says_why(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
+    def test_it_is_done_and_says_why(self, here, capsys):
         result = rayfed.run(STOPPING, quiet=False)
         assert "stopped early: validation accuracy (global) has not improved on 0.5" in capsys.readouterr().err
         assert result.rounds["round"].tolist() == [1, 2, 3, 4, 5]
@@ -126,8 +119,7 @@ class TestTrial:
         whole = rayfed.run(QUICK | {"results": "whole"}).metrics.query("round <= 5")
         assert result.metrics["value"].tolist() == whole["value"].tolist()
 
-    def test_patience_that_ends_with_the_last_round_stops_nothing(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
+    def test_patience_that_ends_with_the_last_round_stops_nothing(self, here, capsys):
         rayfed.run(STOPPING | {"rounds": 5}, quiet=False)
         assert "early stopping: all rounds ran" in capsys.readouterr().err
         (row,) = rayfed.read_results("results").trials.to_dict("records")
@@ -180,17 +172,3 @@ class TestTrial:
         assert swept.trials["rounds_done"].tolist() == [5, 5]
         monkeypatch.setattr(Selection, "score", lambda rule, record: 1 / 0)
         assert rayfed.sweep(given | {"resume": True}).failed == 0  # nothing runs again
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("patience", "values", "message"),
-        [
-            (0, {}, "must be at least 1"),
-            (2, {"evaluate.splits": ["test"]}, "needs validation scores; give "),
-            (2, {"partition.validation": 0.0}, "needs validation scores; give "),
-        ],
-    )
-    def test_one_line(self, patience, values, message):
-        with pytest.raises(UsageError, match=f"^early_stopping.patience={patience}: {message}"):
-            make_plan(Config.read(QUICK | {"early_stopping.patience": patience} | values))

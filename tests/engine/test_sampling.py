@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rayfed
+from helpers.commands import TWO_CLIENTS
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.fedavg import FedAvg, Solo
@@ -154,30 +155,15 @@ class TestAggregate:
             expected = mean if "running" in name else moved
             assert not value.is_floating_point() or torch.allclose(value, expected, atol=1e-5), name
 
-    def test_equal_weights(self):
-        @dataclass(frozen=True, kw_only=True)
-        class Equal(Fixed):
-            cohort = Cohort([0, 2], equal=True)
-
-        tested = server(Equal())
+    @pytest.mark.parametrize(("equal", "share"), [(True, 1 / 2), (False, 20 / 53)])
+    def test_equal_weights_or_those_of_the_method(self, equal, share):
+        sampler = type("Two", (Fixed,), {"reweights": equal, "cohort": Cohort([0, 2], equal=equal)})
+        tested = server(sampler())
         next(tested.run())
         zero, two = trained_alone(0)["weights"], trained_alone(2)["weights"]
         for name, value in tested.state["weights"].items():
             if value.is_floating_point():
-                assert torch.allclose(value, (zero[name] + two[name]) / 2, atol=1e-6), name
-
-    def test_a_sampler_without_weights_uses_those_of_the_method(self):
-        @dataclass(frozen=True, kw_only=True)
-        class Plain(Fixed):
-            reweights = False
-            cohort = Cohort([0, 2])
-
-        tested = server(Plain())
-        next(tested.run())
-        zero, two = trained_alone(0)["weights"], trained_alone(2)["weights"]
-        name = "fc.weight"
-        expected = (20 * zero[name] + 33 * two[name]) / 53
-        assert torch.allclose(tested.state["weights"][name], expected, atol=1e-6)
+                assert torch.allclose(value, share * zero[name] + (1 - share) * two[name], atol=1e-6), name
 
     @pytest.mark.parametrize(
         ("cohort", "message"),
@@ -226,14 +212,7 @@ class TestLosses:
         assert "sampling loss" not in first.bytes_up
 
 
-QUICK = {
-    "data": {"domains": ["plain", "font"], "per_domain": 80},
-    "partition": {"name": "dirichlet", "clients": 5},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 4, "lr": 0.1},
-    "rounds": 4,
-    "cohort": 2,
-}
+QUICK = TWO_CLIENTS | {"partition": {"name": "dirichlet", "clients": 5}, "rounds": 4, "cohort": 2}
 
 
 class TestRuns:
@@ -253,9 +232,8 @@ class TestRuns:
         again = rayfed.run(given | {"results": str(tmp_path), "resume": True})
         assert again.weights_hash == whole.weights_hash
 
-    def test_one_of_your_own(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "own_sampling.py").write_text(OWN)
+    def test_one_of_your_own(self, here):
+        (here / "own_sampling.py").write_text(OWN)
         result = rayfed.run(QUICK | {"sampling.name": "own_sampling:Largest", "sampling.last": 1})
         trained = result.metrics.query("point == 'trained'")
         sizes = {client: len(client_data.train) for client, client_data in enumerate(_clients())}
@@ -317,15 +295,3 @@ class TestRefusals:
         with pytest.raises(UsageError) as error:
             Config.read(values)
         assert str(error.value).startswith(message)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_hosts_change_no_bit(tmp_path):
-    from helpers.ray_session import start_ray
-
-    start_ray()
-    given = QUICK | {"sampling.name": "power_of_choice"}
-    here = rayfed.run(given | {"results": str(tmp_path / "here")})
-    there = rayfed.run(given | {"results": str(tmp_path / "there"), "placement": {"hosts": 2, "cpus": 0.5}})
-    assert there.weights_hash == here.weights_hash

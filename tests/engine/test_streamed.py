@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import rayfed
-from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from helpers.federations import blobs, blueprint, net, on_pictures, with_inputs
 from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
@@ -43,25 +42,22 @@ def on_disk(population):
 
     rows, at = as_lazy_rows(memory_mapped("people", {"version": 1}, whole.shape, whole.dtype, fill)), 0
 
-    def moved(part):
+    def moved(x):
         nonlocal at
-        at += len(part)
-        return Examples(rows.select(place[at - len(part) : at]), part.y)
+        at += len(x)
+        return rows.select(place[at - len(x) : at])
 
-    clients = [replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in population.clients]
-    return replace(population, clients=tuple(clients))
+    return with_inputs(population, moved)
 
 
 def as_pixels(population):
     """The same people as uint8 images [3, 4, 4]."""
-    pictures = reshaped(population, (1, 2, 3))
 
-    def part(examples):
-        x = np.tile(examples.x, (1, 3, 2, 2))[:, :, :, :4]
-        return Examples((x * 40 + 128).clip(0, 255).astype(np.uint8), examples.y)
+    def pixels(x):
+        x = np.tile(x.reshape(-1, 1, 2, 3), (1, 3, 2, 2))[:, :, :, :4]
+        return (x * 40 + 128).clip(0, 255).astype(np.uint8)
 
-    clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in pictures.clients]
-    return replace(pictures, clients=tuple(clients), shape=(3, 4, 4), mean=(0.5,) * 3, std=(0.5,) * 3)
+    return with_inputs(population, pixels, shape=(3, 4, 4), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def convolutional():
@@ -172,15 +168,6 @@ def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(mon
         kind = torch.Tensor if held else Streamed
         assert all(type(part.x) is kind for parts in first for part in parts.values())
         assert [client for client in (2, 1, 0) if data.parts(client) is first[client]][::-1] == (held or [0, 1, 2])
-
-
-def test_the_key_is_no_part_of_the_trial(tmp_path):
-    config = {"data.per_domain": 40, "model.name": "mlp", "rounds": 1, "results": str(tmp_path)}
-    names = set()
-    for data_on_device in (None, True, False):
-        result = rayfed.run(config | {"placement.data_on_device": data_on_device}, experiment=f"run-{data_on_device}")
-        names.add((result.trial, result.weights_hash))
-    assert len(names) == 1
 
 
 @pytest.mark.ray

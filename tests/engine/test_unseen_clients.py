@@ -14,7 +14,6 @@ from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
-from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.data.clients import Examples
 from rayfed.engine.evaluation import Evaluation
@@ -53,10 +52,6 @@ class TestWho:
         again = with_unseen_clients(with_unseen_clients(blobs(10), 5, seed=7), 4, seed=1)
         assert [c.id for c in again.clients] == drawn[0]
         assert [c.id for c in with_unseen_clients(again, 0, seed=1).clients] == list(range(10))
-
-    def test_somebody_must_train(self):
-        with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and at least one must train$"):
-            with_unseen_clients(blobs(4), 4, seed=0)
 
 
 class TestQuadratics:

@@ -45,7 +45,6 @@ def written(*pairs):
 def refusal(*pairs):
     with pytest.raises(UsageError) as caught:
         written(*pairs)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -137,6 +136,8 @@ class TestTypes:
             ("algorithm.name=3", "algorithm.name=3: expected a string, got int"),
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=.nan", "local.lr=nan: must be a finite number"),
+            ("metrics.mdl.seedz=1", "metrics.mdl.seedz: no such key; did you mean metrics.mdl.seeds"),
+            ("augment={name: noise, sd: 1}", "augment.sd: no such key"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
         ],
     )
@@ -169,9 +170,8 @@ class TestAlgorithm:
         assert refusal("algorithm.name=dbe", "algorithm.base=[a]").startswith("algorithm.base=['a']: expected a string")
         assert "algorithm.base.name=scafold" in refusal("algorithm.name=dbe", "algorithm.base=scafold")
 
-    def test_the_users_own(self, tmp_path, monkeypatch):
-        (tmp_path / "config_mine.py").write_text(MINE)
-        monkeypatch.chdir(tmp_path)
+    def test_the_users_own(self, here):
+        (here / "config_mine.py").write_text(MINE)
         config = written("algorithm.name=config_mine:Mine", "algorithm.strength=2")
         assert type(config.algorithm).__name__ == "Mine"
         assert config.algorithm.strength == 2.0
@@ -187,26 +187,23 @@ class TestAlgorithm:
             ("metrics", "rayfed.metrics.base.OfPredictions"),
         ],
     )
-    def test_options_of_a_class_without_the_decorator_are_refused(self, tmp_path, monkeypatch, key, base):
+    def test_options_of_a_class_without_the_decorator_are_refused(self, here, key, base):
         module, name = base.rsplit(".", 1)
         text = f"from {module} import {name} as Base\nfrom rayfed.core.options import option\n"
         text += "class Bare(Base):\n    shrink: bool = option(False, help='')\nclass Same(Base):\n    pass\n"
         text += "class Below(Bare):\n    pass\n"
         own = f"config_bare_{name.lower()}"
-        (tmp_path / f"{own}.py").write_text(text)
-        monkeypatch.chdir(tmp_path)
+        (here / f"{own}.py").write_text(text)
         for wrong in ("Bare", "Below"):
             pair = f"metrics.{own}:{wrong}=true" if key == "metrics" else f"{key}={own}:{wrong}"
             with pytest.raises(UsageError) as caught:
                 make_plan(written(pair))
             message = str(caught.value)
             assert f"{own}:Bare declares shrink but is not a dataclass; decorate it with @dataclass(" in message
-            assert "\n" not in message
         written(f"metrics.{own}:Same=true" if key == "metrics" else f"{key}={own}:Same")
 
-    def test_the_users_own_model(self, tmp_path, monkeypatch):
-        (tmp_path / "config_net.py").write_text(MINE)
-        monkeypatch.chdir(tmp_path)
+    def test_the_users_own_model(self, here):
+        (here / "config_net.py").write_text(MINE)
         for method, split in (("fedrep", (6,)), ("fedavg", ())):
             plan = make_plan(written(f"algorithm.name={method}", "model.name=config_net:MyNet", "model.width=6"))
             assert plan.blueprint.context(plan.population, "cpu").task.feature_shape == split
@@ -231,14 +228,7 @@ class TestTree:
 class TestTrialNames:
     def test_placement_and_bookkeeping_do_not_change_them(self):
         name = trial_name(written())
-        same = (
-            "rounds=3",
-            "placement.hosts=2",
-            "placement.cpus=0.25",
-            "checkpoint.every=1",
-            "resume=true",
-            "results=r",
-        )
+        same = ("rounds=3", "placement.hosts=2", "placement.data_on_device=true", "checkpoint.every=1", "results=r")
         assert all(trial_name(written(pair)) == name for pair in same)
 
     def test_whatever_changes_the_outcome_changes_them(self):
@@ -289,22 +279,5 @@ def test_what_the_options_of_training_build():
     logits, y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([0])
     target = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     assert plan.training_loss(logits, y).item() == pytest.approx(-(target * logits.log_softmax(1)).sum().item())
-    with pytest.raises(
-        UsageError, match=r"^local.label_smoothing=0.1: smooths the labels of cross-entropy, and another"
-    ):
+    with pytest.raises(UsageError, match=r"^local.label_smoothing=0.1: smooths the labels of cross-entropy, and"):
         make_plan(written("local.label_smoothing=0.1", "model.name=mlp"), loss=lambda logits, y: logits.sum())
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"algorithm.base.muu": 1, "algorithm.name": "mixup", "algorithm.base.name": "fedprox"}, "algorithm.base.muu"),
-        ({"algorithm": {"name": "mixup", "base": "fedporx"}}, "algorithm.base.name=fedporx: did you mean fedprox"),
-        ({"metrics.mdl.seedz": 1}, "metrics.mdl.seedz: no such key; did you mean metrics.mdl.seeds"),
-        ({"partition.alpha": 1}, "partition.alpha: no such key"),
-        ({"augment.name": "noise", "augment.sd": 1}, "augment.sd: no such key"),
-    ],
-)
-def test_mistakes_in_options_of_components_are_found(values, message):
-    with pytest.raises(UsageError, match=f"^{message}"):
-        Config.read(values)

@@ -5,18 +5,12 @@ import re
 import pytest
 import torch
 
-from helpers.commands import command
+from helpers.commands import TWO_CLIENTS, command
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import Probe, estimate, probe
 from rayfed.experiments.plan import make_plan
 
-QUICK = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 8, "lr": 0.1},
-    "partition.validation": 0,
-    "evaluate.splits": ["test"],
-}
+QUICK = TWO_CLIENTS | {"partition.validation": 0, "evaluate.splits": ["test"]}
 
 
 def plan(**changes):

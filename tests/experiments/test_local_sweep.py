@@ -5,12 +5,10 @@ import types
 
 import pandas as pd
 import pytest
-from torch import nn
 
 import rayfed
 import rayfed.distributed
-from helpers.commands import command
-from helpers.federations import blobs
+from helpers.commands import TWO_CLIENTS, command
 from rayfed import launch
 from rayfed.core.errors import RayNotStarted
 
@@ -42,10 +40,9 @@ class Mine(OfPredictions):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    return tmp_path
+def here(here):
+    (here / "space.yaml").write_text(SPACE)
+    return here
 
 
 def trials():
@@ -66,8 +63,7 @@ class TestCommand:
 
     def test_a_trial_is_what_a_run_of_its_configuration_is(self, here):
         main(["space.yaml", "seeds=[0]"])
-        quick = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
-        result = rayfed.run({**quick, "local": {"batch_size": 8, "lr": 0.1}}, rounds=2)
+        result = rayfed.run(TWO_CLIENTS, rounds=2)
         assert trials().loc[result.trial, "weights_hash"] == result.weights_hash
 
     def test_failed_trials_are_told_once_and_run_again_when_resumed(self, here, capsys):
@@ -151,23 +147,3 @@ class TestRayThatDoesNotStart:
         assert capsys.readouterr().err.splitlines()[-1] == (
             "rayfed: Ray did not start (no space); its logs are in /tmp/x"
         )
-
-
-class TestPython:
-    @pytest.fixture
-    def result(self, here):
-        parts = ("train", "val", "test")
-        clients = [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs().clients]
-        space = {"local": {"batch_size": 5, "lr": {"grid": [0.01, 0.1]}}, "rounds": 1, "search.max_concurrent": 1}
-        model = lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))  # noqa: E731
-        result = rayfed.sweep(space, clients=clients, model=model, seeds=[0, 1], experiment="own", keep_state=True)
-        return result, clients, model
-
-    def test_own_clients_and_models(self, result):
-        swept, clients, model = result
-        assert (swept.failed, len(swept.trials), str(swept.folder)) == (0, 4, "results/own")
-        assert set(swept.trials["local.lr"]) == {0.01, 0.1}
-        assert swept.trials["data.name"].str.startswith("clients:").all()
-        alone = rayfed.run({"local": {"batch_size": 5, "lr": 0.1}}, clients=clients, model=model, rounds=1, seed=1)
-        row = swept.trials.set_index("trial").loc[alone.trial]
-        assert row["weights_hash"] == alone.weights_hash

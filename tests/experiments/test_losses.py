@@ -68,15 +68,14 @@ def run(values, *, classes=3, **more):
             [0, 1, 2],
             lambda y: F.cross_entropy(OUTPUTS, y, torch.tensor([1.0, 2, 3])),
         ),
-        ("bce_with_logits", {}, [[0, 1, 1]] * 3, lambda y: F.binary_cross_entropy_with_logits(OUTPUTS, y.float())),
         (
             "bce_with_logits",
             {"pos_weight": 3},
             [[0, 1, 1]] * 3,
             lambda y: F.binary_cross_entropy_with_logits(OUTPUTS, y.float(), pos_weight=torch.tensor(3.0)),
         ),
-        ("mse", {}, [[1, 2, 3]] * 3, lambda y: (OUTPUTS - y).square().mean()),
-        ("l1", {}, [[1, 2, 3]] * 3, lambda y: (OUTPUTS - y).abs().mean()),
+        ("mse", {}, [[1, 2, 3]] * 3, lambda y: F.mse_loss(OUTPUTS, y.float())),
+        ("l1", {}, [[1, 2, 3]] * 3, lambda y: F.l1_loss(OUTPUTS, y.float())),
         ("smooth_l1", {"beta": 0.5}, [[1, 2, 3]] * 3, lambda y: F.smooth_l1_loss(OUTPUTS, y.float(), beta=0.5)),
         ("own_losses:Scaled", {"factor": 3}, [0, 1, 2], lambda y: 3 * F.cross_entropy(OUTPUTS, y)),
         (
@@ -140,16 +139,9 @@ def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_
     ("values", "message"),
     [
         ({"loss.name": "cross_entropie"}, "loss.name=cross_entropie: did you mean cross_entropy?"),
-        (
-            {"loss.name": "bce_with_logits"},
-            "loss.name=bce_with_logits has one logit for 3 classes",
-        ),
+        ({"loss.name": "bce_with_logits"}, "loss.name=bce_with_logits has one logit for 3 classes"),
         ({"loss.name": "own_losses:focal", "loss.beta": 1}, "loss.name=own_losses:focal: is called with .*'beta'"),
         ({"loss.name": "own_losses:Smooth", "loss.beta": 1}, "loss.name=own_losses:Smooth: is made with .*'beta'"),
-        (
-            {"loss.name": "mse", "local.label_smoothing": 0.1},
-            "local.label_smoothing=0.1: smooths the labels of cross-e",
-        ),
     ],
 )
 def test_what_cannot_be_is_one_line(values, message):
@@ -158,9 +150,7 @@ def test_what_cannot_be_is_one_line(values, message):
 
 
 def test_a_loss_that_does_not_fit_the_labels_is_one_line():
-    with pytest.raises(
-        UsageError, match=r"^loss: fails on outputs torch.float32 \[2, 1\] and labels torch.int64 \[2\]: "
-    ):
+    with pytest.raises(UsageError, match=r"^loss: fails on outputs torch.float32 \[2, 1\] and labels torch.int64 \["):
         run({}, model=lambda: torch.nn.Linear(4, 1), loss=F.binary_cross_entropy_with_logits)
     with pytest.raises(UsageError, match=r"^loss.name=mse: loss= is given in place of loss.\*"):
         run({"loss.name": "mse"}, loss=F.cross_entropy)

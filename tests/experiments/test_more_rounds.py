@@ -1,11 +1,10 @@
 """A finished trial goes on with more rounds, and ends as if it had all of them from the start."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
 import rayfed
-from helpers.commands import command
+from helpers.commands import TWO_CLIENTS, command
 from helpers.slow import slow_but
 
 run = command("run")
@@ -20,10 +19,7 @@ FOLDERS = ("results", "straight")
 KEYS = ["round", "client", "domain", "split", "point", "metric", "unseen"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def longer(*arguments, rounds=6, results="results"):
@@ -108,9 +104,15 @@ def test_with_fewer_rounds_nothing_is_lost(resume, capsys):
     assert table("rounds")["round"].max() == 6
 
 
-def test_the_end_of_a_trial_is_no_state_of_a_longer_one(capsys):
-    """Its last checkpoint has the states of unseen clients that joined; the one before, from round 2, has none."""
-    arguments = ("algorithm={name: dbe}", "unseen_clients=1", "evaluate.every=2")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("algorithm={name: dbe}", "unseen_clients=1", "evaluate.every=2"),  # whose unseen clients have joined
+        ("early_stopping.patience=2", "evaluate.every=3"),  # whose last score is not due in a trial of six rounds
+    ],
+)
+def test_the_end_of_a_trial_is_no_state_of_a_longer_one(capsys, arguments):
+    """The checkpoint before the last one, from round 2, is."""
     shorter("checkpoint.every=2", *arguments)
     longer("checkpoint.every=2", *arguments)
     assert "continues after round 2\n" in capsys.readouterr().err
@@ -127,25 +129,9 @@ def test_a_trial_that_stopped_early_has_ended(capsys):
     the_same()
 
 
-def test_a_rule_for_stopping_that_saw_another_score_goes_back_further(capsys):
-    """The shorter trial scored its last round, 4, which is not due in a trial of six rounds."""
-    arguments = ("early_stopping.patience=2", "evaluate.every=3")
-    shorter("checkpoint.every=2", *arguments)
-    longer("checkpoint.every=2", *arguments)
-    assert "continues after round 2\n" in capsys.readouterr().err
-    shorter(*arguments, rounds=6, results="straight")
-    the_same()
-
-
 def test_a_sweep_adds_rounds_to_each_of_its_trials(capsys):
-    space = {
-        "data": {"domains": ["plain", "font"], "per_domain": 60},
-        "model": {"name": "mlp", "hidden": [8]},
-        "algorithm": {"name": "fedprox", "mu": {"grid": [0, 1]}},
-        "seeds": [0, 1],
-        "checkpoint.every": 2,
-        "search.max_concurrent": 1,
-    }
+    space = TWO_CLIENTS | {"algorithm": {"name": "fedprox", "mu": {"grid": [0, 1]}}, "seeds": [0, 1]}
+    space |= {"checkpoint.every": 2, "search.max_concurrent": 1}
     rayfed.sweep(space, rounds=2)
     assert rayfed.sweep(space, rounds=4, resume=True).failed == 0
     assert rayfed.read_events("results")["event"].tolist() == ["rounds added"] * 4
@@ -162,9 +148,3 @@ def test_a_sweep_adds_rounds_to_each_of_its_trials(capsys):
 def test_a_sweep_over_rounds_alone_is_refused():
     with pytest.raises(rayfed.UsageError, match=r"^arms: two trials have the same configuration .* more than rounds$"):
         rayfed.sweep({"rounds": {"grid": [1, 2]}})
-
-
-def blobs(shift=0.0):
-    draw = np.random.default_rng(0)
-    parts = [(draw.normal(size=(20, 3)).astype("float32") + shift, draw.integers(0, 2, 20)) for _ in range(3)]
-    return [{"train": part, "test": part} for part in parts]

@@ -41,10 +41,9 @@ KEYS = ["round", "client", "domain", "split", "point", "metric"]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "resume_mortal.py").write_text(MORTAL)
-    return tmp_path
+def here(here):
+    (here / "resume_mortal.py").write_text(MORTAL)
+    return here
 
 
 def tables(folder):
@@ -110,13 +109,11 @@ class TestWithoutAKill:
         same("whole", "whole")
         assert len(tables("whole")[0]) == len(before[0])
 
-    @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-    @pytest.mark.parametrize("part", ["manifest", "server"])
-    def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys, part, damage):
-        paths = list(here.glob(f"whole/run/checkpoints/*/{part}-*"))
+    def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys):
+        paths = list(here.glob("whole/run/checkpoints/*/server-*"))
         assert len(paths) >= 2
         for path in paths:
-            path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+            path.write_bytes(path.read_bytes()[:-200])
         capsys.readouterr()
         assert main([*COMMON, *self.ARGUMENTS, "results=whole", "resume=true"]) == 2
         lines = capsys.readouterr().err.splitlines()

@@ -168,6 +168,7 @@ class TestPlan:
             ({"select.metric": "test_select:Both"}, f"select.metric=test_select:Both: {NOT_MEASURED}; known: "),
             ({"select.metric": "ece", "metrics.ece": False}, f"select.metric=ece: {NOT_MEASURED}; known: "),
             ({"select.metric": "ece", "select.mode": "max"}, "select.mode=max: ece declares that lower is better"),
+            ({"early_stopping.patience": 2, "partition.validation": 0.0}, "early_stopping.patience=2: needs"),
         ],
     )
     def test_what_cannot_choose_is_refused(self, values, message):

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 import rayfed
+from helpers.commands import TWO_CLIENTS
 from rayfed.core.errors import UsageError
 from rayfed.experiments import sweep as module
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 
-SPACE = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
+SPACE = TWO_CLIENTS | {
     "rounds": 1,
     "seeds": [0, 1],
     "arms": [{"algorithm.name": "fedavg"}, {"algorithm.name": "fedprox", "algorithm.mu": {"grid": [0.1, 1]}}],
@@ -47,7 +46,6 @@ def test_a_resumed_sweep_leaves_out_what_is_done(plan):
         ({"arms": [{"experiment": "a"}, {"experiment": "b"}]}, "experiment: all arms"),
         ({"arms": [{"results": "a"}, {"results": "b", "rounds": 2}]}, "results: all arms"),
         ({"search.scheduler": "asha", "partition.validation": 0}, "search.scheduler=asha: needs validation"),
-        ({"cohort": 9}, "cohort=9: there are 2 clients"),
     ],
 )
 def test_refuses_what_cannot_work(plan, changes, message):
@@ -76,7 +74,7 @@ class TestKinds:
         plan(arms=self.ARMS)
         kinds = [(c.algorithm_name, vars(c.algorithm).get("mu"), c.local.batch_size) for c in planned]
         assert len(planned) == 6
-        assert kinds[:2] == [("fedprox", 0, 10), ("fedprox", 0.1, 10)]
+        assert kinds[:2] == [("fedprox", 0, 8), ("fedprox", 0.1, 8)]
 
     def test_what_is_said_is_as_if_each_was_planned(self, plan, monkeypatch):
         by_kind = plan(arms=self.ARMS)

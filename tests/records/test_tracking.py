@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 import rayfed
+from helpers.commands import TWO_CLIENTS
 from rayfed.core.records import SERVER, Record, Score
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import TensorBoard, round_values
 
 NONE = {"tensorboard": None, "folder": None}
-QUICK = {
-    "data": {"domains": ["plain", "font"], "per_domain": 60},
-    "model": {"name": "mlp", "hidden": [8]},
-    "local": {"batch_size": 8, "lr": 0.1},
-    "rounds": 4,
-    "evaluate.every": 2,
-}
+QUICK = TWO_CLIENTS | {"rounds": 4, "evaluate.every": 2}
 
 
 def score(client, domain, value, split="test", **more):

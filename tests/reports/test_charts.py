@@ -162,10 +162,9 @@ def test_every_kind_becomes_an_image(folder: Path, kind: str) -> None:
     assert "aria-roledescription" in picture  # of axes or marks: something was drawn
 
 
-def test_a_partition_is_recorded_with_the_trial(tmp_path: Path, monkeypatch) -> None:
+def test_a_partition_is_recorded_with_the_trial(here: Path) -> None:
     import rayfed
 
-    monkeypatch.chdir(tmp_path)
     config = {"data": {"domains": ["plain", "font"], "per_domain": 20}, "model.name": "mlp", "rounds": 1}
     result = rayfed.run({**config, "local.batch_size": 4}, keep_state=False)
     digest = result.trials["partition_hash"].iloc[0]

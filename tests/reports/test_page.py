@@ -13,7 +13,6 @@ import yaml
 from small_results import add
 
 import rayfed
-from helpers.commands import command
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
@@ -23,7 +22,6 @@ from rayfed.records.trials import record_trial
 from rayfed.reports.page import configurations, write_page
 from rayfed.reports.read import read
 
-main = command("report")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 MEANS = {("fedavg", None): 0.5, ("fedprox", 0.1): 0.6, ("fedprox", 1.0): 0.7}
 
@@ -100,9 +98,8 @@ class TestContent:
 
 
 class TestRepeating:
-    def test_a_configuration_names_the_same_trial(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_configuration_names_the_same_trial(self, here: Path) -> None:
         """Beside a trial with other keys, so that the table has gaps."""
-        monkeypatch.chdir(tmp_path)
         common = {
             "data": {"domains": ["plain", "font"], "per_domain": 40},
             "model": {"name": "mlp", "hidden": [8]},

@@ -1,8 +1,6 @@
 """Selection, means and sds against numbers worked out by hand, and the wording of the report."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -329,12 +327,6 @@ def test_bad_input_is_one_line_and_code_2(
     assert error.startswith("rayfed: ")
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_the_report_starts_without_torch_ray_or_altair() -> None:
-    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'altair'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from small_results import add
 
 from helpers.commands import command
 from rayfed.reports.render import render
-from rayfed.reports.summary import View, mean_caption
+from rayfed.reports.summary import mean_caption
 from rayfed.reports.tables import Stars, latex_table, make_table, markdown_table, text_table
 
 main = command("report")
@@ -112,15 +112,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestReport:
-    def test_domains_that_no_client_held_have_a_table_of_their_own(self, folder: Path) -> None:
-        words = " ".join(render(folder, width=200).split())
-        title = (
-            "e: out-of-domain accuracy (split ood), %, at the round with the best mean validation accuracy; mean ± sd"
-        )
-        assert title in words
-        assert "fedavg 35.00 ± 7.07" in words  # the mean of 0.3 and 0.4
-        assert title not in " ".join(render(folder, width=200, view=View(split="test")).split())
-
     def test_csv_has_every_number(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([str(folder), "--format", "csv"]) == 0
         table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -16,8 +16,6 @@ from rayfed.experiments.sources import from_arguments
 from rayfed.records.storage import is_url
 
 ROOT = Path(__file__).resolve().parents[2]
-while not (ROOT / "pyproject.toml").exists():
-    ROOT = ROOT.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -79,12 +77,11 @@ def test_commands_are_valid(line, monkeypatch):
         pytest.fail(f"{line}: {error}")
 
 
-def test_the_algorithm_with_a_setup_exchange_runs(tmp_path, monkeypatch):
+def test_the_algorithm_with_a_setup_exchange_runs(here):
     import rayfed
 
     (code,) = re.findall(r"```python\n# adjusted.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
-    (tmp_path / "adjusted.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
+    (here / "adjusted.py").write_text(code)
     clients = [{"train": (torch.randn(20, 4), y), "test": (torch.randn(6, 4), y[:6])} for y in LABELS]
     config = {
         "algorithm": {"name": "adjusted:Adjusted", "tau": 0.5},
