@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfed.core.errors import UsageError
 from rayfed.data import cache
 
 KEY = {"version": 1, "of": "counting"}
@@ -104,11 +103,6 @@ def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable
     assert not isinstance(array, np.memmap)
     assert not array.flags.writeable
     assert not list(home.glob("*.part"))
-
-
-def test_what_neither_the_cache_nor_memory_can_hold_is_refused(unusable):
-    with pytest.raises(UsageError, match=r"^RAYFED_CACHE=.*: counting: .*; set the env"):
-        get(Counting(), (1 << 30, 1 << 30))
 
 
 def test_the_disk_s_room_is_taken_before_the_array_is_filled():
