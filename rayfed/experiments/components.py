@@ -93,7 +93,7 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
     where = where or kind
     options = dict(values)
     name = options.pop("name", default)
-    if name is not None and not isinstance(name, str):
+    if not isinstance(name, str) and (name, default) != (None, None):
         raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)

@@ -135,7 +135,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     single = [tree.get("seed", 0) for tree in trees]
     if "seeds" in sweep and (ignored := [tree["seed"] for tree in trees if "seed" in tree]):
         raise UsageError(f"seed={ignored[0]!r}: has no effect beside seeds={sweep['seeds']!r}; give one of them")
-    if any(seed != single[0] for seed in single) or isinstance(single[0], Mapping):
+    if any(isinstance(seed, Mapping) or seed != single[0] for seed in single):
         raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
     seeds = checked(_listed(sweep.get("seeds", single[:1])), list[int], {"low": 0}, where="seeds")
     if not seeds or not arms:

@@ -114,7 +114,7 @@ spaces = st.dictionaries(
 
 @EXAMPLES
 def test_spaces(examples):
-    examples(given(spaces)(check_space))()
+    examples(given(spaces)(example({"arms": []})(check_space)))()
 
 
 def check_arguments(arguments):
@@ -137,6 +137,7 @@ def test_arguments(examples):
     @example(["rounds=!!int x"])
     @example(["rounds=2001-99-99"])
     @example(["a=\x00"])
+    @example(["algorithm.name="])
     def check(given_arguments):
         check_arguments(given_arguments)
 
