@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kind",
         "--x",
         choices=KINDS,
-        help=f"kind of plot, or axis of curves: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
+        help="plot, or axis of curves (default: curves); "
+        + "; ".join(f"{name}: {kind.shows}" for name, kind in KINDS.items()),
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 
