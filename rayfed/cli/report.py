@@ -46,11 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="write a plot as FILE.png, FILE.pdf or FILE.svg")
     parser.add_argument(
         "--kind",
-        "--x",
         choices=KINDS,
-        help="plot, or axis of curves (default: curves); "
-        + "; ".join(f"{name}: {kind.shows}" for name, kind in KINDS.items()),
+        help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
     )
+    parser.add_argument("--x", dest="kind", choices=("bytes", "clock", "epsilon"), help="axis of curves, as --kind")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 
 
