@@ -176,6 +176,8 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return x.astype(np.float32, copy=False)
+    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
+        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 

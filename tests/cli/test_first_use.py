@@ -122,6 +122,7 @@ class TestOwnClients:
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but the first client's are \(3,"),
             (([[0, 1, 2], [0]], [0, 1]), r"x is no array of numbers \(setting an array element"),
             (_part(x=scipy.sparse.csr_matrix(np.eye(4, 3))), r"x is sparse \(csr_matrix\); give it by .toarray\(\)"),
+            (_part(x=np.full((4, 3), 2**63, np.uint64)), "x has 9223372036854775808 of uint64, which no tensor"),
             (_part(x=np.array([[0, 1.5, "a"]] * 4, object)), "x has the type object; give numbers"),
             (_part(y=np.array([1, -1, -1, 1])), "label -1; .*, which 2 of 4 labels are not; write -1 and 1 as 0 and 1"),
             (_part(x=np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, np.nan, 2], [0, 1, 2]])), "2 of 4 inputs hold NaN"),
