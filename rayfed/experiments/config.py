@@ -430,6 +430,8 @@ def _check_together(settings: Any) -> None:
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
     _check_clock(settings.availability, settings.clock)
+    if settings.local.nesterov and not settings.local.momentum:
+        raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
     for key, other in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
         value, share = getattr(settings, key), getattr(settings, other)
         if value and share != getattr(Config, other):

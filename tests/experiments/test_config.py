@@ -262,6 +262,7 @@ class TestTrialNames:
         (["schedule.buffer=2"], "schedule.buffer: no such key; known: name"),
         (["schedule={name: buffered, concurrency: 2, buffer: 1}", "cohort=2"], "cohort: schedule.concurrency and"),
         (["local.optimizer=adam", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
+        (["local.nesterov=true"], "local.nesterov=true: needs momentum; give local.momentum"),
         (["cohort=2", "cohort_share=0.5"], "cohort=2 and cohort_share=0.5 are both given"),
         (["local.epochs=1", "local.steps=3"], "local.epochs and local.steps are both given"),
     ],
