@@ -41,7 +41,7 @@ from rayfed.algorithm import (
 from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, wrapped_algorithms
 from rayfed.algorithms.ditto import PERSONAL
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.personal_heads import FedBABU
 from rayfed.core.errors import UsageError
@@ -137,7 +137,7 @@ class DBE(Wrapper):
         """Return why DBE cannot wrap `base`; empty if it can."""
         if not base.supports_loss_terms:
             return "DBE wraps methods that train one model by the task's loss"
-        if isinstance(base, FedAvg) and set(task.trainable) <= base.personal(task) | {BIAS}:
+        if isinstance(base, LocalTraining) and set(task.trainable) <= base.personal(task) | {BIAS}:
             return "it averages nothing of the model, and DBE is about what clients learn together; use another base"
         if self.prbm and isinstance(base, FedBABU):
             return "it never trains the head, where the personal bias is; use algorithm.prbm=false, MR alone"

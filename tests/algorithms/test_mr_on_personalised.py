@@ -35,7 +35,7 @@ def one_step(base, kappa, **now):
     plan = blueprint(algorithm, people, model=net(batch_norm=False))
     plan.check(people)
     host = Host(plan, people, "cpu")
-    ctx = host._context(0, Request(moment=Moment("round", 1), cohort=(0,), clients=(0,)))
+    ctx = host._with_data(host._context(0, Request(moment=Moment("round", 1), cohort=(0,), clients=(0,))))
     client = algorithm.join(ctx)
     goal = torch.full((8,), GOAL)
     client = client | {"weights": client["weights"] | {CONSENSUS: goal}}

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset, index_within_group
 from rayfed.data.leakage_groups import unheld_rows
@@ -67,8 +68,11 @@ def _classes(labels: np.ndarray) -> str:
 def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
     """Write a PNG with one row of `columns` examples per domain, in which the classes take turns.
 
-    A pixel of an image, uint8 [N, 1 or 3, height, width], becomes `scale` x `scale` pixels.
+    A pixel of an image becomes `scale` x `scale` pixels. UsageError if images are not uint8 [N, 1 or 3, height, width].
     """
+    if dataset.images.dtype != np.uint8 or dataset.images.ndim != 4 or dataset.images.shape[1] not in (1, 3):
+        actual = dataset.layout or f"{dataset.images.dtype} {list(dataset.images.shape)}"
+        raise UsageError(f"contact sheet: {dataset.name} has {actual}; expected uint8 [N, 1 or 3, height, width]")
     import torch  # imported late: takes a second or more
     from torchvision.utils import make_grid
 
