@@ -180,9 +180,8 @@ class Record:
         for score in self.scores:
             if score.metric == metric and score.point == point and not score.unseen:
                 values.setdefault((score.split, score.client != SERVER), []).append(score.value)
-        return {
-            split: _mean(of_key) for (split, _), of_key in sorted(values.items())
-        }  # of equal splits the last one stays: clients
+        # of equal splits the last one stays, that of the clients
+        return {split: _mean(of_key) for (split, _), of_key in sorted(values.items())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,7 @@ class RayFleet:
             replies = [(self._unweighted.pop(client), weights[client]) for client in clients]
             calls[position] = self._actors[position].call.remote("weigh", replies)
         for position, call in calls.items():
-            total.merge(self._unpack(self._result(call, position), shared=total.value is not None))
+            total.merge(self._unpack(self._result(call, position), shared=not total.is_empty))
         return total
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:

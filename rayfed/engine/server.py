@@ -141,7 +141,7 @@ class Server:
     def state_hash(self) -> str:
         """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
 
-        The states of clients are hashed where they are, one by one, so that the hash needs no more memory with many.
+        The states of clients are fetched and hashed one by one, so that the hash needs no more memory with many.
         """
         return outcome_hash(self.state, self.fleet.states)
 

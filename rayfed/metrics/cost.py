@@ -86,7 +86,7 @@ class _Counter(TorchDispatchMode):
 def _unfused() -> Iterator[None]:
     """Run attention and recurrent layers as separate products.
 
-    The counter does not know fused kernels: it would count a whole encoder layer as 0, or an LSTM over all its steps.
+    The counter does not know fused kernels: it would count 0 for an encoder layer or an LSTM.
     """
     backends = torch.backends
     fast, mkldnn, cudnn = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled

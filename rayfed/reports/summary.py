@@ -220,20 +220,20 @@ def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
 def mean_caption(trials: pd.DataFrame) -> str:
     """Return what numbers are means over: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition"."""
     seeds = sorted(trials.groupby("order")["seed"].nunique().unique())
-    words = counted(seeds, "seed") if seeds == [1] else f"mean ± sd over {counted(seeds, 'seed')}"
+    words = range_words(seeds, "seed") if seeds == [1] else f"mean ± sd over {range_words(seeds, 'seed')}"
     if trials["partition_hash"].notna().all():
         per_domain = trials.groupby(["order", LEFT_OUT])["partition_hash"].nunique()
-        words += f", {counted(sorted(per_domain.unique()), 'partition')}"
+        words += f", {range_words(sorted(per_domain.unique()), 'partition')}"
     return ", ".join(filter(None, [words, _clients_scored(trials)]))
 
 
 def _clients_scored(trials: pd.DataFrame) -> str:
     """Return "a fixed sample of 1000 clients" if not all clients were scored, else ""."""
     sizes = sorted({int(size) for size in trials["clients_scored"].dropna()})
-    return f"a fixed sample of {counted(sizes, 'client')}" if sizes else ""
+    return f"a fixed sample of {range_words(sizes, 'client')}" if sizes else ""
 
 
-def counted(numbers: list[int], noun: str) -> str:
+def range_words(numbers: list[int], noun: str) -> str:
     """Return "3 seeds", or "1 to 3 seeds" if the sorted `numbers` differ."""
     if len(numbers) == 1:
         return f"{numbers[0]} {noun}{'' if numbers[0] == 1 else 's'}"

@@ -16,7 +16,7 @@ from rayfed.core.paths import writing
 from rayfed.core.records import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import Summary, View, average_words, counted, filter_rows, rows_of_rule
+from rayfed.reports.summary import Summary, View, average_words, filter_rows, range_words, rows_of_rule
 
 SUFFIXES = (".png", ".pdf", ".svg")
 MOST_LINES = 8
@@ -198,7 +198,7 @@ def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[
 def seeds_words(seeds: pd.Series) -> str:
     """Return what a band or bar shows: "± 1 sd over 3 seeds", or "a single seed"."""
     numbers = sorted(set(seeds.astype(int)))
-    return "a single seed" if numbers == [1] else f"± 1 sd over {counted(numbers, 'seed')}"
+    return "a single seed" if numbers == [1] else f"± 1 sd over {range_words(numbers, 'seed')}"
 
 
 def styled(chart: Any) -> dict[str, Any]:
