@@ -26,7 +26,7 @@ from helpers.algorithm_cases import (
     scored_points,
     server_of,
 )
-from helpers.federations import blobs, blueprint
+from helpers.federations import blobs, blueprint, new_server
 from helpers.final_weights import assert_as_recorded
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS
@@ -34,9 +34,7 @@ from rayfed.algorithms.common.wrapper import innermost
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import named_tensors
-from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, intercepted, pure
-from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
@@ -128,7 +126,7 @@ def careless(hook: str) -> type[FedAvg]:
 def test_modified_inputs_are_noticed(hook, caught):
     people = blobs(2)  # its own, since the hook may overwrite the data
     plan = blueprint(intercepted(careless(hook)(), pure), people)
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    server = new_server(plan, people)
     with pytest.raises(ImpureHook, match=f"^{caught} changed"):
         list(server.run())
 

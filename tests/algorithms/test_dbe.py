@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.comparison import equal
-from helpers.federations import blobs, blueprint, net, simulate
+from helpers.federations import blobs, blueprint, net, new_server, simulate
 from rayfed.algorithm import ClientData
 from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
@@ -21,8 +21,6 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 
 LR = 0.05
 
@@ -32,7 +30,7 @@ def stepwise(algorithm, population=None, **changes):
     population = population or blobs()
     plan = blueprint(algorithm, population, **changes)
     plan.check(population)
-    server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=(algorithm.default_eval_point,)))
+    server = new_server(plan, population, points=(algorithm.default_eval_point,))
     return server, server.run()
 
 

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from scipy.optimize import brentq
 
-from helpers.federations import blobs, blueprint, net, simulate
+from helpers.federations import blobs, blueprint, net, new_server, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_fedbn import DPFedBN, GaussianDPFedBN, clipped_update
@@ -15,8 +15,6 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 
 
 def flat(weights):
@@ -93,7 +91,7 @@ def test_integer_buffers_that_local_training_changes_are_not_sent(algorithm):
 def cohorts(algorithm, cohort, rounds, seed=0):
     people = blobs(7)
     plan = blueprint(algorithm, people, cohort=cohort, seed=seed)
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    server = new_server(plan, people)
     return [server.sample(number) for number in range(1, rounds + 1)]
 
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.federations import net, simulate
+from helpers.federations import net, new_server, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.core.optim import SGD, Adam
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 
 HEAD = ("fc.weight", "fc.bias")
 OPTIMIZERS = {
@@ -54,7 +52,7 @@ def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
     people = replace(population(), unseen_clients=1)
     model = net(batch_norm=False)
     how = plan(FedRep(adapted=adapted, head_epochs=1), people, model, cohort=2)
-    server = Server(how, people, LocalFleet(how, people), Evaluation(points=("downloaded",)))
+    server = new_server(how, people, points=("downloaded",))
     record = list(server.run())[-1]
     start = copy.deepcopy(model)
     start.load_state_dict(model.state_dict() | server.state["weights"])

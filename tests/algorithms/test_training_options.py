@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.algorithm_cases import everything
-from helpers.federations import Point, blueprint, net, quadratic, quadratics, simulate
+from helpers.federations import Point, blueprint, net, new_server, quadratic, quadratics, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apfl import APFL
@@ -20,8 +20,6 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.lr_schedule import Exponential, LrSchedule
 from rayfed.core.optim import SGD
 from rayfed.core.trees import named_tensors
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 
 HALVING = Exponential(decay=0.5)
 
@@ -101,7 +99,7 @@ def test_a_methods_own_rates_change_alike(algorithm):
 def two_rounds(people, first, second):
     """Run one round of `first` at LR, then one of `second` at half of it, from the states that the first left."""
     plans = [plan(a, people, net(False), rounds=2, optimizer=SGD(lr=lr)) for a, lr in ((first, LR), (second, LR / 2))]
-    servers = [Server(p, people, LocalFleet(p, people), Evaluation(every=9, points=("trained",))) for p in plans]
+    servers = [new_server(p, people, every=9, points=("trained",)) for p in plans]
     records = servers[0].run()
     while servers[0].round < 1:
         next(records)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from helpers.federations import blobs, blueprint, with_inputs
+from helpers.federations import blobs, blueprint, new_server, with_inputs
 from rayfed.algorithms.weights_by_losses import AFL, VM, GenAFL
 from rayfed.augment.base import Augment, ImageAugment, Noise
 from rayfed.augment.images import Rotation, rotate
@@ -17,11 +16,10 @@ from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
-from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.engine.requests import ExchangeRequest
-from rayfed.engine.server import Evaluation, Server
+from rayfed.models.base import build_model
 
 SIZES = (20, 26, 33)
 CPU = torch.device("cpu")
@@ -55,29 +53,9 @@ def people():
     return with_inputs(blobs(3, sizes=SIZES), pixels, shape=(1, 6, 6), mean=(0.5,), std=(0.25,))
 
 
-class Small(nn.Module):
-    """An MLP on images [1, 6, 6]."""
-
-    feature_shape = (8,)
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
-        self.fc = nn.Linear(8, 3)
-
-    def features(self, x):
-        return self.body(x)
-
-    def head(self, features):
-        return self.fc(features)
-
-    def forward(self, x):
-        return self.head(self.features(x))
-
-
 def small():
     torch.manual_seed(0)
-    return Small()
+    return build_model("mlp", {"hidden": [8]}, (1, 6, 6), 3)
 
 
 def spy(algorithm, seen):
@@ -98,7 +76,7 @@ def losses(algorithm, augment, **changes):
     clients = people()
     plan = blueprint(spy(algorithm, seen), clients, model=small(), augment=augment, **changes)
     plan.check(clients)
-    server = Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",), every=9))
+    server = new_server(plan, clients, points=("trained",), every=9)
     list(server.run())
     return seen, server
 
@@ -189,7 +167,7 @@ def test_the_clients_data_are_only_lent(algorithm, data_on_device):
     clients = people()
     changes = {"model": small(), "augment": InPlace(), "data_on_device": data_on_device}
     plan = blueprint(intercepted(algorithm, pure), clients, **changes)
-    list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
+    list(new_server(plan, clients, points=("trained",)).run())
 
     class Careless(AFL):
         def finish(self, ctx, work, client, down, data):
@@ -198,22 +176,7 @@ def test_the_clients_data_are_only_lent(algorithm, data_on_device):
 
     plan = blueprint(intercepted(Careless(), pure), clients, **changes)
     with pytest.raises(ImpureHook, match=r"^finish changed"):
-        list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
-
-
-def test_without_augmentation_it_is_the_training_part_itself():
-    seen = []
-
-    class Watched(AFL):
-        def finish(self, ctx, work, client, down, data):
-            seen.append(data.as_trained is data.train)
-            return super().finish(ctx, work, client, down, data)
-
-    losses(Watched(), None)
-    assert seen == [True] * 6
-    seen.clear()
-    losses(Watched(), Turned())
-    assert seen == [False] * 6
+        list(new_server(plan, clients, points=("trained",)).run())
 
 
 class TestAugmented:

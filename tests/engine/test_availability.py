@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from helpers.federations import Point, blobs, blueprint, quadratic, quadratics, simulate
+from helpers.federations import Point, blobs, blueprint, new_server, quadratic, quadratics, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.dp_fedbn import DPFedBN
@@ -17,9 +17,6 @@ from rayfed.core.optim import SGD
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.clock import NO_CLOCK, Clock
-from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Server
 
 CURVES = quadratics((1, 1), (1, 2), (1, 4), (1, 8))
 
@@ -60,7 +57,7 @@ def test_a_dropped_client_is_missing_from_the_mean_and_the_costs():
 
 def test_the_probability_of_dropping_out():
     how = plan(dropout=0.3, rounds=600)
-    server = Server(how, CURVES, LocalFleet(how, CURVES), Evaluation())
+    server = new_server(how, CURVES)
     replied = sum(len(server.rounds.turn(number).clients) for number in range(1, 601))
     assert replied / 2400 == pytest.approx(0.7, abs=0.04)  # standard deviation 0.01
 
@@ -82,9 +79,10 @@ def test_the_clock_waits_for_the_slowest_or_until_the_deadline():
     assert record.simulated_seconds == pytest.approx(6 * speeds[ranked[0]])
 
 
-def test_speeds_are_log_normal_and_kept():
-    clock = Clock(step_seconds=3.0, speed_spread=0.5)
-    logs = [math.log(clock.device(0, i).step_seconds / 3.0) for i in range(400)]
+@pytest.mark.parametrize("key", ["step_seconds", "up_mbps"])
+def test_speeds_and_bandwidths_are_log_normal_and_kept(key):
+    clock = Clock(**{key: 3.0}, speed_spread=0.5)
+    logs = [math.log(getattr(clock.device(0, i), key) / 3.0) for i in range(400)]
     assert sum(logs) / 400 == pytest.approx(0.0, abs=0.1)
     assert sum(value**2 for value in logs) / 400 == pytest.approx(0.25, abs=0.07)
     assert clock.device(0, 7) == clock.device(0, 7)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.algorithm_cases import CASES, MAIN_CASES, finished, people_of, plan_of
+from helpers.algorithm_cases import MAIN_CASES, finished, people_of, plan_of
 from helpers.commands import TWO_CLIENTS, command
-from helpers.federations import Busy, blobs, blueprint
+from helpers.federations import Busy, blobs, blueprint, new_server, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.ids import Moment
 from rayfed.core.network import vectorised
@@ -22,9 +22,7 @@ from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.requests import ExchangeRequest
-from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Pool, fastest_width, train_block
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -134,17 +132,15 @@ class Shared(FedAvg):
 
 def test_clients_of_a_block_share_no_memory_and_keep_none_of_it():
     plan = blueprint(Shared(), people := blobs(4), vmap_clients=4, rounds=1)
-    fleet = LocalFleet(plan, people)
-    server = Server(plan, people, fleet, Evaluation(points=()))
-    list(server.run())
-    for client, state in fleet.states.items():
+    server, _ = simulate(plan, people)
+    for client, state in server.fleet.states.items():
         assert state["same"].tolist() == [1.0 + client] * 3
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for _, tensor in named_tensors(state))
 
 
 def test_the_server_waits_once_to_see_that_its_state_is_finite():
     plan = blueprint(FedAvg(), people := blobs(2))
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    server = new_server(plan, people, points=())
     with Operations() as operations:
         server._check_finite(server.ctx)
     assert sum(operations.counts[name] for name in WAITING) == 1
@@ -213,9 +209,8 @@ def test_what_ends_a_run_anyway_is_raised(each):
 
 def test_steps_that_cost_the_same_for_any_number_train_the_whole_cohort_at_once():
     people = blobs(6)
-    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=2, cohort=4), people)
-    first, second = Server(plan, people, fleet, Evaluation()).run()
-    assert (fleet.vmap_clients, first.vmap_clients, second.vmap_clients) == (4, 4, None)
+    server, (first, second) = simulate(blueprint(Busy(), people, vmap_clients=None, rounds=2, cohort=4), people)
+    assert (server.fleet.vmap_clients, first.vmap_clients, second.vmap_clients) == (4, 4, None)
 
 
 def test_a_block_has_room_in_half_of_the_memory(monkeypatch):
@@ -223,9 +218,8 @@ def test_a_block_has_room_in_half_of_the_memory(monkeypatch):
     one = 41 * 6 * 4 + 4 * (263 * 4 + 8)
     monkeypatch.setattr(host, "room_for", lambda *_: 3.5 * one / 2)
     people = blobs(6)
-    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=1), people)
-    list(Server(plan, people, fleet, Evaluation()).run())
-    assert fleet.vmap_clients == 3
+    server, _ = simulate(blueprint(Busy(), people, vmap_clients=None, rounds=1), people)
+    assert server.fleet.vmap_clients == 3
 
 
 def measured(width):
@@ -241,10 +235,9 @@ def measured(width):
 
 def outcome(plan, **evaluation):
     """The hash of the final state, the scores, and the number of clients that trained at once."""
-    people, evaluation = people_of(plan.algorithm), Evaluation(points=("adapted",), **evaluation)
-    server = Server(plan, people, fleet := LocalFleet(plan, people), evaluation)
+    server = new_server(plan, people_of(plan.algorithm), points=("adapted",), **evaluation)
     records = list(server.run())
-    return server.state_hash(), [sorted(record.scores) for record in records], fleet.vmap_clients
+    return server.state_hash(), [sorted(record.scores) for record in records], server.fleet.vmap_clients
 
 
 @MAIN_CASES
@@ -253,19 +246,6 @@ def test_the_same_number_given_ends_with_the_same_bits(case, monkeypatch):
     monkeypatch.setattr(host, "fastest_width", measured(3))
     chosen, given = (outcome(plan_of(case, vmap_clients=width), initial=True) for width in (None, 3))
     assert chosen == given
-
-
-def test_what_adapts_before_the_first_round_is_trained_by_it(monkeypatch):
-    monkeypatch.setattr(host, "fastest_width", measured(3))
-    widths, score = [], host.Host.score_downloads
-
-    def noted(self, request, *given):
-        widths.append(request.vmap_clients)
-        return score(self, request, *given)
-
-    monkeypatch.setattr(host.Host, "score_downloads", noted)
-    outcome(plan_of(CASES["fedavg"], vmap_clients=None), initial=True)
-    assert set(widths) == {3}
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from helpers.checkpoints import CheckpointRecorder
-from helpers.federations import blobs, blueprint
+from helpers.federations import blobs, blueprint, new_server
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.engine import checkpoint
 from rayfed.engine.checkpoint import Checkpointer, verified
 from rayfed.engine.client_store import ClientStates
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 from rayfed.records import checkpoints, storage
 
 ROUNDS, COHORT, CLIENTS = 9, 3, 12
@@ -27,8 +25,8 @@ PEOPLE = blobs(CLIENTS, sizes=(12, 15))
 PLAN = blueprint(Scaffold(), PEOPLE, rounds=ROUNDS, cohort=COHORT)
 
 
-def new_server(plan=PLAN):
-    return Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=()))
+def server_of(plan=PLAN):
+    return new_server(plan, PEOPLE, points=())
 
 
 def checkpointer(server, recorder, configuration="c"):
@@ -37,7 +35,7 @@ def checkpointer(server, recorder, configuration="c"):
 
 @pytest.fixture(scope="module")
 def outcome():
-    server = new_server()
+    server = server_of()
     list(server.run())
     return server.state_hash()
 
@@ -53,7 +51,7 @@ def folder(tmp_path):
 
 
 def run_and_save(recorder, last, server=None, saver=None):
-    server = server or new_server()
+    server = server or server_of()
     saver = saver or checkpointer(server, recorder)
     for record in server.run():
         saver.save()
@@ -64,7 +62,7 @@ def run_and_save(recorder, last, server=None, saver=None):
 
 def go_on(recorder, last=None):
     """Run from the newest checkpoint, if there is one, to the round `last`, and return the server."""
-    server = new_server()
+    server = server_of()
     saver = checkpointer(server, recorder)
     if saved := recorder.saved("t"):
         saver.restore(saved)
@@ -73,7 +71,7 @@ def go_on(recorder, last=None):
 
 
 def test_each_checkpoint_writes_the_server_and_the_cohort_alone(recorder, folder):
-    server, saver = new_server(), None
+    server, saver = server_of(), None
     seen = set()
     for record in server.run():
         saver = saver or checkpointer(server, recorder)
@@ -91,7 +89,7 @@ def test_each_checkpoint_writes_the_server_and_the_cohort_alone(recorder, folder
 @pytest.mark.parametrize("last", [1, 4, ROUNDS])
 def test_a_resumed_simulation_ends_with_the_same_bits(recorder, outcome, last):
     server, _ = run_and_save(recorder, last)
-    resumed = new_server()
+    resumed = server_of()
     assert checkpointer(resumed, recorder).restore(recorder.saved("t")) == []
     assert (resumed.round, resumed.state_hash()) == (last, server.state_hash())
     assert go_on(recorder).state_hash() == outcome
@@ -128,7 +126,7 @@ def test_the_older_one_is_used_if_the_newest_is_damaged(recorder, folder, outcom
     run_and_save(recorder, 4)
     newest = max(folder.glob(f"{file}-000004.*"))
     newest.unlink() if damage == "gone" else DAMAGES[damage](newest)
-    server = new_server()
+    server = server_of()
     notes = checkpointer(server, recorder).restore(recorder.saved("t"))
     assert server.round == 3
     if (file, damage) == ("manifest", "gone"):
@@ -152,7 +150,7 @@ def test_nothing_is_used_and_nothing_overwritten_if_both_are_damaged(recorder, f
     saved = recorder.saved("t")
     message = r"^checkpoint 4 of t is damaged: .*; checkpoint 3 of t is damaged: .*; start anew with resume=false$"
     with pytest.raises(UsageError, match=message):
-        checkpointer(new_server(), recorder).restore(saved)
+        checkpointer(server_of(), recorder).restore(saved)
     with pytest.raises(UsageError, match=message):
         verified(saved, recorder, "t", "c", PLAN)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -179,12 +177,12 @@ def test_forged_manifests_are_refused(recorder, folder, change, message):
     run_and_save(recorder, 3)
     forged(folder, change)
     with pytest.raises(UsageError, match=message):
-        checkpointer(new_server(), recorder).restore(recorder.saved("t"))
+        checkpointer(server_of(), recorder).restore(recorder.saved("t"))
 
 
 def test_the_state_of_another_algorithm_is_refused(recorder):
     run_and_save(recorder, 2)
-    server = new_server()
+    server = server_of()
     server.state |= {"momentum": torch.zeros(1)}
     with pytest.raises(UsageError, match="checkpoint 2 of t belongs to another algorithm"):
         checkpointer(server, recorder).restore(recorder.saved("t"))
@@ -197,7 +195,7 @@ def test_a_file_that_is_no_state_is_refused(recorder, folder):
     (folder / "server-000001.pt").write_bytes(code)
     forged(folder, lambda c: c.update(server=[1, len(code), checkpoints.checksum(code)]))
     with pytest.raises(UsageError, match="state server cannot be read"):
-        checkpointer(new_server(), recorder).restore(recorder.saved("t"))
+        checkpointer(server_of(), recorder).restore(recorder.saved("t"))
 
 
 def dying_at(number):
@@ -230,7 +228,7 @@ def dying_at(number):
 def test_killed_before_any_operation_on_the_disk(tmp_path):
     """In a child process, in rounds 1 to 3 of 4; what the kill leaves is resumed to the same end."""
     plan = blueprint(Scaffold(), PEOPLE, rounds=4, cohort=2)
-    undisturbed = new_server(plan)
+    undisturbed = server_of(plan)
     list(undisturbed.run())
     outcome, killed = undisturbed.state_hash(), 0
     for number in itertools.count(1):
@@ -238,7 +236,7 @@ def test_killed_before_any_operation_on_the_disk(tmp_path):
         child = os.fork()
         if child == 0:
             dying_at(number)
-            run_and_save(recorder, 3, new_server(plan))
+            run_and_save(recorder, 3, server_of(plan))
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             break
@@ -246,7 +244,7 @@ def test_killed_before_any_operation_on_the_disk(tmp_path):
         recorder = CheckpointRecorder(str(tmp_path / str(number)), "e")
         saved = recorder.saved("t")
         assert not any("fault" in one for one in saved)
-        server = new_server(plan)
+        server = server_of(plan)
         saver = checkpointer(server, recorder)
         if saved:
             assert saver.restore(saved) == []
@@ -312,7 +310,7 @@ def test_no_more_than_a_block_is_in_memory(recorder, monkeypatch, clients, float
 
 def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome):
     """The clients that changed before the failure are written again."""
-    server = new_server()
+    server = server_of()
     saver = checkpointer(server, recorder)
 
     def full(self, name, content):

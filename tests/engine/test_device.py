@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.federations import blobs, blueprint
+from helpers.federations import blobs, blueprint, new_server
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.rng import torch_state_kept
@@ -25,10 +25,7 @@ from rayfed.engine.device import (
     prefers_channels_last,
     set_kernels,
 )
-from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
-from rayfed.engine.server import Server
 
 
 @pytest.fixture
@@ -127,7 +124,7 @@ def test_a_round_has_the_largest_peak_of_its_hosts(monkeypatch):
     monkeypatch.setattr("rayfed.engine.fleet.CLIENTS_AT_ONCE", 2)
     people = blobs(5)
     plan = blueprint(FedAvg(), people, rounds=2)
-    records = [*Server(plan, people, LocalFleet(plan, people), Evaluation(points=())).run()]
+    records = [*new_server(plan, people, points=()).run()]
     assert [record.gpu_bytes for record in records] == [7, 4]
 
 

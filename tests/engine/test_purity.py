@@ -5,12 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from helpers.federations import blobs, blueprint, simulate
+from helpers.federations import blobs, blueprint, new_server, simulate
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts
 from rayfed.engine.serialization import state_hash
-from rayfed.engine.server import Evaluation, Server
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 
@@ -70,7 +68,7 @@ class TestPurity:
         """FedAvg's work begins as the download itself; that the steps change it in place must not be seen there."""
         population = blobs(2)
         plan = blueprint(FedAvg(), population, rounds=1)
-        server = Server(plan, population, LocalFleet(plan, population), Evaluation())
+        server = new_server(plan, population)
         before = state_hash(server.state)
         kept = server.state
         list(server.run())

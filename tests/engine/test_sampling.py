@@ -9,7 +9,7 @@ import torch
 
 import rayfed
 from helpers.commands import TWO_CLIENTS
-from helpers.federations import blobs, blueprint
+from helpers.federations import blobs, blueprint, new_server
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.fedavg import FedAvg, Solo
 from rayfed.algorithms.feddyn import FedDyn
@@ -21,7 +21,6 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.engine.availability import Availability
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
@@ -107,7 +106,7 @@ def server(sampler, algorithm=None, population=None, **changes):
     plan = blueprint(algorithm or FedAvg(), population, **{"cohort": 2, "sampler": sampler} | changes)
     plan.check(population)
     points = (plan.algorithm.default_eval_point,)
-    return Server(plan, population, LocalFleet(plan, population), Evaluation(points=points))
+    return new_server(plan, population, points=points)
 
 
 def trained_alone(client, algorithm=None):

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.federations import Net, Point, blobs, blueprint, net, quadratic, quadratics, simulate
+from helpers.federations import Net, Point, blobs, blueprint, net, new_server, quadratic, quadratics, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged
 from rayfed.core.optim import SGD
 from rayfed.core.records import Record, Score
 from rayfed.core.trees import nbytes, tree_map
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 from rayfed.sampling.base import PowerOfChoice, Uniform
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
@@ -27,7 +25,7 @@ class TestCohorts:
     def cohorts(self, **changes):
         population = blobs(8)
         plan = blueprint(FedAvg(), population, model=Net(False), rounds=6, cohort=3, **changes)
-        server = Server(plan, population, LocalFleet(plan, population), Evaluation())
+        server = new_server(plan, population)
         return [server.sample(number) for number in range(1, 7)]
 
     def test_reproducible_and_keyed_by_the_round(self):
@@ -40,33 +38,22 @@ class TestCohorts:
     def test_uniform(self):
         population = blobs(8)
         plan = blueprint(FedAvg(), population, model=Net(False), cohort=3)
-        server = Server(plan, population, LocalFleet(plan, population), Evaluation())
+        server = new_server(plan, population)
         counts = Counter(i for number in range(2000) for i in server.sample(number))
         assert all(650 < counts[i] < 850 for i in range(8))  # 750 expected, standard deviation 22
 
-    def test_mean_is_over_the_cohort(self):
-        """The server's next w is the mean of the sampled clients' own points after one exact step."""
-        population = quadratics((1, 1), (1, 2), (1, 4), (1, 8))
-        plan = blueprint(
-            FedAvg(), population, model=Point(), loss=quadratic, optimizer=SGD(lr=1.0), batch_size=1, rounds=1, cohort=2
+    def test_the_mean_is_over_the_cohort_with_the_shares_of_examples(self):
+        """After one exact step, a client's w is its own point."""
+        people, more = quadratics((1, 1), (1, 2), (1, 4)), quadratics((1, 4), copies=3).clients[0].train
+        people = dataclasses.replace(
+            people, clients=(*people.clients[:2], dataclasses.replace(people.clients[2], train=more))
         )
-        server, records = simulate(plan, population)
-        targets = [1, 2, 4, 8]
-        assert server.state["weights"]["w"].item() == np.mean([targets[i] for i in server.sample(1)])
-        assert records[0].cohort == 2
-
-
-class TestAveraging:
-    def test_weights_are_the_shares_of_examples(self):
-        population = quadratics((1, 0), (1, 4))
-        big = quadratics((1, 4), copies=3).clients[0].train
-        second = dataclasses.replace(population.clients[1], train=big)
-        population = dataclasses.replace(population, clients=(population.clients[0], second))
-        plan = blueprint(
-            FedAvg(), population, model=Point(), loss=quadratic, optimizer=SGD(lr=1.0), batch_size=1, rounds=1
-        )
-        server, _ = simulate(plan, population)
-        assert server.state["weights"]["w"].item() == 3.0  # (1·0 + 3·4) / 4
+        exact = {"model": Point(), "loss": quadratic, "optimizer": SGD(lr=1.0), "batch_size": 1, "rounds": 1}
+        for cohort in (2, 3):
+            server, _ = simulate(blueprint(FedAvg(), people, cohort=cohort, **exact), people)
+            drawn = list(server.sample(1))
+            expected = np.average(np.array([1, 2, 4])[drawn], weights=np.array([1, 1, 3])[drawn])
+            assert server.state["weights"]["w"].item() == expected
 
 
 log: list[tuple] = []
@@ -253,12 +240,6 @@ class TestEvaluation:
             assert values["global"] == values["downloaded"]  # nothing personal in FedAvg
             assert self.by_point(record, metric="loss")["trained"] != self.by_point(record, metric="loss")["global"]
 
-    def test_adapted_is_what_the_next_round_would_train(self):
-        """Local batch norm, one epoch: `adapted` trains from the download, and changes no client's state."""
-        plain, _ = self.run(["downloaded"], batch_norm="local")
-        adapted, _ = self.run(["downloaded", "adapted"], batch_norm="local")
-        assert plain.state_hash() == adapted.state_hash()
-
     def test_only_due_rounds_are_scored_and_always_the_last(self):
         _, records = self.run(["global", "trained"], rounds=5, every=2)
         assert [r.round for r in records if any(s.metric == "accuracy" for s in r.scores)] == [2, 4, 5]
@@ -272,7 +253,7 @@ class TestEvaluation:
     def test_before_the_first_round(self):
         population = blobs(4)
         plan = blueprint(FedAvg(), population)
-        server = Server(plan, population, LocalFleet(plan, population), Evaluation(initial=True))
+        server = new_server(plan, population, initial=True)
         first = next(server.run())
         assert (first.stage, first.round) == ("setup", 0)
         assert set(self.by_point(first)["global"]) == {0, 1, 2, 3}
@@ -283,9 +264,7 @@ class TestEvaluation:
         people, states = blobs(4), []
         for splits in (("test",), ("train", "test")):
             plan = blueprint(FedAvg(), people, rounds=4, cohort=2, sampler=sampler)
-            server = Server(
-                plan, people, LocalFleet(plan, people), Evaluation(points=("trained",), splits=splits, every=2)
-            )
+            server = new_server(plan, people, points=("trained",), splits=splits, every=2)
             records = list(server.run())
             states.append((server.state_hash(), server.rounds.state()))
             told = [{s.client: s for s in r.scores if (s.split, s.metric) == ("train", "loss")} for r in records]
@@ -299,29 +278,10 @@ class TestEvaluation:
     @pytest.mark.parametrize("policy", ["aggregate", "local"])
     def test_evaluation_changes_nothing(self, policy):
         """Cohorts of two: an evaluation meets clients before their first round, and must not leave a trace."""
-        points = ["downloaded", "trained", "adapted"]
-        often, _ = self.run(points, rounds=4, every=1, cohort=2, batch_norm=policy)
-        seldom, _ = self.run(["downloaded"], rounds=4, every=4, cohort=2, batch_norm=policy)
+        points, given = ["downloaded", "trained", "adapted"], {"cohort": 2, "batch_norm": policy}
+        often, _ = self.run(points, rounds=4, every=1, algorithm=Noisy(), **given)
+        seldom, _ = self.run(["downloaded"], rounds=4, every=4, algorithm=Noisy(), **given)
         assert often.state_hash() == seldom.state_hash()
-
-    def test_not_even_where_hooks_draw_random_numbers(self):
-        often, _ = self.run(("downloaded", "adapted"), rounds=3, algorithm=Noisy())
-        seldom, _ = self.run(("downloaded",), rounds=3, every=3, algorithm=Noisy())
-        assert often.state_hash() == seldom.state_hash()
-
-    def test_scores_are_right(self):
-        population = blobs(4)
-        server, records = self.run(["global"])
-        model = Net()
-        model.load_state_dict(server.state["weights"])
-        model.eval()
-        x, y = (torch.from_numpy(part) for part in (population.clients[2].test.x, population.clients[2].test.y))
-        with torch.no_grad():
-            logits = model(x)
-        values = {s.metric: s for s in records[-1].scores if (s.client, s.split, s.point) == (2, "test", "global")}
-        assert values["accuracy"].value == (logits.argmax(1) == y).sum().item() / 15
-        assert values["loss"].value == pytest.approx(torch.nn.functional.cross_entropy(logits, y).item(), rel=1e-6)
-        assert values["accuracy"].n == 15
 
 
 @dataclass(frozen=True, kw_only=True)

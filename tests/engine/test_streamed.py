@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.federations import blobs, blueprint, net, on_pictures, with_inputs
+from helpers.federations import blobs, blueprint, net, new_server, on_pictures, with_inputs
 from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
@@ -21,7 +21,6 @@ from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
 from rayfed.engine import device_data
 from rayfed.engine.device_data import Normalise, Part, Streamed, room_for
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +79,7 @@ CASES = {
 
 def outcome(plan, people):
     points = (plan.algorithm.default_eval_point, "trained", "adapted")
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=points, splits=("train", "val", "test")))
+    server = new_server(plan, people, points=points, splits=("train", "val", "test"))
     scores = [sorted(record.scores) for record in server.run()]
     return server.state_hash(), scores
 

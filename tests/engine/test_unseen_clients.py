@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.federations import Point, blobs, blueprint, quadratic, quadratics
+from helpers.federations import Point, blobs, blueprint, new_server, quadratic, quadratics
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE
@@ -16,14 +16,11 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.optim import SGD
 from rayfed.data.clients import Examples
-from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Server
 from rayfed.experiments.plan import with_unseen_clients
 
 
 def run(plan, people, **evaluation):
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation(**evaluation))
+    server = new_server(plan, people, **evaluation)
     return server, list(server.run())
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.federations import adapted, blobs, blueprint, net, on_pictures, reshaped
+from helpers.federations import adapted, blobs, blueprint, net, new_server, on_pictures, reshaped, simulate
 from helpers.slow import slow_but
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
@@ -22,8 +22,7 @@ from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights, add, scale, sub, zeros_like
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Record, Server
+from rayfed.engine.server import Record, Server
 from rayfed.experiments.components import choose
 
 POINTS = ("global", "downloaded", "trained", "adapted")
@@ -225,7 +224,7 @@ def people_of(algorithm: Algorithm):
 def server_of(plan, points: Sequence[str] = (), **evaluation: Any) -> Server:
     people = people_of(plan.algorithm)
     plan.check(people)
-    return Server(plan, people, LocalFleet(plan, people), Evaluation(points=tuple(points), **evaluation))
+    return new_server(plan, people, points=tuple(points), **evaluation)
 
 
 def finished(plan) -> Server:
@@ -290,7 +289,4 @@ def sampled_plan(name: str) -> tuple[Blueprint, Population]:
 def finished_alone(name: str) -> Server:
     """Run `sampled_plan` in this process."""
     plan, people = sampled_plan(name)
-    evaluation = Evaluation(every=2, points=(plan.algorithm.default_eval_point,))
-    server = Server(plan, people, LocalFleet(plan, people), evaluation)
-    list(server.run())
-    return server
+    return simulate(plan, people, every=2)[0]

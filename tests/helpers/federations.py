@@ -191,11 +191,16 @@ def blueprint(algorithm: Algorithm, population: Population, **changes: Any) -> B
     return Blueprint(**(values | changes))
 
 
+def new_server(plan: Blueprint, population: Population, fleet: LocalFleet | None = None, **evaluation: Any) -> Server:
+    """Return a server before its first round; its clients are in this process."""
+    return Server(plan, population, fleet or LocalFleet(plan, population), Evaluation(**evaluation))
+
+
 def simulate(
     plan: Blueprint, population: Population, *, points: Sequence[str] = (), every: int = 1
 ) -> tuple[Server, list[Record]]:
     """Runs `plan` to its end in this process; returns the server and its records."""
     plan.check(population)
     points = tuple(points) or (plan.algorithm.default_eval_point,)
-    server = Server(plan, population, LocalFleet(plan, population), Evaluation(every=every, points=points))
+    server = new_server(plan, population, every=every, points=points)
     return server, list(server.run())

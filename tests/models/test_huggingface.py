@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import rayfed
+from helpers.federations import simulate
 from rayfed.core.errors import UsageError
-from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.models.base import build_model
@@ -62,10 +60,7 @@ def plan(sources, tmp_path):
 
 
 def finished(plan):
-    evaluation = Evaluation(every=plan.config.rounds, points=())
-    server = Server(plan.blueprint, plan.population, LocalFleet(plan.blueprint, plan.population), evaluation)
-    records = list(server.run())
-    return server, records
+    return simulate(plan.blueprint, plan.population, every=plan.config.rounds)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 6}])
