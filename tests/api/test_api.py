@@ -162,13 +162,6 @@ class TestOwnPieces:
             assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
         assert not module.training
 
-    def test_initial_weights_follow_the_seed_where_a_factory_makes_them(self, run):
-        quick = {"rounds": 1, "local.lr": 1e-8}
-        first, again, other = run(quick), run(quick), run({**quick, "seed": 1})
-        name = next(iter(first.server["weights"]))
-        assert torch.equal(first.server["weights"][name], again.server["weights"][name])
-        assert (first.server["weights"][name] - other.server["weights"][name]).abs().max() > 0.01
-
     @pytest.mark.parametrize("column", [False, True])
     def test_a_logit_is_scored_by_its_sign(self, run, column):
         rng = np.random.default_rng(0)
@@ -191,24 +184,6 @@ class TestOwnPieces:
         assert scores["accuracy"] == pytest.approx(np.mean((logits > 0) == y.reshape(-1)[60:]))
         assert scores["accuracy"] > 0.9
         assert scores["auroc"] == pytest.approx(roc_auc_score(y[60:], logits))
-
-    def test_an_algorithm_of_ones_own(self, run, module):
-        source = """
-            from dataclasses import dataclass
-            from rayfed.algorithms.fedavg import FedAvg
-            from rayfed.core.trees import scale
-
-            @dataclass(frozen=True, kw_only=True)
-            class Halving(FedAvg):
-                def aggregate(self, ctx, server, replies):
-                    return {"weights": scale(replies.mean["weights"], 0.5)}
-        """
-        module("api_mine", source)
-        result = run({"algorithm.name": "api_mine:Halving"}, rounds=1)
-        plain = run(rounds=1)
-        for (_, half), (_, whole) in zip(named_tensors(result.server), named_tensors(plain.server), strict=True):
-            assert torch.equal(half, whole * 0.5)
-        assert result.trials["algorithm"].tolist() == ["api_mine:Halving"]
 
 
 class TestManners:

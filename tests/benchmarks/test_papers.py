@@ -386,14 +386,6 @@ def test_printed_means_decide_where_any_seeds_with_these_would(more, less, judge
     assert verdicts.verdict_of_means(claim, verdicts.Mean(*more), verdicts.Mean(*less)) == judged
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "off"),
-    [("85.5", 85.5, 0.05), ("0.113", 0.113, 0.0005), ("925", 925, 0.5), ("2330", 2330, 5), ("inf", math.inf, 0)],
-)
-def test_printed_digits_are_off_by_half_a_unit(text, value, off):
-    assert importlib.import_module("_stored")._number(text) == (value, pytest.approx(off))
-
-
 MEANS = "table,form,row,column,mean,sd,reached,seeds,source,configuration\n"
 PRINTED = "table,form,claim,answer,gap,seeds,configuration\n"
 

@@ -99,18 +99,6 @@ def test_agreement_without_training_is_refused():
         module("harness").compare(case(fedavg(), lr=1e-7), None)
 
 
-def test_differences_are_found():
-    harness = module("harness")
-    one = {"server": {"w": torch.tensor([1.0, 2.0])}}
-    assert harness.largest_difference(one, {"server": {"w": torch.tensor([1.0, 2.5])}}) == (0.5, "server: w")
-    assert harness.largest_difference(one, {"server": {"w": torch.tensor([1.0, float("nan")])}})[0] == float("inf")
-    for other in ({"client": one["server"]}, {"server": {"v": one["server"]["w"]}}, {"server": {"w": torch.zeros(3)}}):
-        with pytest.raises(harness.OutOfStep):
-            harness.largest_difference(one, other)
-    with pytest.raises(harness.OutOfStep):
-        harness.largest_difference({}, {})
-
-
 def test_every_method_has_a_comparison_in_which_it_agrees():
     program = module("__main__")
     cases = [case for source in program.SOURCES.values() for case in source.cases()]

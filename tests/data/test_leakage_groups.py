@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows
+from rayfed.data.dataset import ClientRows
+from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.file import save
 
@@ -100,22 +100,3 @@ def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
     save(dataset, [ClientRows(0, "both", zero, zero[:0], one)], tmp_path / "split.parquet")
     with pytest.raises(UsageError, match=r"^partition: 400 test rows of mnist_m, the first of them row \d+, show"):
         load("mnist_m", options("mnist_m", root), "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
-
-
-def toy():
-    """LazyRows 0..5 show originals 7, 8, 9, 7, 8, 5."""
-    return Dataset.of("toy", np.zeros((6, 1), np.float32), np.zeros(6, int), leakage_group=np.array([7, 8, 9, 7, 8, 5]))
-
-
-def test_versions_by_hand():
-    dataset, rows = toy(), np.arange(6)
-    assert first_of_each_group(dataset, rows).tolist() == [0, 1, 2, 5]
-    assert first_of_each_group(dataset, np.array([4, 3, 1])).tolist() == [4, 3]
-    assert expand_groups(dataset, np.array([2, 1]), rows).tolist() == [2, 1, 4]
-    assert expand_groups(dataset, np.array([1]), np.array([0, 1, 2])).tolist() == [1]
-    assert cap_rows(dataset, np.array([1, 2, 0]), rows, 4).tolist() == [1, 2]
-    assert cap_rows(dataset, np.array([1, 2, 0]), rows, None).tolist() == [1, 2, 0]
-    chosen = draw_groups(dataset, rows, np.random.default_rng(0), 0.5)
-    assert chosen[[0, 1]].tolist() == chosen[[3, 4]].tolist()
-    assert len(np.unique(dataset.leakage_group[chosen])) == 2
-    assert draw_groups(dataset, np.array([0, 1, 2]), np.random.default_rng(0), 0.5) is None

@@ -62,13 +62,6 @@ def test_images_are_unpacked_into_the_cache(write, monkeypatch, images):
     np.testing.assert_array_equal(found.reshape(-1, *images.shape[1:]), expected[own & arrays()["is_test"]])
 
 
-def test_a_number_of_classes_allows_labels_without_class_0(write):
-    options = {"file": write(labels=np.arange(24) % 4 + 1.0), "num_classes": 5}
-    population = load("npz", options, None, {"validation": 0.0})
-    parts = [part.y for client in population.clients for part in client.parts]
-    assert (population.num_classes, np.unique(np.concatenate(parts)).tolist()) == (5, [1, 2, 3, 4])
-
-
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [

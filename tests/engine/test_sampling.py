@@ -20,11 +20,8 @@ from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.engine.availability import Availability
-from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.trial import TrialRun
-from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import BySize, Cohort, Drawing, PowerOfChoice, Sampler, Uniform
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -215,22 +212,6 @@ QUICK = TWO_CLIENTS | {"partition": {"name": "dirichlet", "clients": 5}, "rounds
 
 
 class TestRuns:
-    @pytest.mark.parametrize("name", ["by_size", "power_of_choice"])
-    def test_a_resumed_run_ends_as_without_the_interruption(self, tmp_path, name):
-        given = QUICK | {"sampling.name": name, "checkpoint.every": 1, "algorithm.name": "ditto"}
-        if name == "power_of_choice":
-            given["sampling.losses"] = "last"
-        whole = rayfed.run(given | {"results": str(tmp_path / "whole")})
-        plan = make_plan(Config.read(given, {"results": str(tmp_path)}))
-        recorder = Recorder(str(tmp_path), "run")
-        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
-        for _ in range(2):
-            run.step()
-        run.close()
-        recorder.close()
-        again = rayfed.run(given | {"results": str(tmp_path), "resume": True})
-        assert again.weights_hash == whole.weights_hash
-
     def test_one_of_your_own(self, here):
         (here / "own_sampling.py").write_text(OWN)
         result = rayfed.run(QUICK | {"sampling.name": "own_sampling:Largest", "sampling.last": 1})

@@ -5,6 +5,7 @@ import pytest
 
 import rayfed
 from helpers.commands import TWO_CLIENTS, command
+from helpers.outcomes import assert_same_results
 from helpers.slow import slow_but
 
 run = command("run")
@@ -16,9 +17,6 @@ COMMON = (
     "local={batch_size: 6, lr: 0.1}",
 )
 FOLDERS = ("results", "straight")
-KEYS = ["round", "client", "domain", "split", "point", "metric", "unseen"]
-
-
 pytestmark = pytest.mark.usefixtures("here")
 
 
@@ -35,35 +33,17 @@ def table(name, results="results"):
     return pd.read_parquet(f"{results}/run/{name}")
 
 
-def the_same(*, left=()):
-    """The trial in `results` is the one in `straight`: the same bits, the same rows, none twice.
-
-    Rows of the rounds `left` may be more, since a last round is scored in any case.
-    """
-    trial, expected = (table("trials", results) for results in FOLDERS)
-    for column in ("trial", "status", "weights_hash", "rounds_done", "stop_reason"):
-        assert trial[column].tolist() == expected[column].tolist()
-    columns = ["trial", "round", "stage", "bytes_down", "bytes_up", "cohort", "sampled", "clock_seconds"]
-    pd.testing.assert_frame_equal(
-        *(table("rounds", folder)[columns].sort_values("round", ignore_index=True) for folder in FOLDERS)
-    )
-    scores = [table("metrics", folder)[[*KEYS, "value", "n"]] for folder in FOLDERS]
-    scores[0] = scores[0][~(scores[0]["round"].isin(left) & scores[0]["unseen"])]
-    assert not scores[0].duplicated(KEYS).any()
-    pd.testing.assert_frame_equal(*(rows.sort_values(KEYS).reset_index(drop=True) for rows in scores), check_exact=True)
-
-
 ARMS = {
     "a server's and clients' states": ("algorithm.name=scaffold", "cohort=2"),
     "a stage after the last round": ("algorithm.name=fedbabu",),
     "a setup before the first": ("algorithm={name: dbe, base: fedprox}", "evaluate.initial=true"),
-    "a sampler that remembers": ("sampling.name=power_of_choice", "cohort=2"),
+    "a sampler that remembers": ("sampling={name: power_of_choice, losses: last}", "cohort=2"),
     "clients that are late": ("availability={dropout: 0.3}", "clock={step_seconds: 1, speed_spread: 1}"),
     "a schedule that looks back only": ("lr_schedule={name: step, decay: 0.5, every: 3}",),
     "unseen clients without a setup": ("unseen_clients=1",),
     "early stopping": ("early_stopping.patience=6", "algorithm.name=fedprox"),
 }
-FAST = ("a server's and clients' states", "a setup before the first", "early stopping")
+FAST = ("a server's and clients' states", "a setup before the first", "a sampler that remembers", "early stopping")
 
 
 @pytest.mark.parametrize("arguments", slow_but(FAST, ARMS))
@@ -72,7 +52,7 @@ def test_it_ends_as_if_it_had_all_rounds_from_the_start(arguments, capsys):
     longer("checkpoint.every=2", "evaluate.every=2", *arguments)
     assert "continues after round 4\n" in capsys.readouterr().err
     shorter("evaluate.every=2", *arguments, rounds=6, results="straight")
-    the_same(left=[4])
+    assert_same_results(*FOLDERS, left=[4])
     (event,) = rayfed.read_events("results").itertuples()
     assert (event.event, event.round, event.detail) == ("rounds added", 4, "goes on with rounds=6, after rounds=4")
 
@@ -117,7 +97,7 @@ def test_the_end_of_a_trial_is_no_state_of_a_longer_one(capsys, arguments):
     longer("checkpoint.every=2", *arguments)
     assert "continues after round 2\n" in capsys.readouterr().err
     shorter(*arguments, rounds=6, results="straight")
-    the_same()
+    assert_same_results(*FOLDERS)
 
 
 def test_a_trial_that_stopped_early_has_ended(capsys):
@@ -126,7 +106,7 @@ def test_a_trial_that_stopped_early_has_ended(capsys):
     longer(*arguments)
     assert "already finished: nothing to do" in capsys.readouterr().err
     longer(*arguments, results="straight")
-    the_same()
+    assert_same_results(*FOLDERS)
 
 
 def test_a_sweep_adds_rounds_to_each_of_its_trials(capsys):

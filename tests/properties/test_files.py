@@ -1,4 +1,4 @@
-"""Damaged files of checkpoints and of results: they are read, or refused in one line."""
+"""Damaged files of results: they are read, or refused in one line."""
 
 import shutil
 
@@ -7,11 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rayfed
-from helpers.damage import damages, files_below, in_one_line
-from rayfed.api import _saved_checkpoints
-from rayfed.core.errors import StorageError, UsageError
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from helpers.damage import damages, files_below
+from rayfed.core.errors import StorageError
 from rayfed.reports.read import read, read_events
 from rayfed.reports.render import render
 
@@ -27,43 +24,20 @@ RUN = {
     "model": {"name": "mlp", "hidden": [4]},
     "local.batch_size": 4,
     "rounds": 3,
-    "checkpoint.every": 1,
 }
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run with checkpoints, and its plan."""
+    """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("finished")
     rayfed.run({**RUN, "results": str(folder)})
-    return folder, make_plan(Config.read(RUN, {"results": str(folder), "resume": True}))
-
-
-def check_checkpoint(finished, tmp_path_factory, draw):
-    folder, plan = finished
-    damaged = tmp_path_factory.mktemp("damaged")
-    shutil.copytree(folder, damaged, dirs_exist_ok=True)
-    for file in draw.draw(st.lists(st.sampled_from(files_below(damaged / "run/checkpoints")), min_size=1, unique=True)):
-        file.write_bytes(draw.draw(damages())(file.read_bytes()))
-    config = Config.read(RUN, {"results": str(damaged), "resume": True})
-    try:
-        saved = _saved_checkpoints(plan.__class__(**{**vars(plan), "config": config}), quiet=True)
-        assert saved[0]["content"]["round"] in (1, 2, 3)
-    except UsageError as error:
-        in_one_line(error)
-    finally:
-        shutil.rmtree(damaged)
-
-
-@EXAMPLES
-def test_damaged_checkpoints(finished, tmp_path_factory, examples):
-    examples(given(draw=st.data())(lambda draw: check_checkpoint(finished, tmp_path_factory, draw)))()
+    return folder
 
 
 def check_results(finished, tmp_path_factory, draw):
-    folder, _ = finished
     damaged = tmp_path_factory.mktemp("damaged")
-    shutil.copytree(folder, damaged, dirs_exist_ok=True)
+    shutil.copytree(finished, damaged, dirs_exist_ok=True)
     tables = [file for file in files_below(damaged / "run") if file.suffix == ".parquet"]
     file = draw.draw(st.sampled_from(tables))
     file.write_bytes(draw.draw(damages())(file.read_bytes()))

@@ -111,15 +111,6 @@ def test_a_full_disk_leaves_the_old_ones_and_no_litter(store, folder, monkeypatc
     assert contents(store, store.saved()[0]["content"]) == {"server": b"t", "1": b"uno"}
 
 
-def test_a_damaged_manifest_is_told(store, folder):
-    commit(store, None, b"s", {"1": b"one"})
-    for text in (b"", b"\xff\xfe", b"[]", b'{"schema": 1}', b'{"schema": 1, "content": {}, "checksum": "00"}'):
-        (folder / "manifest-000001.json").write_bytes(text)
-        fault = "does not match its checksum" if b"schema" in text else "is not the JSON"
-        (saved,) = store.saved()
-        assert saved["fault"].startswith(f"is damaged: its manifest {fault}")
-
-
 @pytest.mark.parametrize("number", [7, "none"])
 def test_a_checkpoint_with_another_schema_is_refused(store, folder, number):
     commit(store, None, b"s", {"1": b"one"})

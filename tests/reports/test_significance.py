@@ -100,12 +100,3 @@ class TestAllPairs:
         pairs = compare(read(tmp_path), ACCURACY)
         assert [(pair.first, pair.second) for pair in pairs.comparisons] == [("fedavg", "dbe")]
         assert "solo − fedavg is missing: partition_hash is h0 for fedavg and other" in " ".join(pairs.notes)
-
-    def test_common_seeds_count_and_the_others_are_named(self, tmp_path: Path) -> None:
-        for seed in range(4):
-            add(tmp_path, f"a{seed}", "fedavg", seed, 0.5 + seed / 10)
-            if seed:
-                add(tmp_path, f"b{seed}", "dbe", seed, 0.7 + seed / 20)
-        pairs = compare(read(tmp_path), ACCURACY)
-        assert pairs.comparisons[0].differences.index.tolist() == [1, 2, 3]
-        assert pairs.notes == ["dbe − fedavg: only the seeds that both have count; left out: 0."]
