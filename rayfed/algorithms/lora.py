@@ -121,11 +121,6 @@ class FLoRA(OfRanks):
     name: ClassVar[str] = "flora"
     reference: ClassVar[str] = "Wang et al. 2024 (FLoRA), Alg. 1"
 
-    def check(self, problem: ProblemSpec) -> None:
-        super().check(problem)
-        if not self._layers(problem.task.model.module, problem.task):
-            raise UsageError(f"algorithm.name={self.name}: needs adapters of peft, to whose layers it adds")
-
     def adapt(self, ctx: Context) -> Context:
         model: Any = copied(ctx.task.model.module, {id(value): value for value in ctx.task.model.module.parameters()})
         for layer in self._layers(model, ctx.task):
@@ -173,8 +168,7 @@ class FLoRA(OfRanks):
         return {n: torch.zeros_like(v) if ".lora_B." in n else v for n, v in self.factors(task).items()}
 
     def _layers(self, model: nn.Module, task: Task) -> list[Any]:
-        layers = [model.get_submodule(name) for name in factor_names(task)]
-        return [layer for layer in layers if hasattr(layer, "base_layer") and hasattr(layer, "scaling")]
+        return [model.get_submodule(name) for name in factor_names(task)]
 
     def _bases(self, task: Task) -> list[str]:
         return [f"{name}.base_layer.weight" for name in factor_names(task)]

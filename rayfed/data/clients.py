@@ -7,7 +7,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from rayfed.core.errors import UsageError, error_line
+from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId
 from rayfed.core.layout import Layout
 from rayfed.data.lazy_rows import LazyRows, select_rows
@@ -151,12 +151,7 @@ class MadeClients:
     sizes: np.ndarray
 
     def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
-        try:
-            parts = self.make(number)
-        except UsageError:
-            raise
-        except Exception as error:  # the user's own code
-            raise UsageError(f"clients: make({number}) failed: {error_line(error)}") from error
+        parts = self.make(number)
         for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
             if len(part) != size:
                 returned = f"make({number}) returned {len(part)} {split} examples"

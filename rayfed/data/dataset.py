@@ -14,9 +14,9 @@ from rayfed.data.population import (
     TestSet,
     as_array,
     check_channels_first,
+    check_finite,
     count_classes,
     model_inputs,
-    not_finite,
     targets,
 )
 
@@ -108,8 +108,7 @@ class Dataset:
             if size and (name != "labels" or self.has_classes) and not 0 <= codes.min() <= codes.max() < count:
                 allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
                 raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
-        if self.labels.dtype.kind == "f" and (count := not_finite(self.labels)):
-            raise UsageError(f"{where}: {count} of {size} labels hold NaN or infinity; remove or replace them")
+        check_finite(where, self.labels)
 
     @classmethod
     def of(

@@ -187,8 +187,6 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
     parts = {"images": Examples(dataset.images, dataset.labels)}
     parts |= {f"test set {test.domain}": test.examples for test in dataset.tests if dataset.layout is None}
     for part, examples in parts.items():
-        if not len(examples):
-            raise UsageError(f"data.name={name}: {part}: no examples")
         check_inputs(f"data.name={name}: {part}", examples)
 
 
@@ -238,10 +236,8 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     clients, tests = population.clients, list(population.tests)
     domains = _checked_domains(leave_out, clients.domain_names(), population.name)
     for domain in domains:
-        parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts if len(part)]
-        if not parts:
-            raise UsageError(f"leave_out={domain}: its clients have no examples to score")
-        tests.append(TestSet(domain, "ood", Examples.joined(parts)))
+        parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts]
+        tests.append(TestSet(domain, "ood", Examples.joined([part for part in parts if len(part)] or parts)))
     remaining = clients.select(~np.logical_or.reduce([clients.are_of(domain) for domain in domains])).renumbered()
     return dataclasses.replace(population, clients=remaining, tests=tuple(tests))
 

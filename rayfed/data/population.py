@@ -24,6 +24,10 @@ class TestSet:
     split: str
     examples: Examples
 
+    def __post_init__(self) -> None:
+        if not len(self.examples):
+            raise UsageError(f"test set {self.domain}: has no example that nobody trains on")
+
 
 @dataclass(frozen=True)
 class Population:
@@ -145,6 +149,12 @@ def check_inputs(where: str, part: Examples) -> None:
     if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
         remedy = "are too large for float32; remove or replace them"
         raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")
+
+
+def check_finite(where: str, labels: np.ndarray) -> None:
+    """Raise UsageError if labels are floats, some of which are NaN or infinity."""
+    if labels.dtype.kind == "f" and (count := not_finite(labels)):
+        raise UsageError(f"{where}: {count} of {len(labels)} labels hold NaN or infinity; remove or replace them")
 
 
 def not_finite(values: np.ndarray) -> int:

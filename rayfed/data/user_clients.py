@@ -13,11 +13,11 @@ from rayfed.data.packing import is_tree, packed
 from rayfed.data.population import (
     Population,
     as_array,
+    check_finite,
     check_inputs,
     class_labels,
     count_classes,
     model_inputs,
-    not_finite,
 )
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y)}, and "val": (x, y) and "domain": "a name" if there are any'
@@ -202,5 +202,4 @@ def _check_part(where: str, part: Examples, first: Examples) -> None:
         expected = [len(part), *first.y.shape[1:]]
         raise UsageError(f"{where}: y has the shape {part.y.shape}; expected {expected}, like the first client's")
     check_inputs(where, part)
-    if part.y.dtype.kind == "f" and (count := not_finite(part.y)):
-        raise UsageError(f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them")
+    check_finite(where, part.y)

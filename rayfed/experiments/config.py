@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -425,16 +426,15 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
 def _check_together(settings: Any) -> None:
     """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
     check_name(settings.experiment, "experiment")
-    if settings.local.epochs is not None and settings.local.steps is not None:
-        raise UsageError("local.epochs and local.steps are both given; give one of them")
+
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
     _check_clock(settings.availability, settings.clock)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-    for key, other in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
-        value, share = getattr(settings, key), getattr(settings, other)
-        if value and share != getattr(Config, other):
+    for pair in (("local.epochs", "local.steps"), ("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
+        (key, value), (other, share) = ((key, attrgetter(key)(settings)) for key in pair)
+        if value and share != getattr(Config, other, None):
             raise UsageError(f"{key}={value} and {other}={share} are both given; give one of them")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
         given = settings.placement.vmap_clients

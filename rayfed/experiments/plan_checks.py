@@ -173,8 +173,6 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
-    if not value.requires_grad:
-        raise UsageError("loss: its value has no gradient; compute it from the outputs by operations of torch")
     if labels.ndim == 1 and outputs.shape[1:] == (1,):
         _check_pairs(loss, population)
     every_label = [part.y for part in population.examples()]

@@ -1,6 +1,5 @@
 """Models with a split point: `features` computes a representation, `head` computes the logits from it."""
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,11 +57,6 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
-        if x.dtype != torch.float32 and _takes(module, x.float()):
-            raise UsageError(
-                f"model: takes inputs of float32, and these are {str(x.dtype).removeprefix('torch.')}; give "
-                "x.astype('float32')"
-            ) from error
         raise UsageError(f"model: an input of shape {shape} does not fit ({reason})") from error
     finally:
         for layer, mode in modes:
@@ -73,13 +67,6 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
             f"them; got {type(out).__name__}"
         )
     return out
-
-
-def _takes(module: nn.Module, x: Tensor) -> bool:
-    with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError), torch.no_grad():
-        module(x)
-        return True
-    return False
 
 
 def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None) -> Tensor:

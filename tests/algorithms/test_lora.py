@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.federations import Adapter, adapted, net
+from helpers.federations import adapted, net
 from helpers.reference import data, descend, population, run, shares
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.lora import FLoRA, HetLoRA
@@ -177,18 +177,3 @@ def test_refusals(algorithm, model, changes, message):
     half.body[0].lora_A["default"].weight.requires_grad_(False)
     with pytest.raises(UsageError, match=r"needs both factors A and B of linear layers trained .*; finds .*lora_B"):
         run(FLoRA(), population(), half)
-    bare = adapted(net())
-    bare.body[0] = Bare(bare.body[0])
-    with pytest.raises(UsageError, match=r"algorithm\.name=flora: needs adapters of peft"):
-        run(FLoRA(), population(), bare)
-
-
-class Bare(Adapter):
-    """An adapter that is not peft's: its layer is not in it."""
-
-    def __init__(self, of):
-        super().__init__(copy.deepcopy(of.base_layer))
-        del self.scaling
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))

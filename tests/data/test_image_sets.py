@@ -463,7 +463,7 @@ def test_a_class_of_equal_images_and_untested_clients_are_named(tmp_path, capsys
         ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", "n00000197", "tench", "an image and its class"),
         ("camelyon17", "camelyon17_v1.0/metadata.csv", ",tumor,", ",cancer,", "columns x_coord, .*tumor"),
         ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,1,", ",64,2,", "label 2, but there are 2 classes"),
-        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,", ",65,", "y_65.png: cannot be opened"),
+        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,", ",65,", "y_65.png: missing"),
     ],
 )
 def test_damaged_lists_are_one_line(tmp_path, name, file, old, new, words):

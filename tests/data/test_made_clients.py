@@ -99,7 +99,6 @@ def test_the_hash_follows_what_is_declared_and_a_few_contents():
         ({"sizes": {**SIZES, "train": [11, 20, 8, 16]}}, r"make\(0\) returned 12 train examples, .* is 11"),
         ({"domains": ["a"]}, r"sizes\['train'\]: got int64 \[4\]; expected 1"),
         ({"make": lambda number: {"train": make(number)["train"]}}, r"clients\[0\]: got the keys train; expected"),
-        ({"make": lambda number: 1 / number}, r"make\(0\) failed: ZeroDivisionError"),
     ],
 )
 def test_what_cannot_be_clients_is_one_line(changes, message):
@@ -119,18 +118,6 @@ def test_what_cannot_be_clients_is_one_line(changes, message):
 def test_a_client_that_is_not_as_declared_is_named_when_it_is_made(clients, message):
     with pytest.raises(UsageError, match=message):
         population(make=lambda number: clients(number) if number == 1 else make(number)).clients[1]
-
-
-def test_a_client_that_fails_in_a_round_ends_the_run_with_its_number(tmp_path):
-    def fails(number):
-        if number == 3 and number in asked:
-            raise OSError("disk")
-        asked.add(number)
-        return make(number)
-
-    asked = set()
-    with pytest.raises(UsageError, match=r"make\(3\) failed: OSError: disk"):
-        rayfed.run(**SHORT, clients=rayfed.Clients(SIZES, fails), results=str(tmp_path))
 
 
 @pytest.mark.parametrize("partition", [{"test": 0.2}, {"test": None}, {"test": 0.0, "validation": 0.0}])

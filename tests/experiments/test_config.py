@@ -264,7 +264,7 @@ class TestTrialNames:
         (["local.optimizer=adam", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
         (["local.nesterov=true"], "local.nesterov=true: needs momentum; give local.momentum"),
         (["cohort=2", "cohort_share=0.5"], "cohort=2 and cohort_share=0.5 are both given"),
-        (["local.epochs=1", "local.steps=3"], "local.epochs and local.steps are both given"),
+        (["local.epochs=1", "local.steps=3"], "local.epochs=1 and local.steps=3 are both given"),
     ],
 )
 def test_options_of_training_that_cannot_work_are_refused(pairs, message):

@@ -39,8 +39,6 @@ class WrappedModel(nn.Module):
 
     def __init__(self, model: Any, name: str, extra: nn.Module):
         super().__init__()
-        if isinstance(model, torch.jit.ScriptModule):
-            raise UsageError(f"model: {name} adds a layer, which TorchScript refuses; give the module itself")
         self.__dict__["model"] = model
         self._parameters, self._buffers = model._parameters, model._buffers
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))

@@ -98,9 +98,7 @@ def files_hash(root: Path, files: Sequence[str]) -> str:
     """
     digest = hashlib.sha256(f"{root.resolve()}\0".encode())
     for file in files:
-        try:
+        with readable(root / file, "a file"):
             status = os.stat(root / file)
-        except OSError as error:
-            raise UsageError(f"{root / file}: cannot be opened ({error.strerror}), though it is listed") from error
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()

@@ -92,10 +92,7 @@ class ChartData:
         Raises:
             UsageError: No trial is done.
         """
-        done = self.tables.done
-        if done.empty:
-            raise UsageError("nothing to plot, because no trial is done yet")
-        return done
+        return some(self.tables.done)
 
     @property
     def split(self) -> str:
@@ -118,9 +115,14 @@ class ChartData:
         if not rows.empty:
             rows = filter_rows(rows, self.tables, self.view)
             rows = rows[np.isfinite(rows["mean"])]
-        if rows.empty:
-            raise UsageError("nothing to plot, because no trial is done yet or no mean is finite")
-        return rows
+        return some(rows)
+
+
+def some(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `rows`; UsageError if there are none."""
+    if rows.empty:
+        raise UsageError("nothing to plot, because no trial is done yet, no round was recorded or no mean is finite")
+    return rows
 
 
 def inline(frame: pd.DataFrame) -> alt.InlineData:

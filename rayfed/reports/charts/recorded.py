@@ -22,6 +22,7 @@ from rayfed.reports.charts.chart import (
     method_label,
     of_methods,
     row_axis,
+    some,
     with_methods,
 )
 from rayfed.reports.selection import TRIAL
@@ -171,9 +172,7 @@ def _map_panel(points: pd.DataFrame, column: str) -> Any:
 
 def seconds(data: ChartData) -> Chart:
     """Return a bar per method: the mean seconds of a round by part. Setup and final stage are shared among rounds."""
-    means = _round_seconds(data.tables.rounds, data.trials)
-    if means.empty:
-        raise UsageError("plot: no round was recorded")
+    means = some(_round_seconds(data.tables.rounds, data.trials))
     chosen = data.summary.rows.drop_duplicates("order")[["order", "chosen_by_default"]]
     methods = data.trials.drop_duplicates("order")[["order", "algorithm", "hyperparameters"]]
     methods = methods.merge(chosen.rename(columns={"chosen_by_default": "chosen"}), on="order")
