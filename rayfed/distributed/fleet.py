@@ -104,6 +104,7 @@ class RayFleet:
         self._number = 0  # of the last payload for all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._ahead: dict[ClientIndex, Any] = {}
+        self._asked: list[Any] = []  # the calls of `sums` whose results were not taken
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         self.vmap_clients = blueprint.vmap_clients
         arguments = ray.put(blueprint), ray.put(sendable(population))
@@ -134,7 +135,8 @@ class RayFleet:
             kind,
         )
         result = ExchangeResult(busy=dict.fromkeys(range(len(self._actors)), 0.0))
-        for chunk, (part, states, unweighted) in self._dispatch(schedule, kind, call):
+        summed = bool(exchange.averaged) and not (exchange.server_side_weighting or request.origins)
+        for chunk, (part, states, unweighted) in self._dispatch(schedule, kind, call, summed=summed):
             result.add(self._unpack(part))
             self._homes.update(dict.fromkeys(chunk.clients, chunk.host))
             self._unweighted |= unweighted
@@ -146,7 +148,7 @@ class RayFleet:
                 self._ahead[client] = state
         all_small = not self._unweighted and all(isinstance(state, Message) for state in self._ahead.values())
         self._most_clients = _MOST_SMALL if all_small else MOST_CLIENTS
-        if exchange.averaged and not (exchange.server_side_weighting or request.origins):
+        if summed:
             result.total = self._sums().get("", ExactSum())
         if not request.origins:
             self.commit(request.clients)
@@ -266,13 +268,22 @@ class RayFleet:
         hosts = range(len(self._actors))
         return Schedule(units, hosts, self._rates.of(kind, hosts), self._most_clients)
 
-    def _dispatch(self, schedule: Schedule, kind: Hashable, call: _Call) -> Iterator[tuple[Chunk, Any]]:
-        """Send chunks to hosts, and yield each chunk with its result."""
+    def _dispatch(
+        self, schedule: Schedule, kind: Hashable, call: _Call, *, summed: bool = False
+    ) -> Iterator[tuple[Chunk, Any]]:
+        """Send chunks to hosts, and yield each chunk with its result.
+
+        With `summed`, hosts are asked for their sums once they have been sent everything, and reply after their last
+        chunk.
+        """
         calls: dict[Any, Chunk] = {}
         while not schedule.finished:
             for position, actor in enumerate(self._actors):
                 while (chunk := schedule.next(position, time.monotonic())) is not None:
                     calls[call(actor, chunk)] = chunk
+            if summed and schedule.all_sent:
+                self._ask_for_sums()
+                summed = False
             for reference in ray.wait(list(calls), num_returns=1)[0]:
                 chunk = calls.pop(reference)
                 result = self._result(reference, chunk.host)
@@ -281,13 +292,18 @@ class RayFleet:
                 schedule.done(chunk, now)
                 yield chunk, result
 
+    def _ask_for_sums(self) -> None:
+        self._asked = [actor.call.remote("sums") for actor in self._actors]
+
     def _sums(self, *, shared: bool = True) -> dict[Any, ExactSum]:
         """Return the sums over all chunks since the last call by key; see `HostMethods.sums`.
 
         Args:
             shared: Whether all hosts have the same keys, so that all but the first need no memory of their own.
         """
-        calls = [actor.call.remote("sums") for actor in self._actors]
+        if not self._asked:
+            self._ask_for_sums()
+        calls, self._asked = self._asked, []
         sums: dict[Any, ExactSum] = {}
         for position, call in enumerate(calls):
             for key, total in self._unpack(self._result(call, position), shared=shared and bool(sums)).items():

@@ -1,6 +1,7 @@
 """What a host does, and the messages to it: a pickle, and the bytes of the tensors, which Ray does not copy."""
 
 import dataclasses
+import gc
 import io
 import math
 import pickle
@@ -127,6 +128,7 @@ class HostMethods:
         self._payload: tuple[int, Any] = (-1, None)  # the last payload for all hosts, and its number
         self._sums: dict[Hashable, ExactSum] = {}
         self.host = Host(blueprint, population, self.device, share=share, position=position)
+        gc.freeze()  # a search of all imported objects would take longer than a short round
         return str(ray.util.get_node_ip_address())
 
     def ask(self, method: str, message: Message, number: int, payload: Message, *large: Message) -> Any:

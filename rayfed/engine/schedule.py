@@ -151,6 +151,11 @@ class Schedule:
         """Whether all units are done."""
         return not self._left
 
+    @property
+    def all_sent(self) -> bool:
+        """Whether hosts have been sent all units."""
+        return not any(self._plans.values())
+
     def next(self, host: int, now: float) -> Chunk | None:
         """Return what to send to `host` now, or None."""
         flying = self._flying[host]

@@ -24,7 +24,8 @@ class Simulation:
 
     def send(self):
         for host in self.queues:
-            while (chunk := self.schedule.next(host, self.now)) is not None:
+            while (over := self.schedule.all_sent, chunk := self.schedule.next(host, self.now))[1] is not None:
+                assert not over, "the schedule had said that it had sent everything"
                 self.chunks.append(chunk)
                 self.queues[host].append(chunk)
                 assert len(self.queues[host]) <= IN_FLIGHT
@@ -50,6 +51,7 @@ class Simulation:
             if self.queues[host]:
                 self.work(host)
             self.send()
+        assert self.schedule.all_sent
         return self
 
 
