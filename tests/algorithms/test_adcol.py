@@ -19,10 +19,6 @@ def small(**options):
     return Adcol(**({"hidden": [16], "server_batch_size": 16} | options))
 
 
-def weights_by_client(server):
-    return {i: state["weights"] for i, state in server.fleet.states.items()}
-
-
 class Recording(Adcol):
     """Keeps the representations that clients sent in the server's state."""
 
@@ -136,7 +132,7 @@ def test_a_shared_predictor_is_averaged_and_the_rest_stays_local():
     assert set(server.state["weights"]) == head
     size = 4 * (8 * 3 + 3)
     assert records[-1].bytes_up["weights"] == records[-1].bytes_down["weights"] == 4 * size
-    assert not head & set(weights_by_client(server)[0])
+    assert not head & set(server.fleet.states[0]["weights"])
     algorithm, ctx = server.algorithm, server.ctx.at(cohort=(0, 1))
     replies = Replies({"weights": {name: v + 1 for name, v in server.state["weights"].items()}}, [])
     replies = replies._replace(each=[Reply(i, 9, {"representations": torch.randn(6, 8)}) for i in (0, 1)])

@@ -12,7 +12,6 @@ from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_fedbn import DPFedBN, GaussianDPFedBN, clipped_update
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
 
@@ -160,14 +159,3 @@ def test_epsilon_by_round_is_that_of_a_clients_participations(cohort, participat
         assert record.privacy_unit == "client"
         assert exact_epsilon(sigma, 0.01, times) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, times)
     assert 3.98 < records[-1].epsilon <= 4.0
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "rtol", "atol"),
-    [(DPFedBN(epsilon=1e15, clip=1e3), 1e-5, 1e-6), (GaussianDPFedBN(epsilon=1e12, clip=1e2), 1e-3, 1e-3)],
-)
-def test_with_an_endless_budget_it_is_fedbn(algorithm, rtol, atol):
-    people, pair = blobs(), (algorithm, FedBN(weighting="equal"))
-    ours, theirs = (simulate(blueprint(each, people), people)[0].state["weights"] for each in pair)
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=rtol, atol=atol)

@@ -65,12 +65,6 @@ def test_owners_are_uniform_over_the_cohort():
     assert max(abs(count - 1000) for count in counts) < 4 * np.sqrt(3000 * 2 / 9)
 
 
-def test_without_a_projector_its_widths_do_not_matter():
-    population = blobs()
-    for options in ({"projector": False}, {"mu": 0.0}):
-        simulate(blueprint(FedDebias(widths=[], **options), population, rounds=1), population)
-
-
 def test_projector_of_the_paper():
     population = blobs()
     task = blueprint(FedDebias(), population).context(population, "cpu").task

@@ -192,7 +192,7 @@ def test_plain_noise_has_its_distribution_and_no_networks(augmenter):
     assert set(metrics) == {"loss"}
 
 
-def test_plain_noise_reaches_the_head_alone_and_only_weights_are_sent():
+def test_plain_noise_reaches_the_head_alone():
     algorithm = small(augmenter="gaussian", noise_scale=0.5, interpolate=False)
     ctx, down, work = client_at_work(algorithm)
     ctx = ctx.at(optimizer=SGD(lr=LR))
@@ -202,5 +202,3 @@ def test_plain_noise_reaches_the_head_alone_and_only_weights_are_sent():
     for name, grad in grads.items():
         real_alone = before["weights"][name] - LR * 0.5 * grad
         assert torch.allclose(work["weights"][name], real_alone, atol=1e-6) is not name.startswith("fc.")
-    server, records = run(algorithm)
-    assert set(server.state) == set(records[-1].bytes_up) == {"weights"}

@@ -10,7 +10,6 @@ from torch import nn
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
@@ -117,15 +116,6 @@ def test_weights_of_classes_do_not_matter():
     make_plan(config, clients=[dict.fromkeys(("train", "test"), (x, np.arange(20) % 3))], model=lambda: nn.Linear(6, 3))
 
 
-def test_shares_are_of_the_beta_distribution():
-    mixup = Mixup(alpha=0.2)
-    ctx, batch = context(mixup), Batch(torch.eye(2), torch.tensor([0, 1]))
-    torch.manual_seed(0)
-    drawn = [mixup.prepare(ctx, batch).y[0, 0].item() for _ in range(2000)]
-    mixed = np.array([share for share in drawn if share not in (0.0, 1.0)])  # half of the pairs are of one with itself
-    assert abs(np.mean(np.minimum(mixed, 1 - mixed) < 0.05) - 0.565) < 0.05  # P(min(λ, 1−λ) < 0.05), Beta(0.2, 0.2)
-
-
 def test_a_round_of_mixup_by_hand():
     people, model = population(), net()
     server = run(Mixup(), people, model, steps=2, rounds=1)
@@ -143,24 +133,6 @@ def test_a_round_of_mixup_by_hand():
             sgd.step()
         locals_.append(local)
     assert_weights(server.state["weights"], mean(locals_, shares(people)))
-
-
-def test_noise_is_the_same_at_any_width_and_differs_between_clients_and_rounds():
-    seen = []
-
-    class Spy(FedAvg):
-        def step(self, ctx, work, down, batch):
-            seen.append(batch.y.max(1).values.min().item())  # λ or 1 − λ
-            return super().step(ctx, work, down, batch)
-
-    people = population(sizes=(10, 10))
-    simulate(plan(Mixup(base=Spy()), people, net(), steps=2), people)
-    assert len(set(seen)) == 8
-    narrow, wide = (
-        simulate(plan(Mixup(), people, net(), vmap_clients=w, batch_size=10), people)[0].state for w in (1, 2)
-    )
-    for name, value in narrow["weights"].items():
-        torch.testing.assert_close(value, wide["weights"][name], rtol=1e-4, atol=1e-5)
 
 
 SIZES = (8, 12, 20)

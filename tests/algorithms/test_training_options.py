@@ -58,17 +58,6 @@ def context(algorithm, **moment):
     return plan(algorithm, people, net(), rounds=4, schedule=HALVING).context(people, "cpu").at(**moment)
 
 
-def test_the_rate_of_a_round_does_not_depend_on_the_rounds_that_a_host_saw_before():
-    schedule = Exponential(decay=0.7)
-    people = population()
-    start = plan(FedAvg(), people, net(), rounds=3000, schedule=schedule).context(people, "cpu")
-    visited = start
-    for round in (3, 17, 2900, 8):  # 0.7 ** 2899 is 0 in floating point
-        visited = visited.at(stage="round", round=round)
-    assert visited.optimizer == start.at(stage="round", round=8).optimizer
-    assert visited.at(stage="final").optimizer == start.optimizer
-
-
 def test_the_setup_the_final_stage_and_adaptation_are_not_scheduled():
     for stage, round, factor in (
         ("setup", 0, 1.0),

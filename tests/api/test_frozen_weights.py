@@ -12,7 +12,7 @@ from torch import nn
 
 import rayfed
 from helpers.algorithm_cases import MAIN_CASES, everything, finished, plan_of
-from helpers.federations import blobs, blueprint, net, reshaped, simulate
+from helpers.federations import adapted, blobs, blueprint, net, reshaped, simulate
 from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, vectorised, weights_of
@@ -25,6 +25,7 @@ from rayfed.models.base import build_model
 from rayfed.models.split_model import ensure_split
 
 HEAD = ("fc.weight", "fc.bias")
+A, B = (f"body.0.lora_{letter}.default.weight" for letter in "AB")
 FROZEN = ("first.weight", "first.bias", "norm.weight", "norm.bias", "scale")
 
 
@@ -217,24 +218,11 @@ def test_summary_says_what_is_trained_and_sent():
     assert "download per client: weights 324 B" in lines  # 63 parameters, 16 statistics and a counter
 
 
-class Adapted(nn.Module):
-    """A frozen layer with a low-rank adapter B·A beside it, as LoRA has."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.base, self.fc = nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 3)
-        self.lora_A, self.lora_B = nn.Linear(6, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, x):
-        return self.fc(torch.relu(self.base(x) + self.lora_B(self.lora_A(x))))
-
-
 @pytest.mark.parametrize(
     ("name", "personal"),
     [
         *((name, "*lora_B*") for name in ("scaffold", "ditto", "feddyn", "fedper", "mixup", "fedadam")),
-        ("fedavg", ["lora_B.weight"]),
+        ("fedavg", [B]),
         ("fedavg", "*lora_B*, fc.b*"),
     ],
 )
@@ -242,16 +230,14 @@ def test_personal_weights_stay_with_the_client(name, personal, run):
     """FedSA-LoRA is FedAvg with B personal."""
     at = "algorithm.base" if name == "mixup" else "algorithm"
     inner = {"algorithm.base.name": "scaffold"} if name == "mixup" else {}
-    result = run(Adapted, rounds=2, **{"algorithm.name": name, f"{at}.personal": personal} | inner)
-    kept = {path.removeprefix("features.") for path in result.clients[0]["weights"]}
-    sent = {path.removeprefix("features.") for path in result.server["weights"]}
-    own = {"lora_B.weight"} | ({"fc.bias"} if "fc" in str(personal) else set())
-    assert kept == own | ({"head.weight", "head.bias"} if name == "fedper" else set())
-    assert not sent & {*kept, "base.weight"}
-    assert "lora_A.weight" in sent
+    result = run(lambda: adapted(net(False)), rounds=2, **{"algorithm.name": name, f"{at}.personal": personal} | inner)
+    kept, sent = set(result.clients[0]["weights"]), set(result.server["weights"])
+    assert kept == {B} | ({"fc.bias"} if "fc" in str(personal) else set()) | (set(HEAD) if name == "fedper" else set())
+    assert not sent & {*kept, "body.0.base_layer.weight"}
+    assert A in sent
     one, other = (result.model(client=client).state_dict() for client in (0, 1))
-    assert not torch.equal(one["lora_B.weight"], other["lora_B.weight"])
-    assert torch.equal(one["lora_A.weight"], other["lora_A.weight"]) is (name != "ditto")  # which scores w_i
+    assert not torch.equal(one[B], other[B])
+    assert torch.equal(one[A], other[A]) is (name != "ditto")  # which scores w_i
 
 
 def test_a_pattern_is_an_argument_of_the_command():
@@ -265,7 +251,7 @@ def test_a_pattern_is_an_argument_of_the_command():
     ("values", "message"),
     [
         ({"algorithm.personal": "*lora_C*"}, r"algorithm.personal=\*lora_C\*: matches no weight of the model, such as"),
-        ({"algorithm.personal": "base.*"}, "matches no weight"),  # constants stay anyway
+        ({"algorithm.personal": "body.0.base*"}, "matches no weight"),  # constants stay anyway
         ({"algorithm.name": "erm", "algorithm.personal": "fc.*"}, "algorithm.personal: algorithm.name=erm trains one"),
         ({"algorithm.personal": 3}, "algorithm.personal=3: expected a list of strings"),
         ({"algorithm.name": "mixup", "algorithm.personal": "fc.*"}, "algorithm.personal: .* give it to algorithm.base"),
@@ -273,4 +259,4 @@ def test_a_pattern_is_an_argument_of_the_command():
 )
 def test_personal_weights_that_do_not_exist_are_refused(values, message, run):
     with pytest.raises(rayfed.UsageError, match=message):
-        run(Adapted, rounds=1, **values)
+        run(lambda: adapted(net(False)), rounds=1, **values)

@@ -214,21 +214,6 @@ def test_hooks_that_training_cannot_call_are_refused():
     assert len(run(whole).metrics)  # FedAvg calls the model, with its hooks
 
 
-def test_hooks_of_layers_are_kept():
-    class Halved(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.fc = nn.Linear(5, 6), nn.Linear(6, 3)
-            self.body.register_forward_hook(lambda module, args, out: 0.5 * out)
-
-        def forward(self, x):
-            return self.fc(torch.relu(self.body(x)))
-
-    torch.manual_seed(0)
-    model = Halved()
-    assert_same_states(run(model).model(), by_hand(copy.deepcopy(model)))
-
-
 class Keeping(nn.Module):
     """Calls `keep(self, h)` in each forward pass."""
 
@@ -247,10 +232,6 @@ class Keeping(nn.Module):
 
 def count(module, h):
     module.steps += 1
-
-
-def largest(module, h):
-    module.peak = max(module.peak, float(h.detach().max()))
 
 
 def remember(module, h):
@@ -284,20 +265,10 @@ def loss_with(state):
     return loss
 
 
-class AnnealedLoss:
-    def __init__(self):
-        self.rate = 1.0
-
-    def __call__(self, outputs, y):
-        self.rate *= 0.9
-        return F.cross_entropy(outputs, y) * self.rate
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [
         (lambda: Keeping(count, steps=0), "steps"),
-        (lambda: Keeping(largest, peak=0.0), "peak"),
         (lambda: Keeping(remember, bank={"rows": []}), "bank"),
         (lambda: Keeping(draw, source=torch.Generator()), "source"),
         (lambda: with_buffer(fill, None), "centre"),
@@ -310,10 +281,9 @@ def test_attributes_that_carry_state_from_client_to_client_are_refused(model, na
         run(model)
 
 
-@pytest.mark.parametrize(("loss", "name"), [(loss_with({"steps": 0}), "state"), (AnnealedLoss(), "rate")])
-def test_losses_that_carry_state_are_refused(loss, name):
-    with pytest.raises(rayfed.UsageError, match=f"loss: training changes {name}, which is no buffer"):
-        rayfed.run(QUIET, clients=clients(), model=lambda: chain(nn.Linear(5, 6)), loss=loss, rounds=1)
+def test_losses_that_carry_state_are_refused():
+    with pytest.raises(rayfed.UsageError, match="loss: training changes state, which is no buffer"):
+        rayfed.run(QUIET, clients=clients(), model=lambda: chain(nn.Linear(5, 6)), loss=loss_with({"steps": 0}))
 
 
 def test_attributes_that_depend_on_the_last_batch_alone_are_accepted():

@@ -442,11 +442,6 @@ def test_a_changed_default_makes_values_older(papers, stored, monkeypatch):
     assert not set(later.values()) & set(hashes.values())
 
 
-def test_an_option_that_is_off_does_not_count():
-    module = importlib.import_module("_stored")
-    assert module._switched_on({"a": {"b": 0, "c": None}, "d": {"e": 1, "f": False}}) == {"d": {"e": 1}}
-
-
 def test_the_contents_of_a_partition_count(papers, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "HOME", tmp_path)
     partition = {"name": "file", "file": "clients.parquet"}

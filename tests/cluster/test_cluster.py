@@ -238,18 +238,6 @@ class TestTrials:
         assert done.returncode == 0, words
         assert words.count("ready; data larger than a quarter of its memory need /root/data there, too") == 2
 
-    def test_the_photos_of_the_documentation_train_from_a_folder_of_their_own(self, up):
-        page = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
-        study = up.path("head", "study")
-        study.mkdir()
-        for text, name in re.findall(r"^```\w+\n(# (\w+\.(?:py|yaml))\b.*?)^```$", page, re.DOTALL | re.MULTILINE):
-            (study / name).write_text(text)
-        up.run("head", "cd study && python make_photos.py")
-        sweep = "cd study && rayfed sweep photos.yaml rounds=2 seeds=[0] placement.hosts=2"
-        done = up.run("laptop", f"ray exec cluster.yaml {json.dumps(sweep)}", seconds=900, check=False)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert read(study / "results", "photos").trials["status"].tolist() == ["done"] * 4
-
     def test_a_lost_node_costs_time_only(self, up):
         values = {**OWN, "rounds": 60, "checkpoint.every": 5, "seeds": [0, 1]}
         command = f"rayfed sweep space.yaml {values_of(values)} experiment=lost"

@@ -73,8 +73,6 @@ class TestTF32:
         for name in ("cudnn.allow_tf32", "cuda.matmul.allow_tf32", *present):
             with suppress(RuntimeError, AttributeError):
                 told[name] = attrgetter(name)(backends)
-        with suppress(RuntimeError):
-            told["matmul"] = torch.get_float32_matmul_precision()
         return told
 
     def chosen_and_restored(self, allowed):

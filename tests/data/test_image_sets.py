@@ -88,14 +88,6 @@ def test_the_second_start_looks_at_no_image(roots, name, monkeypatch):
     np.testing.assert_array_equal(first.labels, second.labels)
 
 
-def test_pixels_are_those_of_the_file_or_shrunk_bilinearly(tmp_path):
-    grey, colour = picture(tmp_path / "own/a/grey.png", 8, "L"), picture(tmp_path / "own/b/colour.png", 16)
-    own, shrunk = (np.asarray(made("imagefolder", tmp_path, size=side, test=0.0).images) for side in (8, 8))
-    np.testing.assert_array_equal(own[0], np.repeat(grey[None], 3, axis=0))
-    expected = np.asarray(Image.fromarray(colour).resize((8, 8), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-    np.testing.assert_array_equal(shrunk[1], expected)
-
-
 def test_a_changed_file_is_decoded_again(tmp_path):
     for title in "ab":
         picture(tmp_path / "own" / title / "0.png", 8)

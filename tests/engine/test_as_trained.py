@@ -16,9 +16,7 @@ from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
-from rayfed.engine.host import Host
 from rayfed.engine.purity import ImpureHook, intercepted, pure
-from rayfed.engine.requests import ExchangeRequest
 from rayfed.models.base import build_model
 
 SIZES = (20, 26, 33)
@@ -133,7 +131,7 @@ def test_vm_takes_the_trained_models_loss_over_augmented_examples():
 
 
 @pytest.mark.parametrize("algorithm", [AFL(lambda_lr=0.5), VM(beta=0.5)])
-def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm):
+def test_where_data_lies_and_how_many_train_at_once_does_not_matter(algorithm):
     augment = Rotation(degrees=45)
     expected, server = losses(algorithm, augment)
     assert len(set(expected.values())) == 6
@@ -142,22 +140,6 @@ def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm
     assert other.state_hash() == server.state_hash()
     together, _ = losses(algorithm, augment, vmap_clients=3)
     assert together == pytest.approx(expected, abs=1e-5)
-    apart = on_two_hosts(algorithm, augment)
-    assert apart == {key: value for key, value in expected.items() if key[0] == 1}
-
-
-def on_two_hosts(algorithm, augment):
-    """The losses of the first round, clients 0 and 2 living on one host and client 1 on another."""
-    seen, clients = {}, people()
-    plan = blueprint(spy(algorithm, seen), clients, model=small(), augment=augment)
-    ctx = plan.context(clients, "cpu")
-    down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
-    for ids in ((1,), (0, 2)):
-        host = Host(plan, clients, "cpu")
-        weights = dict.fromkeys(ids, 1.0)
-        request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=ids, weights=weights)
-        host.exchange(request, down, {}, {})
-    return seen
 
 
 @pytest.mark.parametrize("data_on_device", [True, False])

@@ -1,6 +1,5 @@
 """Blocks of clients that train at once: what a step costs, and how many clients a measurement chooses."""
 
-import dataclasses
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 
@@ -14,7 +13,6 @@ from helpers.algorithm_cases import MAIN_CASES, finished, people_of, plan_of
 from helpers.commands import TWO_CLIENTS, command
 from helpers.federations import Busy, blobs, blueprint, new_server, simulate
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.ids import Moment
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
@@ -22,7 +20,6 @@ from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.training import Pool, fastest_width, train_block
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -83,35 +80,6 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
         assert operations_of_a_step(plan, people, clients) == alone
 
 
-def operations_of_an_exchange(clients, width, steps):
-    """Return the operations of an exchange in which `clients` take `steps` steps, `width` at a time."""
-    x, y = np.zeros((BATCH * steps, *SHAPE), np.uint8), np.zeros(BATCH * steps, np.int64)
-    client = Client(0, "all", Examples(x, y), Examples(x[:0], y[:0]), Examples(x[:0], y[:0]))
-    people = Population(
-        "zeros", tuple(dataclasses.replace(client, id=i) for i in range(clients)), 10, SHAPE, (0.5,), (0.5,)
-    )
-    plan = blueprint(FedAvg(), people, model=build_model("mlp", {"hidden": [8]}, SHAPE, 10), batch_size=BATCH)
-    worker, everyone = host.Host(plan, people, "cpu"), tuple(range(clients))
-    weights = dict.fromkeys(everyone, 1 / clients)
-    request = ExchangeRequest(
-        moment=Moment("round", 1), cohort=everyone, clients=everyone, weights=weights, vmap_clients=width
-    )
-    down = plan.algorithm.broadcast(worker.ctx, plan.algorithm.init(worker.ctx))
-    worker.exchange(request, down, {}, {})  # reads the data
-    with Operations(left_out=()) as operations:
-        worker.exchange(request, down, {}, {})
-    return operations.counts.total()
-
-
-@pytest.mark.parametrize(("width", "most", "most_of_a_step"), [(1, 23, 37), (16, 30, 98), (64, 30, 98)])
-def test_a_block_takes_few_operations_beside_its_steps_for_any_number_of_clients(width, most, most_of_a_step):
-    """The first block is left out, with which the sum begins."""
-    blocks = [operations_of_an_exchange(k * width, width, 1) for k in (2, 3)]
-    more_steps = operations_of_an_exchange(2 * width, width, 2) - blocks[0]
-    assert more_steps / 2 <= most_of_a_step
-    assert blocks[1] - blocks[0] - more_steps / 2 <= most
-
-
 class Shared(FedAvg):
     """FedAvg whose step returns the same tensor for all clients, which change, send and keep theirs at the end."""
 
@@ -136,14 +104,6 @@ def test_clients_of_a_block_share_no_memory_and_keep_none_of_it():
     for client, state in server.fleet.states.items():
         assert state["same"].tolist() == [1.0 + client] * 3
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for _, tensor in named_tensors(state))
-
-
-def test_the_server_waits_once_to_see_that_its_state_is_finite():
-    plan = blueprint(FedAvg(), people := blobs(2))
-    server = new_server(plan, people, points=())
-    with Operations() as operations:
-        server._check_finite(server.ctx)
-    assert sum(operations.counts[name] for name in WAITING) == 1
 
 
 @MAIN_CASES

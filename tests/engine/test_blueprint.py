@@ -6,7 +6,6 @@ from torch.nn.functional import cross_entropy
 
 from helpers.algorithm_cases import build_algorithm
 from helpers.federations import blobs, blueprint, net, quadratic, quadratics, simulate
-from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 
@@ -36,12 +35,6 @@ class TestChecks:
             simulate(blueprint(FedAvg(), blobs(4), vmap_clients=2, drop_last=False), blobs(4))
         with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 0 .*local.batch_size=20 or less"):
             simulate(blueprint(FedAvg(), blobs(4), vmap_clients=2, batch_size=21), blobs(4))
-
-    def test_phases_of_steps(self):
-        population = blobs(4)
-        plan = blueprint(FedAvg(), population, local=Phase("train", steps=3), rounds=1, batch_norm="local")
-        server, _ = simulate(plan, population, points=POINT)
-        assert {int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()} == {3}
 
 
 BN = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

@@ -11,7 +11,7 @@ from rayfed.engine import exact_sum
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.serialization import state_hash
 
-TERMS = 3000
+TERMS = 600
 
 
 def total(terms):

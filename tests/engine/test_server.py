@@ -329,14 +329,6 @@ class TestRandomness:
         assert len(set(noise)) == 4
 
 
-def test_clients_that_train_at_once_stop_after_their_own_steps():
-    population = blobs(4)
-    plan = blueprint(FedAvg(), population, vmap_clients=4, rounds=1, batch_norm="local")
-    server, _ = simulate(plan, population, points=POINT)
-    counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()]
-    assert counts == [4, 5, 6, 8]
-
-
 class TestDivergence:
     def test_of_a_client(self):
         population = blobs(3)

@@ -83,12 +83,7 @@ class TestCommand:
         assert not list((here / "results/local/tracebacks").iterdir())
 
     def test_it_stops_when_the_gpu_fails(self, here, capsys):
-        (here / "local_gpu.py").write_text(
-            "from rayfed.metrics.base import OfPredictions\n"
-            "class Mine(OfPredictions):\n"
-            "    def measure(self, logits, y):\n"
-            "        raise RuntimeError('CUDA error: device-side assert triggered')\n"
-        )
+        (here / "local_gpu.py").write_text(BROKEN.replace("ZeroDivisionError('mine')", "RuntimeError('CUDA error: x')"))
         assert main(["space.yaml", "metrics={'local_gpu:Mine': true}"]) == 1
         assert "stopped, since the GPU fails" in capsys.readouterr().err
         assert trials()["status"].tolist() == ["failed"]

@@ -7,7 +7,6 @@ import rayfed
 from helpers.commands import TWO_CLIENTS
 from rayfed.core.errors import UsageError
 from rayfed.experiments import sweep as module
-from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 
@@ -65,16 +64,6 @@ class TestKinds:
         },  # its notes name ε
         {"algorithm.name": "fedavg", "local.batch_size": {"grid": [4, 5000]}},
     )
-
-    def test_each_is_planned_once(self, plan, monkeypatch):
-        planned = []
-        monkeypatch.setattr(
-            module, "make_plan", lambda config, **given: planned.append(config) or make_plan(config, **given)
-        )
-        plan(arms=self.ARMS)
-        kinds = [(c.algorithm_name, vars(c.algorithm).get("mu"), c.local.batch_size) for c in planned]
-        assert len(planned) == 6
-        assert kinds[:2] == [("fedprox", 0, 8), ("fedprox", 0.1, 8)]
 
     def test_what_is_said_is_as_if_each_was_planned(self, plan, monkeypatch):
         by_kind = plan(arms=self.ARMS)

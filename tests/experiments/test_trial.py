@@ -106,9 +106,10 @@ class TestCheckpointsByTheClock:
         run.close()
         return rounds, recorder.saved(plan.trial)
 
-    def test_are_due_after_minutes_and_deleted_when_the_trial_is_done(self, tmp_path, monkeypatch):
+    def test_are_due_after_minutes_if_any_and_deleted_when_the_trial_is_done(self, tmp_path, monkeypatch):
         rounds, left = self.saved_after(tmp_path, monkeypatch, **{"checkpoint.minutes": 1.5})
         assert (rounds, left) == ([2, 4], [])
+        assert self.saved_after(tmp_path / "off", monkeypatch, **{"checkpoint.minutes": 0}) == ([], [])
 
     def test_are_rarer_where_saving_takes_long(self, tmp_path, monkeypatch):
         rounds, _ = self.saved_after(tmp_path, monkeypatch, saving=2.0, **{"checkpoint.minutes": 0.5})
@@ -120,21 +121,6 @@ class TestCheckpointsByTheClock:
         )
         assert rounds == [5, 6]
         assert left[0]["content"]["round"] == 6
-
-    def test_can_be_switched_off(self, tmp_path, monkeypatch):
-        assert self.saved_after(tmp_path, monkeypatch, **{"checkpoint.minutes": 0}) == ([], [])
-
-
-def test_steps_are_rounds_and_the_last_one_ends_the_trial(tmp_path, undisturbed):
-    plan = make_plan(Config.read(VALUES, {"results": str(tmp_path)}))
-    run = TrialRun(plan, Recorder(str(tmp_path), "run"), lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
-    for round in range(1, 7):
-        assert not run.done
-        assert run.step().round == run.round == round
-    assert run.done
-    assert (run.step(), run.outcome) == (None, undisturbed)
-    assert read(tmp_path).trials["status"].tolist() == ["done"]
-    run.close()
 
 
 @pytest.mark.parametrize(("replaceable", "status"), [(True, "running"), (False, "failed")])

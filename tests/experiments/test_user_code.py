@@ -216,10 +216,6 @@ class TestObjectHash:
         hashes = [user_code.object_hash(made(text)) for text in texts]
         assert hashes[0] == hashes[2] != hashes[1]
 
-    def test_a_name_tells_what_and_which(self):
-        assert user_code.display_name(lambda x: x, "abcdefgh") == "own:lambda-abcdef"
-        assert user_code.display_name(nn.CrossEntropyLoss(), "abcdefgh") == "own:CrossEntropyLoss-abcdef"
-
 
 class TestUserModules:
     def test_are_neither_pythons_nor_installed_nor_rayfeds(self, here):

@@ -146,35 +146,26 @@ def careless() -> dict[str, Callable[[Any], Any]]:
     from rayfed.engine.fleet import LocalFleet
     from rayfed.engine.server import Evaluation, Server
 
-    class Forgets(FedAvg):
-        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
-            value, output = super().loss(ctx, weights, work, down, batch)
-            return value + (output.logits * torch.ones(3)).mean(), output
+    def run(device: Any, change: Callable[[Any, Any, Any], Any]) -> Any:
+        class Changed(FedAvg):
+            def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
+                value, output = super().loss(ctx, weights, work, down, batch)
+                return change(value, output, batch), output
 
-    class Counts(FedAvg):
-        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
-            batch.y.numpy()
-            return super().loss(ctx, weights, work, down, batch)
-
-    class Waits(FedAvg):
-        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
-            value, output = super().loss(ctx, weights, work, down, batch)
-            return value * torch.tensor(1.0, device=value.device), output
-
-    def run(algorithm: Any, device: Any) -> Any:
         people = blobs()
-        plan = blueprint(algorithm, people)
+        plan = blueprint(Changed(), people)
         server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(points=()), device)
         with no_step_waits():
             list(server.run())
         return server.state
 
-    return {
-        "adds a tensor of the CPU": lambda device: run(Forgets(), device),
-        "reads as numpy": lambda device: run(Counts(), device),
-        "copies a number": lambda device: run(Waits(), device),
-        "is careful": lambda device: run(FedAvg(), device),
+    changes: dict[str, Callable[[Any, Any, Any], Any]] = {
+        "adds a tensor of the CPU": lambda value, output, batch: value + (output.logits * torch.ones(3)).mean(),
+        "reads as numpy": lambda value, output, batch: value + len(batch.y.numpy()),
+        "copies a number": lambda value, output, batch: value * torch.tensor(1.0, device=value.device),
+        "is careful": lambda value, output, batch: value,
     }
+    return {name: lambda device, change=change: run(device, change) for name, change in changes.items()}
 
 
 METRICS = {

@@ -1,7 +1,5 @@
 """Metrics of predictions: calibration and class accuracy by hand, AUROC, F1 and balanced accuracy by scikit-learn."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -29,19 +27,6 @@ from rayfed.metrics.predictions import (
     Perplexity,
     Rmse,
 )
-
-
-def logits(*confidences):
-    """Two classes; class 0 has the confidence."""
-    return torch.tensor([[math.log(c), math.log(1 - c)] for c in confidences])
-
-
-def test_ece_by_hand():
-    # bins (0.5, 0.75] and (0.75, 1]: {0.6 right, 0.7 wrong}, {0.9 right, 0.8 right}
-    found = list(Ece(bins=4).measure(logits(0.6, 0.7, 0.9, 0.8), torch.tensor([0, 1, 0, 0])))
-    expected = 2 / 4 * abs(1 / 2 - 0.65) + 2 / 4 * abs(1 - 0.85)
-    assert [(v.metric, v.n) for v in found] == [("ece", 4)]
-    assert found[0].value == pytest.approx(expected)
 
 
 def test_class_accuracy_by_hand():

@@ -195,13 +195,6 @@ def test_heads_that_are_none(head, message):
         ensure_split(Plain(), (6,), head=head)
 
 
-def test_own_split_is_kept():
-    own = OwnSplit()
-    model = ensure_split(own, (6,))
-    assert model is own
-    assert model.feature_shape == (5,)
-
-
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -227,5 +220,6 @@ def test_users_module_by_name():
     assert model.feature_shape == (3,)
     assert model.eval()(torch.zeros(4, 6)).shape == (4, 2)
     check_model(f"{__name__}:OwnSplit", {})
+    assert ensure_split(own := OwnSplit(), (6,)) is own
     with pytest.raises(UsageError, match="unexpected keyword argument 'deep'"):
         check_model(name, {"deep": 1})

@@ -22,6 +22,7 @@ import yaml
 import rayfed
 from helpers.commands import command
 from helpers.ray_session import start_ray
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.experiments.config import Config
 from rayfed.experiments.space import read_space
 from rayfed.reports.render import render
@@ -164,47 +165,35 @@ def test_the_recipes_agree_with_the_report():
     assert list(found["restarts"].columns) == ["trial", "event", "detail", "redone", "seconds"]
 
 
-class TestFedNova:
-    """The method that docs/migrating.md carries over, beside the rule computed from the clients' own weights."""
+class Spy(FedAvg):
+    averaged = ()
 
-    @pytest.fixture
-    def weights(self):
-        """Return the final weights by a method of one round; the clients take 1, 2 and 4 steps."""
-        executed("docs/migrating.md")
-        generator = torch.Generator().manual_seed(0)
-        clients = []
-        for size in (10, 20, 40):
-            x = torch.randn(size, 4, generator=generator)
-            clients.append({"train": (x, (x[:, 0] > 0).long()), "test": (x, (x[:, 0] > 0).long())})
+    def aggregate(self, ctx, server, replies):
+        each = {str(i): reply.up["weights"] for i, reply in enumerate(replies.each)}
+        return server | {"each": each, "first": server["weights"]}
 
-        def run(name: str) -> Any:
-            config = {"algorithm.name": name, "experiment": name.replace(":", "_"), "rounds": 1, "local.batch_size": 10}
-            return rayfed.run(config, clients=clients, model=lambda: torch.nn.Linear(4, 2), quiet=True).server
 
-        return run
+def test_the_update_of_fednova_on_the_page_on_migrating_is_the_papers():
+    """By the rule, computed from the clients' own weights, after 1, 2 and 4 steps."""
+    executed("docs/migrating.md")
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for size in (10, 20, 40):
+        x = torch.randn(size, 4, generator=generator)
+        clients.append({"train": (x, (x[:, 0] > 0).long()), "test": (x, (x[:, 0] > 0).long())})
 
-    def test_the_update_is_the_papers(self, weights, own_folder):
-        (own_folder / "spy.py").write_text(
-            "import torch\n"
-            "from dataclasses import dataclass\n"
-            "from rayfed.algorithms.fedavg import FedAvg\n\n\n"
-            "@dataclass(frozen=True, kw_only=True)\n"
-            "class Spy(FedAvg):\n"
-            "    averaged = ()\n\n"
-            "    def aggregate(self, ctx, server, replies):\n"
-            "        each = {str(i): reply.up['weights'] for i, reply in enumerate(replies.each)}\n"
-            "        return server | {'each': each, 'first': server['weights']}\n"
-        )
-        spied, nova = weights("spy:Spy"), weights("fednova:FedNova")
-        shares, steps = torch.tensor([10, 20, 40]) / 70, torch.tensor([1.0, 2.0, 4.0])
-        for name, first in spied["first"].items():
-            changes = torch.stack([(spied["each"][str(i)][name] - first) / steps[i] for i in range(3)])
-            mean = torch.tensordot(shares, changes, dims=1)
-            torch.testing.assert_close(nova["weights"][name], first + (shares * steps).sum() * mean)
+    def run(name: str, **more: Any) -> Any:
+        config = {"algorithm.name": name, "experiment": name.replace(":", "_"), "rounds": 1, "local.batch_size": 10}
+        return rayfed.run(config | more, clients=clients, model=lambda: torch.nn.Linear(4, 2), quiet=True).server
 
-    def test_momentum_is_refused(self, weights):
-        with pytest.raises(rayfed.UsageError, match=r"needs plain SGD \(local.momentum=0\)"):
-            rayfed.run({"algorithm.name": "fednova:FedNova", "local.momentum": 0.9, "rounds": 1})
+    spied, nova = run(f"{__name__}:Spy"), run("fednova:FedNova")
+    shares, steps = torch.tensor([10, 20, 40]) / 70, torch.tensor([1.0, 2.0, 4.0])
+    for name, first in spied["first"].items():
+        changes = torch.stack([(spied["each"][str(i)][name] - first) / steps[i] for i in range(3)])
+        mean = torch.tensordot(shares, changes, dims=1)
+        torch.testing.assert_close(nova["weights"][name], first + (shares * steps).sum() * mean)
+    with pytest.raises(rayfed.UsageError, match=r"needs plain SGD \(local.momentum=0\)"):
+        run("fednova:FedNova", **{"local.momentum": 0.9})
 
 
 def test_files_of_pfllib_are_clients(own_folder):
