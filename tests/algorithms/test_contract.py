@@ -68,7 +68,6 @@ def test_rayfed_check_finds_nothing(case, here):
         *(("newcomers",) if algorithm.refuses_unseen_clients else ()),
     }
     assert case.noisy or "at once" in refused or found["at once"].found.endswith("end as when trained alone")
-    assert found["optimisers"].found == "it trains with momentum and Adam"
 
 
 @functools.cache
