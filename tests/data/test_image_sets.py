@@ -48,7 +48,7 @@ def roots(tmp_path_factory):
 SHAPES = {  # images in all, clients, classes, side
     "digits5": (285, 5, 10, 28),
     "pacs": (140, 4, 7, 224),
-    "office_home": (520, 4, 65, 224),
+    "office_home": (520, 4, 65, 16),
     "office_caltech10": (200, 4, 10, 64),
     "domainnet10": (300, 6, 10, 64),
     "tiny_imagenet": (202, 20, 200, 64),

@@ -58,9 +58,8 @@ def test_it_ends_as_if_it_had_all_rounds_from_the_start(arguments, capsys):
 
 
 ANEW = {
-    "a budget for all rounds": ("algorithm.name=dp_fedbn",),
     "a schedule": ("lr_schedule.name=cosine",),
-    "a wrapped method": ("algorithm={name: mixup, base: dp_fedbn}",),
+    "a wrapped method with a budget for all rounds": ("algorithm={name: mixup, base: dp_fedbn}",),
 }
 
 
