@@ -9,6 +9,7 @@ from ray.util.placement_group import placement_group
 import rayfed
 from peers.job import PROCESSES, Job, Outcome, arguments
 from peers.jobs import plan_of
+from rayfed.distributed.cluster import start_here
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.trial import run_of
@@ -22,12 +23,13 @@ def main() -> None:
     job.initial.clear()  # memory that the engine does not need
     with tempfile.TemporaryDirectory(prefix="rayfed-peers-") as folder:
         plan = plan_of(job, hosts=PROCESSES, results=folder)
-        config = plan.config
-        ray.init(address="local", num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
+        config, names = plan.config, [name for name, _ in plan.blueprint.model.named_parameters()]
+        start_here(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
         group = placement_group([bundle for bundle in reserved(config) if bundle], strategy="PACK")
         ray.get(group.ready())
         recorder = RemoteRecorder(start_recorder(config.results, config.experiment, in_sweep=False))
         run = run_of(plan, recorder, HostPool(config.placement, reserved(config), group))
+        del plan  # whose model is now in the object store
         stamps = []
         while not run.done:
             if run.step() is not None:  # the record of a round has been sent to the recorder
@@ -36,7 +38,7 @@ def main() -> None:
         weights = run.server_state["weights"]
         metrics = read(config.results, config.experiment).metrics
         ray.shutdown()
-    parameters = [weights[name].contiguous().numpy() for name, _ in plan.blueprint.model.named_parameters()]
+    parameters = [weights[name].contiguous().numpy() for name in names]
     losses = metrics[(metrics.metric == "loss") & (metrics.split == "train")]  # one row per client and round
     steps = int((losses.n // job.batch_size).sum())
     Outcome(version=rayfed.__version__, stamps=stamps, steps=steps, parameters=parameters).save(args.outcome)

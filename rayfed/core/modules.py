@@ -17,6 +17,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+ALIGNMENT = 64
+"""Bytes, as torch aligns tensors; with others, kernels may be slow or round differently."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 M = TypeVar("M", bound=nn.Module)
 
@@ -154,36 +156,38 @@ def has_convolutions(module: nn.Module) -> bool:
 
 
 class Parcel(NamedTuple):
-    """A module with empty constants, and for each of these its bytes, dtype, shape and order of sides in memory.
+    """A module with empty parameters and buffers, and for each its bytes, dtype, shape and order of sides in memory.
 
     Ray lays arrays where all processes of a machine share them, and copies tensors.
     """
 
     module: Any
-    constants: list[tuple[Tensor, np.ndarray, torch.dtype, list[int], list[int]]]
+    tensors: list[tuple[Tensor, np.ndarray, torch.dtype, list[int], list[int]]]
 
     @classmethod
     def of(cls, module: nn.Module) -> "Parcel":
         if isinstance(module, torch.jit.ScriptModule):  # which pickle refuses
             torch.jit.save(module, buffer := io.BytesIO())
             return cls(buffer.getvalue(), [])
-        fixed, named = constant_names(module), dict(module.named_parameters()) | dict(module.named_buffers())
-        constants, empty, convolves = [], dict[int, Tensor](), has_convolutions(module)
-        for name in sorted(fixed):
-            value = named[name].detach()
+        tensors, empty, convolves = [], dict[int, Tensor](), has_convolutions(module)
+        for tensor in (*module.parameters(), *module.buffers()):
+            value = tensor.detach()
             sides = [0, 2, 3, 1] if convolves and value.dim() == 4 else list(range(value.dim()))
             flat = value.cpu().permute(sides).contiguous()
-            empty[id(named[name])] = hole = copy.copy(named[name])
+            empty[id(tensor)] = hole = copy.copy(tensor)
             hole.data = flat.new_empty(0)
             array = flat.reshape(-1).view(torch.uint8).numpy()
-            constants.append((hole, array, value.dtype, list(flat.shape), sides))
-        return cls(copied(module, empty), constants)
+            tensors.append((hole, array, value.dtype, list(flat.shape), sides))
+        return cls(copied(module, empty), tensors)
 
     def unpacked(self) -> nn.Module:
-        """Return the module, whose constants may lie in memory that other processes read."""
-        for hole, array, dtype, shape, sides in self.constants:
+        """Return the module, whose tensors may lie in memory that other processes read."""
+        for hole, array, dtype, shape, sides in self.tensors:
             with warnings.catch_warnings(action="ignore"):  # arrays of Ray are read-only
-                hole.data = torch.from_numpy(array).view(dtype).reshape(shape).permute(np.argsort(sides).tolist())
+                flat = torch.from_numpy(array)
+            if flat.data_ptr() % ALIGNMENT:  # Ray aligns large arrays
+                flat = flat.clone()
+            hole.data = flat.view(dtype).reshape(shape).permute(np.argsort(sides).tolist())
         script = isinstance(self.module, bytes)
         module: nn.Module = torch.jit.load(io.BytesIO(self.module)) if script else self.module
         return module

@@ -95,6 +95,13 @@ def is_counter(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
+def all_finite(tensor: Tensor) -> Tensor:
+    """Return whether all numbers of a tensor are finite, without memory of its size as torch.isfinite takes."""
+    if is_counter(tensor) or not tensor.numel():
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    return torch.stack(torch.aminmax(as_real(tensor))).isfinite().all()
+
+
 def mean_of(values: Tensor, shares: Tensor) -> Tensor:
     """Return the mean of `values` [n, ...] with `shares` [n]; of counters, the maximum."""
     if is_counter(values):

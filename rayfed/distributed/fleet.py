@@ -32,6 +32,7 @@ from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.training import steps_of
 
 _MOST_SMALL = 1024  # clients of a chunk, if all that they keep and send is small
+_LARGE_PAYLOAD = 2**26  # bytes from which on hosts send their sums one after the other
 _Call = Callable[[Any, Chunk], Any]
 """Sends a chunk to the actor of a host, and returns the reference of the result."""
 
@@ -84,6 +85,7 @@ class RayFleet:
 
     Args:
         blueprint, population: What the hosts simulate.
+        sent: The blueprint as an object.
         device: The device of this process.
         pool: The processes of the hosts.
 
@@ -91,7 +93,9 @@ class RayFleet:
         HostLost: From every method: a host died.
     """
 
-    def __init__(self, blueprint: Blueprint, population: Population, *, device: torch.device, pool: HostPool):
+    def __init__(
+        self, blueprint: Blueprint, population: Population, *, sent: Any, device: torch.device, pool: HostPool
+    ):
         self.device, self._blueprint, self._population = device, blueprint, population
         self._actors = pool.actors
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
@@ -104,10 +108,11 @@ class RayFleet:
         self._number = 0  # of the last payload for all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._ahead: dict[ClientIndex, Any] = {}
-        self._asked: list[Any] = []  # the calls of `sums` whose results were not taken
+        self._asked: list[Any] = []  # calls of all hosts whose results were not taken; see `_ask_for_sums`
         self._bytes_to_hosts = self._bytes_from_hosts = 0
+        self._is_large = False  # the last payload for all hosts
         self.vmap_clients = blueprint.vmap_clients
-        arguments = ray.put(blueprint), ray.put(sendable(population))
+        arguments = sent, ray.put(sendable(population))
         starting = [
             actor.call.remote("take_up", *arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
             for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))
@@ -144,11 +149,12 @@ class RayFleet:
                 if isinstance(state, Message):
                     self._bytes_from_hosts += state.nbytes
                     # a view would keep the whole object in which the state arrived, with the others of its chunk
-                    state = state._replace(data=state.data.copy())
+                    state = state._replace(data=tuple(part.copy() for part in state.data))
                 self._ahead[client] = state
         all_small = not self._unweighted and all(isinstance(state, Message) for state in self._ahead.values())
         self._most_clients = _MOST_SMALL if all_small else MOST_CLIENTS
         if summed:
+            del call  # and with it the payload, for whose place in the object store the sums wait
             result.total = self._sums().get("", ExactSum())
         if not request.origins:
             self.commit(request.clients)
@@ -212,7 +218,8 @@ class RayFleet:
             unicast: What single clients receive with what they download; None for a model.
         """
         self._number += 1
-        number, sent = self._number, ray.put(self._pack(payload))
+        message = self._pack(payload)
+        number, sent, self._is_large = self._number, ray.put(message), message.nbytes >= _LARGE_PAYLOAD
 
         def call(actor: Any, chunk: Chunk) -> Any:
             part, clients = request.part(chunk.clients), chunk.clients
@@ -293,7 +300,8 @@ class RayFleet:
                 yield chunk, result
 
     def _ask_for_sums(self) -> None:
-        self._asked = [actor.call.remote("sums") for actor in self._actors]
+        """Ask all hosts for their sums, or to make room in the object store for one large sum at a time."""
+        self._asked = [actor.call.remote("drop_payload" if self._is_large else "sums") for actor in self._actors]
 
     def _sums(self, *, shared: bool = True) -> dict[Any, ExactSum]:
         """Return the sums over all chunks since the last call by key; see `HostMethods.sums`.
@@ -301,13 +309,18 @@ class RayFleet:
         Args:
             shared: Whether all hosts have the same keys, so that all but the first need no memory of their own.
         """
+        sums: dict[Any, ExactSum] = {}
+
+        def add(message: Message) -> None:
+            for key, total in self._unpack(message, shared=shared and bool(sums)).items():
+                sums.setdefault(key, ExactSum()).merge(total)
+
         if not self._asked:
             self._ask_for_sums()
         calls, self._asked = self._asked, []
-        sums: dict[Any, ExactSum] = {}
-        for position, call in enumerate(calls):
-            for key, total in self._unpack(self._result(call, position), shared=shared and bool(sums)).items():
-                sums.setdefault(key, ExactSum()).merge(total)
+        results = [self._result(call, position) for position, call in enumerate(calls)]
+        for position, actor in enumerate(self._actors):
+            add(self._result(actor.call.remote("sums"), position) if self._is_large else results[position])
         return sums
 
     def _result(self, call: Any, position: int) -> Any:

@@ -1,12 +1,11 @@
 """What a host does, and the messages to it: a pickle, and the bytes of the tensors, which Ray does not copy."""
 
-import dataclasses
 import gc
 import io
 import math
 import pickle
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
 from rayfed.core.ids import ClientIndex
+from rayfed.core.modules import ALIGNMENT
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
@@ -26,35 +26,35 @@ from rayfed.engine.serialization import tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
-_ALIGNMENT = 64  # bytes, as torch allocates tensors; with others, kernels may be slow or round differently
+_LARGE_BYTES = 2**20  # of a tensor that is an array of its own, which is not copied before Ray copies it
 
 
 class Message(NamedTuple):
-    """A value for another process.
+    """A value for another process, to be sent before its tensors are modified.
 
     Attributes:
         pickle: The value, with a place, a dtype and a shape instead of each tensor.
-        data: The bytes of all tensors in row-major order, at aligned places, uint8 [n].
+        data: The bytes of tensors in row-major order, uint8 [n]: all small ones at aligned places, then each large one.
         nbytes: The bytes of all tensors, without the gaps between them.
     """
 
     pickle: bytes
-    data: np.ndarray
+    data: tuple[np.ndarray, ...]
     nbytes: int
 
 
 def pack(value: Any) -> Message:
-    """Return a value that can be pickled as a message, after a single transfer from the device."""
+    """Return a value that can be pickled as a message, after a single transfer of the small tensors from the device."""
     file = io.BytesIO()
     pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
-    pickler.places, pickler.size = [], 0
+    pickler.small, pickler.large, pickler.size = [], [], 0
     pickler.dump(value)
-    tensors = [tensor for tensor, _ in pickler.places]
-    size = pickler.size or 1  # an empty array cannot be viewed
-    buffer = torch.empty(size, dtype=torch.uint8, device=tensors[0].device if tensors else "cpu")
-    for tensor, start in pickler.places:
+    device = pickler.small[0][0].device if pickler.small else "cpu"
+    buffer = torch.empty(pickler.size or 1, dtype=torch.uint8, device=device)  # an empty array cannot be viewed
+    for tensor, start in pickler.small:
         buffer[start : start + tensor.nbytes].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
-    return Message(file.getvalue(), tensor_bytes(buffer), sum(tensor.nbytes for tensor in tensors))
+    data = tuple(map(tensor_bytes, (buffer, *pickler.large)))
+    return Message(file.getvalue(), data, sum(tensor.nbytes for tensor, _ in pickler.small) + sum(map(len, data[1:])))
 
 
 def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
@@ -67,16 +67,21 @@ def unpack(message: Message, device: torch.device, *, shared: bool = False) -> A
 
 
 class _Pickler(CloudPickler):
-    places: list[tuple[Tensor, int]]  # the tensors, and where they begin
-    size: int
+    small: list[tuple[Tensor, int]]  # the small tensors, and where they begin
+    large: list[Tensor]
+    size: int  # of the small tensors with the gaps
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return None
-        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
-        self.places.append((value, start))
-        self.size = start + value.nbytes
-        return start, value.dtype, tuple(value.shape)
+        array, start = 0, -(-self.size // ALIGNMENT) * ALIGNMENT
+        if value.nbytes >= _LARGE_BYTES:
+            self.large.append(value)
+            array, start = len(self.large), 0
+        else:
+            self.small.append((value, start))
+            self.size = start + value.nbytes
+        return array, start, value.dtype, tuple(value.shape)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -84,13 +89,16 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(message.pickle))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
-            self._bytes = torch.from_numpy(message.data).to(device)
-        self._shared = shared and self._bytes.data_ptr() % _ALIGNMENT == 0
+            self._data = [torch.from_numpy(array) for array in message.data]
+        self._data[0] = self._data[0].to(device)  # all small tensors at once
+        self._device, self._shared = device, shared
 
     def persistent_load(self, place: Any) -> Tensor:
-        start, dtype, shape = place
-        view = self._bytes[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-        return view if self._shared else view.clone()
+        array, start, dtype, shape = place
+        flat = self._data[array][start : start + math.prod(shape) * dtype.itemsize]
+        view: Tensor = flat.to(self._device).view(dtype).reshape(shape)
+        moved = self._device != self._data[array].device  # so that it is in memory of its own already
+        return view if moved or (self._shared and flat.data_ptr() % ALIGNMENT == 0) else view.clone()
 
 
 def readable(error: Exception) -> Exception:
@@ -153,33 +161,34 @@ class HostMethods:
             states = {client: self._unpack(state or next(left)) for client, state in small.items()}
             of_clients = [unicast, {client: to_memory_format(state) for client, state in states.items()}]
         if self._payload[0] != number:
-            self._payload = -1, None  # frees the memory of the previous payload
+            self.drop_payload()  # before the next one takes memory
             self._payload = number, self._unpack(payload)
+        if method == "exchange":
+            of_clients.append(self._sums.setdefault("", self.host.empty_sum()))
         result = getattr(self.host, method)(request, self._payload[1], *of_clients)
         if method == "gradients":
-            self._hold({(each.domain, each.split): each.total for each in result})
+            for each in result:
+                self._sums.setdefault((each.domain, each.split), ExactSum()).merge(each.total)
             return pack([each._replace(total=ExactSum()) for each in result])
         return self._exchanged(result) if method == "exchange" else pack(result)
 
     def _exchanged(self, done: ExchangeResult) -> tuple[Message, dict[ClientIndex, Any], dict[ClientIndex, Any]]:
-        self._hold({"": done.total})
         states = {client: kept(pack(done.states.pop(client))) for client in list(done.states)}
         unweighted = {client: ray.put(pack(done.unweighted.pop(client))) for client in list(done.unweighted)}
-        return pack(dataclasses.replace(done, total=ExactSum())), states, unweighted
+        return pack(done), states, unweighted
 
     def weigh(self, replies: Iterable[tuple[Any, float]]) -> Message:
         """Return the sum of clients' replies, which are objects of this process, with their weights."""
         return pack(self.host.weigh((self._unpack(ray.get(reply)), weight) for reply, weight in replies))
 
-    def _hold(self, sums: Mapping[Any, ExactSum]) -> None:
-        for key, total in sums.items():
-            if not total.is_empty:
-                self._sums.setdefault(key, ExactSum()).merge(total)
+    def drop_payload(self) -> None:
+        """Free the memory of the last payload."""
+        self._payload = -1, None
 
     def sums(self) -> Message:
         """Return the sums over all clients and test sets since the last call, by what is summed, and drop them."""
         sums, self._sums = self._sums, {}
-        return pack(sums)
+        return pack({key: total for key, total in sums.items() if not total.is_empty})
 
     def _unpack(self, message: Message) -> Any:
         return unpack(message, self.device, shared=True)

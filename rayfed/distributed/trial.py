@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -134,11 +135,14 @@ def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = ())
     """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here."""
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)
-    device = device_for(gpus, plan.blueprint.model)
+    device, sent = device_for(gpus, plan.blueprint.model), None
+    if pool is not None:
+        sent = ray.put(plan.blueprint)
+        plan = replace(plan, blueprint=ray.get(sent))  # with the weights in the memory that the hosts read, too
 
     def fleet() -> Fleet:
         if pool is None:
             return local_fleet(plan, device, gpus)
-        return RayFleet(plan.blueprint, plan.population, device=device, pool=pool)
+        return RayFleet(plan.blueprint, plan.population, sent=sent, device=device, pool=pool)
 
     return TrialRun(plan, sink, fleet, device, saved=saved, replaceable=True)

@@ -90,9 +90,9 @@ class LocalFleet:
         self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
-        result = ExchangeResult()
+        result = ExchangeResult(total=self.host.empty_sum())
         for part in self._parts(request):
-            done = self.host.exchange(part, down, unicast, self._states_of(part.clients))
+            done = self.host.exchange(part, down, unicast, self._states_of(part.clients), result.total)
             self._ahead |= {client: owned(state) for client, state in done.states.items()}
             if not request.origins:
                 self.commit(done.states)

@@ -71,15 +71,20 @@ class Host:
         self.data = HostData(population, self.ctx.task, held_out_share=held_out, seed=self.seed, room=room)
         peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States, states: States) -> ExchangeResult:
-        """Train the clients of `request`: `down` is what all receive, `unicast` what single clients receive as well.
+    def empty_sum(self) -> ExactSum:
+        """Return a sum for the averaged fields of clients."""
+        return ExactSum(untrained=self.ctx.task.untrained)
 
-        Clients without a state join.
+    def exchange(
+        self, request: ExchangeRequest, down: State, unicast: States, states: States, total: ExactSum
+    ) -> ExchangeResult:
+        """Train the clients of `request`, and add their averaged fields to `total`, an `empty_sum` at first.
+
+        `down` is what all receive, `unicast` what single clients receive as well. Clients without a state join.
         """
         began = time.perf_counter()
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
-        result.total = ExactSum(untrained=self.ctx.task.untrained)
         averaged: dict[ClientIndex, State] = {}  # of the clients of a block
         for job, trained in self._trained(exchange, request, down, unicast, states):
             averaged[job.client] = self._finish(exchange, request, job, trained, result)
@@ -89,7 +94,7 @@ class Host:
                     result.unweighted |= averaged
                 elif exchange.averaged:
                     weights = [request.weights[client] for client in averaged]
-                    result.total.add_all(list(averaged.values()), weights)
+                    total.add_all(list(averaged.values()), weights)
                 averaged = {}
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
@@ -132,7 +137,7 @@ class Host:
 
     def weigh(self, unweighted: Iterable[tuple[State, float]]) -> ExactSum:
         """Return the sum of clients' averaged fields, each with a weight that the server computed."""
-        total = ExactSum(untrained=self.ctx.task.untrained)
+        total = self.empty_sum()
         for averaged, weight in unweighted:
             total.add(averaged, weight)
         return total

@@ -93,7 +93,8 @@ class ExchangeResult:
     """What an exchange with a host's clients, or with all clients, leaves for the server and its fleet.
 
     Attributes:
-        total: The weighted sum of the averaged fields; empty where the server weighs the replies first.
+        total: The weighted sum of the averaged fields of all clients, which a fleet adds up; empty where the server
+            weighs the replies first.
         replies: The other fields of every client.
         models_before: The models before training that a later exchange of the round needs, see `ExchangeRequest`.
         training: Scores of the training itself: its metrics, and the means of `step`'s metrics over its steps.
@@ -122,8 +123,7 @@ class ExchangeResult:
     unweighted: dict[ClientIndex, State] = field(default_factory=dict)
 
     def add(self, other: "ExchangeResult") -> None:
-        """Add what other clients left for the server; `other` must not be used afterwards."""
-        self.total.merge(other.total)
+        """Add what other clients left for the server, apart from the total."""
         self.replies += other.replies
         self.models_before |= other.models_before
         self.training += other.training

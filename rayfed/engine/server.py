@@ -13,12 +13,13 @@ from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.records import BestRound, Record, Score
 from rayfed.core.rng import seed_torch
-from rayfed.core.trees import named_tensors
+from rayfed.core.trees import all_finite, named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import normalised_weights
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
+from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, States, add_to
@@ -209,6 +210,7 @@ class Server:
             weights = {reply.client: float(weight) for reply, weight in zip(replies, values, strict=True)}
         total = self.rounds.total(exchange, ctx, result, down, weights)
         mean = {} if total.value is None else ctx.task.to_memory_format(total.result())
+        total = result.total = ExactSum()  # twice the memory of the mean
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
             state = self._aggregated(exchange, ctx, Replies(mean, replies))
@@ -253,7 +255,7 @@ class Server:
 
     def _check_finite(self, ctx: Context) -> None:
         named = list(named_tensors(self.state))
-        finite = [torch.isfinite(tensor).all().to(ctx.task.device) for _, tensor in named]
+        finite = [all_finite(tensor).to(ctx.task.device) for _, tensor in named]
         if finite and bool(torch.stack(finite).all()):  # one wait for the device
             return
         for path, tensor in named:
