@@ -152,12 +152,6 @@ class Record:
         return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
 
     @property
-    def busy_share(self) -> float | None:
-        """The mean over hosts of their seconds of work, as a share of the round's; None without work."""
-        total = self.seconds["total"]
-        return sum(self.busy) / len(self.busy) / total if any(self.busy) and total > 0 else None
-
-    @property
     def clients_per_second(self) -> float | None:
         """The clients of the round divided by its seconds; None if it took no time."""
         return self.cohort / self.seconds["total"] if self.seconds["total"] > 0 else None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
@@ -19,17 +18,10 @@ from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
 
 _CLOSE_SECONDS = 60.0
-_GAUGES = {
-    "round": "The last round of the trial that was recorded",
-    "score": "The last value of the metric that selects rounds: on validation examples; without any, on test examples",
-    "busy": "The share of the last round during which its hosts trained clients, the mean over hosts",
-}
 
 
 class RecorderProcess(Recorder):
     """A recorder in a process of Ray.
-
-    Ray's metrics show the last round of each trial, as `ray_rayfed_round`, `ray_rayfed_score` and `ray_rayfed_busy`.
 
     Args:
         folder, experiment, in_sweep: As for `Recorder`.
@@ -39,25 +31,9 @@ class RecorderProcess(Recorder):
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool, here: Path):
         enter(here)
         super().__init__(folder, experiment, in_sweep=in_sweep)
-        tags = {"score": ("trial", "metric", "split")}
-        self._gauges = {
-            name: Gauge(f"rayfed_{name}", text, tags.get(name, ("trial",))) for name, text in _GAUGES.items()
-        }
 
     def __repr__(self) -> str:  # for Ray's dashboard
         return self.experiment
-
-    def record(self, trial: str, record: Record) -> None:
-        super().record(trial, record)
-        if (progress := self._trials[trial].progress) is None:
-            return
-        tags = {"trial": trial}
-        self._gauges["round"].set(record.round, tags)
-        if (share := record.busy_share) is not None:
-            self._gauges["busy"].set(share, tags)
-        split, score = ("test", progress.test) if progress.val is None else ("val", progress.val)
-        if score is not None:
-            self._gauges["score"].set(score, tags | {"metric": progress.selection.metric, "split": split})
 
 
 def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
