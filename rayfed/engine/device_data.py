@@ -23,6 +23,7 @@ from rayfed.data.population import Population
 
 _MOST_VIEWS = 1024
 """Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""
+_ALIGNED = 16  # float32 numbers in the 64 bytes to which torch aligns tensors
 _AT_ONCE = 2**16  # numbers of batches that are read together, which fit into a CPU's cache
 
 
@@ -120,8 +121,12 @@ class Part:
         return Batch(self.normalise(self.x.index_select(0, rows)), self._labels(rows))
 
     def taken(self, rows: Tensor, sizes: Sequence[int]) -> Iterator[Batch]:
-        """Yield the rows in normalised batches of `sizes`; small ones are read together."""
-        together = max(1, _AT_ONCE // (self._size * max(sizes)))
+        """Yield the rows in normalised batches of `sizes`; small ones are read together.
+
+        They are not if a batch could begin between the addresses at which torch allocates: kernels would round
+        differently there.
+        """
+        together = max(1, _AT_ONCE // (self._size * max(sizes))) if self._size % _ALIGNED == 0 else 1
         groups = [sizes[first : first + together] for first in range(0, len(sizes), together)]
         for group, here in zip(groups, rows.split([sum(group) for group in groups]), strict=True):
             x, y = self.take(here)
