@@ -118,6 +118,9 @@ class HostMethods:
 
     host: Host
 
+    def __init__(self) -> None:
+        gc.freeze()  # a search of all imported objects would take longer than a short round
+
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
     ) -> str:
@@ -136,7 +139,6 @@ class HostMethods:
         self._payload: tuple[int, Any] = (-1, None)  # the last payload for all hosts, and its number
         self._sums: dict[Hashable, ExactSum] = {}
         self.host = Host(blueprint, population, self.device, share=share, position=position)
-        gc.freeze()  # a search of all imported objects would take longer than a short round
         return str(ray.util.get_node_ip_address())
 
     def ask(self, method: str, message: Message, number: int, payload: Message, *large: Message) -> Any:

@@ -14,6 +14,7 @@ from rayfed.algorithm import ClientData, Phase
 from rayfed.augment.base import Augment
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.machine import memory_bytes
+from rayfed.core.modules import ALIGNMENT
 from rayfed.core.records import SERVER
 from rayfed.core.rng import floor_share, generator, torch_state_kept
 from rayfed.core.task import Batch, Task
@@ -23,7 +24,6 @@ from rayfed.data.population import Population
 
 _MOST_VIEWS = 1024
 """Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""
-_ALIGNED = 16  # float32 numbers in the 64 bytes to which torch aligns tensors
 _AT_ONCE = 2**16  # numbers of batches that are read together, which fit into a CPU's cache
 
 
@@ -126,7 +126,7 @@ class Part:
         They are not if a batch could begin between the addresses at which torch allocates: kernels would round
         differently there.
         """
-        together = max(1, _AT_ONCE // (self._size * max(sizes))) if self._size % _ALIGNED == 0 else 1
+        together = max(1, _AT_ONCE // (self._size * max(sizes))) if 4 * self._size % ALIGNMENT == 0 else 1
         groups = [sizes[first : first + together] for first in range(0, len(sizes), together)]
         for group, here in zip(groups, rows.split([sum(group) for group in groups]), strict=True):
             x, y = self.take(here)

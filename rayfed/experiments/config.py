@@ -426,7 +426,6 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
 def _check_together(settings: Any) -> None:
     """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
     check_name(settings.experiment, "experiment")
-
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
     _check_clock(settings.availability, settings.clock)

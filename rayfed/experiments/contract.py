@@ -148,6 +148,13 @@ def _state(server: Server) -> dict[str, Any]:
     return {"server": server.state, "clients": dict(server.fleet.states)}
 
 
+def _check_finite(server: Server) -> None:
+    """Raise `_Broken` if a state is not finite, also that of a client, which the engine does not look at."""
+    for path, tensor in named_tensors(_state(server)):
+        if not server.ctx.task.is_finite(path, tensor):
+            raise _Broken(f"{path} is not finite after {server.round} rounds")
+
+
 def _hooks_are_pure(small: _SmallTrial) -> str:
     blueprint = small.blueprint(algorithm=intercepted(small.algorithm, pure))
     kinds = {kind: set(vars(kind)) for kind in type(small.algorithm).__mro__}
@@ -219,6 +226,7 @@ def _clients_at_once(small: _SmallTrial) -> str:
         raise _NotTried("not tried: fewer than three clients")
     small.accepted(vmap_clients=width, drop_last=True)
     alone, together = (small.finished(vmap_clients=number, drop_last=True) for number in (1, width))
+    _check_finite(together)
     largest = 0.0
     for (path, a), (other, b) in zip(named_tensors(_state(alone)), named_tensors(_state(together)), strict=True):
         if (path, a.shape, a.dtype) != (other, b.shape, b.dtype):
@@ -241,6 +249,7 @@ def _part_of_the_clients(small: _SmallTrial) -> str:
         if changed := [client for client in idle if after[client] != before[client]]:
             raise _Broken(f"client {changed[0]} took no part in round {record.round}, but its state changed")
         before = after
+    _check_finite(server)
     return f"it runs with {cohort} of {small.clients} clients a round"
 
 
