@@ -139,18 +139,24 @@ def _zero(leaf: Tensor) -> Tensor:
 
 
 def _add_in_cache(total: Tensor, terms: Tensor, weights: Sequence[float]) -> None:
-    """Add Σ weights[i]·terms[i] on a CPU in small pieces, for which NumPy takes less time than torch."""
+    """Add Σ weights[i]·terms[i] on a CPU in pieces for its cache, for which NumPy takes less time than torch.
+
+    A piece is some rows of a single large term, or all of several small terms.
+    """
     terms = terms if terms.dtype in (torch.float32, torch.float64) else terms.float()
     sums = np.atleast_1d(total.numpy())
-    values, factors = terms.numpy(force=True).reshape(len(weights), *sums.shape), np.array(weights) / _GRID
-    rows = max(1, _IN_CACHE * len(sums) // max(1, values.size))
+    values = terms.numpy(force=True).reshape(len(weights), *sums.shape)
+    factors = (np.array(weights) / _GRID).reshape(-1, *[1] * sums.ndim)
+    size = max(1, sums.size)
+    rows, together = max(1, _IN_CACHE * len(sums) // size), max(1, _IN_CACHE // size)
     with np.errstate(all="ignore"):  # of infinities and NaN
         for first in range(0, len(sums), rows):
-            piece = values[:, first : first + rows].astype(np.float64)
-            piece *= factors.reshape(-1, *[1] * sums.ndim)
-            np.rint(piece, out=piece)
-            piece *= _GRID
-            sums[first : first + rows] += piece.sum(0)
+            for i in range(0, len(weights), together):
+                piece = values[i : i + together, first : first + rows].astype(np.float64)
+                piece *= factors[i : i + together]
+                np.rint(piece, out=piece)
+                piece *= _GRID
+                sums[first : first + rows] += piece[0] if len(piece) == 1 else piece.sum(0)
 
 
 def _add_in_groups(pairs: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) -> None:
