@@ -6,6 +6,7 @@
     python benchmarks/papers/run.py dbe_table2 --rows 'Fed*' --rows DBE           # measure some rows now,
     python benchmarks/papers/run.py dbe_table2 resume=true                        # and the others later
     python benchmarks/papers/run.py dbe_table5 --settings FMNIST                  # one of its datasets
+    python benchmarks/papers/run.py dbe_table5 --stored --markdown               # print what is stored, and run nothing
 
 Without --small it runs the full configuration, which needs a GPU. Keys of a search space may follow as key=value.
 What was measured is stored in the folder `measured`, from which index.py and figures.py make pages.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 from _columns import in_points
-from _stored import NEUTRAL, store
+from _stored import NEUTRAL, load, store
 from _tables import Claim, PaperTable, measure, names, read_table
 from _verdicts import verdict
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--settings", action="append", metavar="PATTERN", help="measure only settings (such as datasets) that match"
     )
+    parser.add_argument("--stored", action="store_true", help="print what earlier calls have stored, and run nothing")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for docs/fidelity/")
     parser.add_argument(
         "values", nargs="*", metavar="key=value", help="keys of the search space; they override the file"
@@ -63,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     table, scale = read_table(args.table), "small" if args.small else "full"
+    command = f"python benchmarks/papers/run.py {table.name}{' --small' if args.small else ''}"
+    if args.stored:
+        values, older = load(table, scale)
+        for line in older:
+            print(f"left out: {line}", file=sys.stderr)
+        print(render(table, scale, values, command, markdown=args.markdown))
+        return 0
     if args.settings:
         table = table.within(scale, args.settings)
     overrides = from_arguments(args.values)
@@ -76,7 +85,6 @@ def _run(args: argparse.Namespace) -> int:
         print(f"not stored, since {', '.join(changed)} may change the values", file=sys.stderr)
     else:
         print(f"stored in {store(read_table(args.table), scale, values)}", file=sys.stderr)
-    command = f"python benchmarks/papers/run.py {table.name}{' --small' if args.small else ''}"
     options = [part for pattern in args.rows or () for part in ("--rows", pattern)]
     options += [part for pattern in args.settings or () for part in ("--settings", pattern)]
     options += [value for value in args.values if value.split("=")[0] not in ("resume", "results")]

@@ -399,13 +399,17 @@ def stored(papers, monkeypatch, tmp_path):
     return module
 
 
-def test_values_are_stored_by_row_and_seed_and_later_ones_replace_them(papers, stored):
+def test_values_are_stored_by_row_and_seed_and_later_ones_replace_them(papers, stored, command, monkeypatch, capsys):
     table = fake_table(papers)
     stored.store(table, "small", lines([("one", 0, "a", 40.0), ("two", 0, "a", 70.0)]))
     assert stored.store(table, "small", lines([("one", 0, "a", 41.5), ("one", 1, "a", 42.0)])) == "t_small.csv"
     values, left_out = stored.load(table, "small")
     assert values[["row", "seed", "value"]].values.tolist() == [["one", 0, 41.5], ["one", 1, 42.0], ["two", 0, 70.0]]
     assert left_out == []
+    monkeypatch.setattr(command, "read_table", lambda name: table)
+    monkeypatch.setattr(command, "run_sweep", None)
+    assert command.main(["t", "--small", "--stored", "--markdown"]) == 0
+    assert "| two | 70.0 (60.00±1.00) |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
