@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     parser.add_argument("--clients", type=int, default=500, help="number of clients")
     parser.add_argument("--images", type=int, default=100, help="training images per client")
+    parser.add_argument("--vmap-clients", type=int, default=1, help="clients that a host trains at once")
     args = parser.parse_args(argv)
     clients = make_clients(args.clients, args.images)
     with results_folder() as folder:
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "local": {"batch_size": 10, "epochs": 1, "lr": 0.005},
                 "rounds": args.rounds + 1,
                 "evaluate.every": args.rounds + 1,
-                "placement.hosts": 2,
+                "placement": {"hosts": 2, "vmap_clients": args.vmap_clients},
                 "results": folder,
             }
         )
