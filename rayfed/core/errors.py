@@ -1,11 +1,14 @@
 """Exceptions that rayfed raises deliberately, and the one line by which a command shows any exception."""
 
+import contextlib
 import functools
+import importlib.util
 import os
 import re
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 _RAYFED = Path(__file__).parents[1]
 _FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
@@ -65,6 +68,16 @@ def is_user_file(file: str) -> bool:
 def _has_installed_packages(folder: Path) -> bool:
     """Return whether packages lie in a folder, as after `pip install --target`."""
     return any(folder.glob("*.dist-info/INSTALLER"))
+
+
+def is_user_module(name: str) -> bool:
+    """Return whether a module is the user's own, by the file of its outermost package; `__main__` always is."""
+    if name == "__main__":
+        return True
+    with contextlib.suppress(Exception):  # of names without a module, and of modules without a file
+        spec: Any = importlib.util.find_spec(name.partition(".")[0])
+        return is_user_file(spec.origin if spec.has_location else spec.submodule_search_locations[0])
+    return False
 
 
 def error_line(error: BaseException) -> str:

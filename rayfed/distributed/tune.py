@@ -47,7 +47,7 @@ from rayfed.experiments.run_summary import counted
 from rayfed.experiments.space import Search
 from rayfed.experiments.sweep import Job, SweepPlan, error_lines
 from rayfed.experiments.trial import interrupted
-from rayfed.experiments.user_code import given_objects, module_sources, named_objects
+from rayfed.experiments.user_code import own_code, own_names
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted, recorded_value
@@ -110,15 +110,15 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         searcher = SweepSearcher(plan, trials.given)
         expected -= searcher.finished
     data = _sent_data(plan.configs) if plan.given.clients is None else {}
-    objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
-    objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
+    named = {name for config in plan.configs for name in own_names(config)}
+    _, sources = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
     work = {"given": plan.given, "keep_state": plan.keep_state, "data": data}
     space = {} if searcher else {"job": tune.grid_search([trials.given(job) for job in plan.jobs])}
 
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
 
-    trials.run(space, to_send(module_sources(objects)), work, bars_of_sweep(expected), stopped, searcher)
+    trials.run(space, to_send(sources), work, bars_of_sweep(expected), stopped, searcher)
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))

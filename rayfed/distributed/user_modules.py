@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import ray
 
+from rayfed.core.errors import is_user_module
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.registry import ModuleSource
 from rayfed.data.readers.files import datasets_folder
@@ -31,10 +32,9 @@ class SentFiles(NamedTuple):
 
 def register_user_modules() -> None:
     """Let Ray pickle the functions and classes of all loaded user modules by value, in this process."""
-    from rayfed.experiments.user_code import loaded_user_modules  # not in the processes of hosts, which only install
-
-    for module in loaded_user_modules():
-        ray.cloudpickle.register_pickle_by_value(module)
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__name__", None) == name and is_user_module(name):
+            ray.cloudpickle.register_pickle_by_value(module)
 
 
 def to_send(sources: Iterable[ModuleSource]) -> SentFiles:

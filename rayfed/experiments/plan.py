@@ -38,16 +38,7 @@ from rayfed.experiments.components import Component
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks, refuse_mixing
 from rayfed.experiments.plan_model import ModelFactory, input_type, model_of
-from rayfed.experiments.user_code import (
-    check_resumed,
-    code_hash,
-    display_name,
-    given_objects,
-    model_hash,
-    module_sources,
-    named_objects,
-    object_hash,
-)
+from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
 from rayfed.metrics.base import Metric
@@ -55,6 +46,7 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.metrics.from_torchmetrics import TorchMetric
 from rayfed.models.base import check_model
 from rayfed.records.files import Holding
+from rayfed.records.trials import recorded_value
 
 MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
@@ -258,16 +250,15 @@ def make_plan(
         refuse_leaks(blueprint, population)
     blueprint = blueprint.settled(population)
     evaluation = _evaluation(config, blueprint, population)
-    model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
-    loss_label = None if loss is None else display_name(loss, object_hash(loss))
+    model_label = None if model is None else display_name(model, blueprint.model)
+    loss_label = None if loss is None else display_name(loss, loss)
     weights = dict(blueprint.model.named_parameters()) | dict(blueprint.model.named_buffers())
     fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
     weights_hash = "" if model is None else state_hash(weights)
     trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
-    objects = named_objects(config) | given_objects(model, loss, clients)
-    code = code_hash(objects)
+    code, sources = own_code(own_names(config), model, loss, clients)
     base_hash = state_hash(only(weights, fixed)) if fixed else None
-    check_resumed(config, trial, code, base_hash)
+    _check_resumed(config, trial, code, base_hash)
     return Plan(
         config=config,
         population=population,
@@ -280,8 +271,21 @@ def make_plan(
         loss_label=loss_label,
         code_hash=code,
         base_hash=base_hash,
-        sources=() if code is None else tuple(module_sources(objects)),
+        sources=sources,
     )
+
+
+def _check_resumed(config: Config, trial: str, code: str | None, base: str | None) -> None:
+    """Raise UsageError if `config` resumes `trial`, which had other code or a model of other frozen weights."""
+    changeable = {
+        "code_hash": (code, "your own code", "resume=anyway if only comments did"),
+        "base_hash": (base, "the frozen weights of the model", "the same weights"),
+    }
+    for column, (now, what, remedy) in changeable.items():
+        before = recorded_value(config.results, config.experiment, trial, column) if config.resume else None
+        if before not in (None, now) and (config.resume is True or column == "base_hash"):
+            changed = f"resume={str(config.resume).lower()}: {what} changed since {trial} ran"
+            raise UsageError(f"{changed}; give {remedy}, another experiment, or resume=false")
 
 
 def load_data(config: Config) -> Population:

@@ -16,7 +16,7 @@ from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
-from rayfed.experiments.user_code import named_objects
+from rayfed.experiments.user_code import own_names
 from rayfed.records.recorder import Progress, traceback_file
 from rayfed.records.tracking import check_tracking
 
@@ -256,7 +256,7 @@ def plan_kind(config: Config) -> str:
     options of an algorithm that checks or notes them all count.
     """
     tree = config.tree()
-    if not named_objects(config):  # the user's own code may look at anything
+    if not own_names(config):  # the user's own code may look at anything
         rates = [(tree["local"], "lr"), (tree["local"], "weight_decay")]
         algorithm: Any = config.algorithm
         kind = type(algorithm)

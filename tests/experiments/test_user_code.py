@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rayfed
+from rayfed.core.errors import is_user_file, is_user_module
 from rayfed.distributed.user_modules import to_send
 from rayfed.experiments import user_code
 from rayfed.experiments.config import Config
@@ -59,9 +60,9 @@ def difference(x, y):
     return SCALE * (x - y)
 
 def loss(x, y, net=Net(4)):
-    return uc_helper.scaled(difference(x, y))
+    return uc_helper.scaled(sum([difference(a, b) for a, b in zip(x, y)]))
 
-print(user_code.code_hash({"loss=": loss}))
+print(user_code.own_code([], None, loss, None)[0])
 """
 
 FILES = {
@@ -70,9 +71,12 @@ FILES = {
     "uc_lazy.py": "ONE = 1\n",
     "uc_package/__init__.py": "",
     "uc_package/factors.py": "from . import deeper\nTWO = 2\n",
-    "uc_package/deeper.py": "THREE = 3\n",
+    "uc_package/deeper.py": "import uc_folder.inner\nTHREE = 3\n",
+    "uc_folder/inner.py": "",
     "uc_unused.py": "FOUR = 4\n",
 }
+MODULES = ["uc_folder", "uc_folder.inner", "uc_helper", "uc_lazy"]
+MODULES += ["uc_package", "uc_package.deeper", "uc_package.factors", "uc_pieces"]
 USES = {
     "algorithm": ("algorithm.name=uc_pieces:Plain",),
     "wrapped base": ("algorithm.name=dbe", "algorithm.base=uc_pieces:Plain"),
@@ -104,7 +108,7 @@ def forget():
 
 
 def digest(*pairs):
-    return user_code.code_hash(user_code.named_objects(Config.read(from_arguments(pairs))))
+    return user_code.own_code(user_code.own_names(Config.read(from_arguments(pairs))), None, None, None)[0]
 
 
 def changed(here, file, old, new, *pairs):
@@ -165,16 +169,17 @@ class TestCodeHash:
 
     def test_there_is_none_without_code_of_the_users(self):
         assert digest("algorithm.name=dbe", "metrics.ece=true") is None
-        assert user_code.code_hash(user_code.given_objects(None, nn.CrossEntropyLoss(), None)) is None
+        assert user_code.own_code([], None, nn.CrossEntropyLoss(), None) == (None, ())
 
     def test_what_is_given_in_python_counts(self, here):
         import uc_pieces
 
         makes = rayfed.Clients({"train": [1], "test": [1]}, uc_pieces.net)
-        objects = user_code.given_objects(uc_pieces.net, uc_pieces.Most.measure, makes)
-        assert objects == {"model=": uc_pieces.net, "loss=": uc_pieces.Most.measure, "clients=": uc_pieces.net}
-        assert user_code.given_objects(None, None, [{"train": 1}]) == {}  # whose contents are the data
-        assert None not in {user_code.code_hash({key: thing}) for key, thing in objects.items()}
+        for given in ((uc_pieces.net, None, None), (None, uc_pieces.Most.measure, None), (None, None, makes)):
+            code, sources = user_code.own_code([], *given)
+            assert code is not None
+            assert [source.name for source in sources] == MODULES
+        assert user_code.own_code([], None, None, [{"train": 1}])[0] is None  # whose contents are the data
 
 
 class TestObjectHash:
@@ -203,8 +208,8 @@ class TestObjectHash:
             return nn.Linear(2, 2)
 
         first, second = factory(), factory()
-        assert user_code.model_hash(first, first) != user_code.model_hash(second, second)
-        assert user_code.model_hash(factory, first) == user_code.model_hash(factory, second)
+        assert user_code.display_name(first, first) != user_code.display_name(second, second)
+        assert user_code.display_name(factory, first) == user_code.display_name(factory, second)
 
     def test_a_function_without_source_counts_by_its_bytecode(self):
         def made(text):
@@ -221,21 +226,16 @@ class TestUserModules:
     def test_are_neither_pythons_nor_installed_nor_rayfeds(self, here):
         import uc_package.factors
 
-        assert all(map(user_code.is_user_module, ("__main__", __name__, "uc_package", "uc_package.factors")))
-        others = ("json", "sys", "builtins", "torch.nn", "numpy", "rayfed", "rayfed.core.trees", None)
-        assert not any(map(user_code.is_user_module, others))
-        loaded = {module.__name__ for module in user_code.loaded_user_modules()}
-        assert {__name__, "uc_package", "uc_package.factors"} <= loaded
-        assert not {"__main__", "torch", "rayfed"} & loaded
-        assert user_code.is_user_file(uc_package.factors.__file__)
-        assert not user_code.is_user_file(torch.__file__)
+        assert all(map(is_user_module, ("__main__", __name__, "uc_package", "uc_package.factors", "uc_folder.inner")))
+        others = ("json", "os", "sys", "builtins", "torch.nn", "numpy", "rayfed", "rayfed.core.trees", "", "uc_nothing")
+        assert not any(map(is_user_module, others))
+        assert is_user_file(uc_package.factors.__file__)
+        assert not is_user_file(torch.__file__)
 
     def test_a_process_without_the_files_imports_them_from_their_sources(self, here, tmp_path_factory):
         """Also those that are imported inside a function, and the parents of submodules."""
-        objects = user_code.named_objects(Config.read(from_arguments(USES["augmentation"])))
-        expected, sources = user_code.code_hash(objects), user_code.module_sources(objects)
-        names = ["uc_helper", "uc_lazy", "uc_package", "uc_package.deeper", "uc_package.factors", "uc_pieces"]
-        assert [source.name for source in sources] == names
+        expected, sources = user_code.own_code(["uc_pieces:Twice"], None, None, None)
+        assert [source.name for source in sources] == MODULES
         code = f"""
             from pathlib import Path
             from rayfed.distributed.user_modules import SentFiles, install
@@ -243,7 +243,7 @@ class TestUserModules:
             from rayfed.experiments import user_code
             install(SentFiles(Path(), Path(), {to_send(sources).modules!r}))
             import uc_pieces
-            print(user_code.code_hash({{"uc_pieces:Twice": uc_pieces.Twice}}))
+            print(user_code.own_code(["uc_pieces:Twice"], None, None, None)[0])
             assert uc_pieces.Twice()(21, 0) == (42, 0)
             assert user_code.is_user_module("uc_package.factors")
         """
@@ -265,6 +265,6 @@ def test_packages_that_pip_put_into_a_folder_are_not_the_users(tmp_path):
     (tmp_path / "libs" / "tool-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "libs" / "tool-1.0.dist-info" / "INSTALLER").write_text("pip")
     (tmp_path / "project" / "build-1.0.dist-info").mkdir(parents=True)
-    assert not user_code.is_user_file(str(tmp_path / "libs" / "tool" / "deep.py"))
-    assert user_code.is_user_file(str(tmp_path / "project" / "own.py"))
-    assert user_code.is_user_file(str(tmp_path / "own.py"))
+    assert not is_user_file(str(tmp_path / "libs" / "tool" / "deep.py"))
+    assert is_user_file(str(tmp_path / "project" / "own.py"))
+    assert is_user_file(str(tmp_path / "own.py"))
