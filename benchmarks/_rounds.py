@@ -13,8 +13,7 @@ import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder

@@ -21,7 +21,7 @@ from _rounds import TRAINING, results_folder
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.core.ids import ClientIndex
-from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Client, Examples
 from rayfed.distributed import cluster
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_pool import HostPool

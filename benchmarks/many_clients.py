@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from _rounds import add_arguments, compare, results_folder, show
 
-from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Client, Examples
 from rayfed.data.sets.mnist import Mnist
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

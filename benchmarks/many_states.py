@@ -20,7 +20,7 @@ from _memory import role, sizes, watching
 from _rounds import results_folder
 
 import rayfed
-from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Client, Examples
 
 
 def main(argv: Sequence[str] | None = None) -> None:

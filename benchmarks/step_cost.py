@@ -20,8 +20,7 @@ from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.optim import SGD
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ExchangeRequest

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rayfed.api import check, load, report, run, sweep
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
-    from rayfed.data.clients import Client, Examples
-    from rayfed.data.packing import padded
+    from rayfed.data.inputs import padded
+    from rayfed.data.population import Client, Examples
     from rayfed.data.user_clients import Clients
     from rayfed.experiments.config import Config
     from rayfed.experiments.contract import Finding
@@ -61,8 +61,8 @@ _NAMES = {
     "rayfed.api": ["check", "load", "report", "run", "sweep"],
     "rayfed.core.errors": ["BadHook", "Diverged", "HostLost", "StorageError", "UsageError"],
     "rayfed.core.options": ["option"],
-    "rayfed.data.clients": ["Client", "Examples"],
-    "rayfed.data.packing": ["padded"],
+    "rayfed.data.inputs": ["padded"],
+    "rayfed.data.population": ["Client", "Examples"],
     "rayfed.data.user_clients": ["Clients"],
     "rayfed.experiments.config": ["Config"],
     "rayfed.experiments.contract": ["Finding"],

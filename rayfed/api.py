@@ -12,7 +12,7 @@ from rayfed import launch
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.terminal import is_watched
-from rayfed.data.clients import Client
+from rayfed.data.population import Client
 from rayfed.data.user_clients import Clients
 from rayfed.engine.checkpoint import verified
 from rayfed.experiments.capacity import check_run, check_sweep

@@ -11,9 +11,8 @@ from growth import make_clients
 from many_clients import draw_images
 
 from peers.job import WORDS, Job, network
-from rayfed.data.clients import Client, Examples
 from rayfed.data.loading import load
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan
 

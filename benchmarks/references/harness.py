@@ -23,7 +23,7 @@ import rayfed
 from rayfed.algorithm import Context, Exchange
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import Weights
-from rayfed.data.clients import Examples
+from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
 from rayfed.engine import host
 from rayfed.engine.device_data import divide

@@ -7,18 +7,18 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
-from rayfed.data.clients import Examples
-from rayfed.data.lazy_rows import LazyRows, select_rows
-from rayfed.data.packing import is_tree, packed
-from rayfed.data.population import (
-    TestSet,
+from rayfed.data.inputs import (
     as_array,
     check_channels_first,
     check_finite,
     count_classes,
+    is_tree,
     model_inputs,
+    packed,
     targets,
 )
+from rayfed.data.lazy_rows import LazyRows, select_rows
+from rayfed.data.population import Examples, TestSet
 
 
 class ClientRows(NamedTuple):

@@ -12,16 +12,15 @@ from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
-from rayfed.data.clients import ClientTable, Examples, MadeClients, PooledExamples
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.dataset_options import DomainSelection
+from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
-from rayfed.data.packing import packed
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.domains import Natural
 from rayfed.data.partitions.file import client_domain, partition_hash
-from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
+from rayfed.data.population import ClientTable, Examples, MadeClients, PooledExamples, Population, TestSet
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
 from rayfed.data.sets.synthetic import Synthetic

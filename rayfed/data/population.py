@@ -1,17 +1,295 @@
-"""The population: clients with their examples, and the server's test sets."""
+"""The population: clients, which are made from the source of their examples when asked for, and the test sets."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol, overload
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientId
 from rayfed.core.layout import Layout
-from rayfed.data.clients import LOOKED_AT, SPLITS, ClientTable, Examples, MadeClients, spread
+from rayfed.data.lazy_rows import LazyRows, select_rows
 
-MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
+SPLITS = ("train", "val", "test")
+BLOCK = 1024  # examples that are hashed or checked at a time
+LOOKED_AT = 8  # clients that are made to look at the data where all of them are made on demand
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples: inputs `x` [n, ...] and class indices `y`, int64 [n], or targets [n, ...] of a user's loss.
+
+    Images are uint8 [n, channels, height, width]; each batch is converted to floats and normalised on the device. Any
+    other dtype reaches the model unchanged. `x` may be `LazyRows` of a file, which are read when they are needed.
+    Inputs of several parts are packed into rows, int32 [n, words], in which `layout` finds them.
+    """
+
+    x: np.ndarray | LazyRows
+    y: np.ndarray
+    layout: Layout | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """The type of the inputs."""
+        return self.x.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of inputs and labels."""
+        return self.x.nbytes + self.y.nbytes
+
+    def read(self) -> "Examples":
+        """Return the same examples in memory."""
+        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
+
+    def select(self, rows: Any) -> "Examples":
+        """Return a selection of these examples; inputs in a file are not read."""
+        return Examples(select_rows(self.x, rows), self.y[rows], self.layout)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the inputs in memory, `BLOCK` at a time."""
+        return (self.x[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Examples"]) -> "Examples":
+        """Return the examples of `parts` in memory, one part after the other."""
+        return cls(
+            np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), parts[0].layout
+        )
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client: its number, its domain, and its three disjoint parts."""
+
+    id: int
+    domain: str
+    train: Examples
+    val: Examples
+    test: Examples
+
+    @property
+    def parts(self) -> tuple[Examples, Examples, Examples]:
+        """The training, validation and test parts."""
+        return self.train, self.val, self.test
+
+
+class ClientSource(Protocol):
+    """The origin of the examples of clients. It knows a client by its number, which never changes."""
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        """Return the training, validation and test parts of a client."""
+
+    def examples(self) -> Sequence[Examples]:
+        """Return all examples in as few pieces as possible, or those of a few clients if they are made on demand."""
+
+    def read(self) -> "ClientSource":
+        """Return the same source with all examples in memory."""
+
+
+@dataclass(frozen=True)
+class PooledExamples:
+    """The examples of all clients in one array each, so that many clients take no more memory than their examples.
+
+    Attributes:
+        pool: The examples, client by client, each with its training, validation and test part in order.
+        bounds: Where the parts begin and the last one ends, int64 [3 N + 1].
+    """
+
+    pool: Examples
+    bounds: np.ndarray
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        start, val, test, end = self.bounds[3 * number : 3 * number + 4].tolist()
+        select = self.pool.select
+        return select(slice(start, val)), select(slice(val, test)), select(slice(test, end))
+
+    def examples(self) -> Sequence[Examples]:
+        return [self.pool]
+
+    def read(self) -> "PooledExamples":
+        return replace(self, pool=self.pool.read())
+
+
+@dataclass(frozen=True)
+class ListedClients:
+    """Clients that were given one by one."""
+
+    clients: tuple[Client, ...]
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        return self.clients[number].parts
+
+    def examples(self) -> Sequence[Examples]:
+        return [part for client in self.clients for part in client.parts]
+
+    def read(self) -> "ListedClients":
+        read = (Client(client.id, client.domain, *(part.read() for part in client.parts)) for client in self.clients)
+        return ListedClients(tuple(read))
+
+
+@dataclass(frozen=True)
+class MadeClients:
+    """Clients that are made on demand, as often as they are needed.
+
+    Attributes:
+        make: Returns the parts of a client, always the same ones.
+        sizes: The examples of the parts that `make` must return, int64 [N, 3].
+    """
+
+    make: Callable[[int], tuple[Examples, Examples, Examples]]
+    sizes: np.ndarray
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        parts = self.make(number)
+        for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
+            if len(part) != size:
+                returned = f"make({number}) returned {len(part)} {split} examples"
+                raise UsageError(f"clients: {returned}, but sizes[{split!r}][{number}] is {size}")
+        return parts
+
+    def examples(self) -> Sequence[Examples]:
+        return [part for number in spread(len(self.sizes), LOOKED_AT) for part in self.parts(number)]
+
+    def read(self) -> "MadeClients":
+        return self
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, evenly spaced, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+class ClientTable(Sequence[Client]):
+    """All clients in order. A client is made from its source when it is asked for; the columns exist from the start.
+
+    Attributes:
+        source: Where the examples come from.
+        sizes: The examples of the training, validation and test parts, int64 [N, 3].
+        domains: The domains in UTF-8, bytes [N]: an array of objects would be copied to every process.
+        ids: The numbers that the partition gave the clients, int64 [N].
+        numbers: The numbers of the clients in `source`, int64 [N].
+    """
+
+    def __init__(
+        self,
+        source: ClientSource,
+        sizes: np.ndarray,
+        domains: np.ndarray | Sequence[str],
+        ids: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
+    ):
+        self.source, self.sizes = source, sizes
+        self.domains = domains if isinstance(domains, np.ndarray) else np.array([name.encode() for name in domains])
+        self.ids = np.arange(len(sizes)) if ids is None else ids
+        self.numbers = np.arange(len(sizes)) if numbers is None else numbers
+
+    @classmethod
+    def of(cls, clients: Sequence[Client]) -> "ClientTable":
+        """Return the table of clients that exist already."""
+        if isinstance(clients, cls):
+            return clients
+        listed = tuple(clients)
+        sizes = np.array([[len(part) for part in client.parts] for client in listed], np.int64).reshape(-1, 3)
+        ids = np.array([client.id for client in listed], np.int64)
+        return cls(ListedClients(listed), sizes, [client.domain for client in listed], ids)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, place: int) -> Client: ...
+    @overload
+    def __getitem__(self, place: slice) -> "ClientTable": ...
+    def __getitem__(self, place: int | slice) -> "Client | ClientTable":
+        if isinstance(place, slice):
+            return self.select(place)
+        return Client(self.id(place), self.domain(place), *self.source.parts(int(self.numbers[place])))
+
+    def __iter__(self) -> Iterator[Client]:
+        return (self[place] for place in range(len(self)))
+
+    def id(self, place: int) -> int:
+        """Return the number that the partition gave a client, without making the client."""
+        return int(self.ids[place])
+
+    def domain(self, place: int) -> str:
+        """Return the domain of a client, without making the client."""
+        return bytes(self.domains[place]).decode()
+
+    def domain_names(self) -> list[str]:
+        """Return the names of all domains, sorted."""
+        return sorted(name.decode() for name in np.unique(self.domains).tolist())
+
+    def are_of(self, domain: str) -> np.ndarray:
+        """Return which clients belong to `domain`, bool [N]."""
+        return np.asarray(self.domains == domain.encode())
+
+    def train_sizes(self) -> np.ndarray:
+        """Return the numbers of training examples, int64 [N]."""
+        return self.sizes[:, 0]
+
+    @property
+    def have_validation(self) -> bool:
+        """Whether any client has validation examples."""
+        return bool(self.sizes[:, 1].any())
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        return np.argsort(self.ids, kind="stable")
+
+    def place(self, id: int) -> int:
+        """Return the place of the client with the number `id`; KeyError if there is no such client."""
+        found = int(np.searchsorted(self.ids, id, sorter=self._order))
+        if found == len(self) or self.ids[place := int(self._order[found])] != id:
+            raise KeyError(id)
+        return place
+
+    def select(self, places: Any) -> "ClientTable":
+        """Return the clients at `places`, an array or a slice, in that order; all in their order are this table."""
+        everyone = np.arange(len(self))
+        if np.array_equal(rows := everyone[places], everyone):
+            return self
+        return ClientTable(self.source, self.sizes[rows], self.domains[rows], self.ids[rows], self.numbers[rows])
+
+    def renumbered(self) -> "ClientTable":
+        """Return the same clients with the numbers 0 to N - 1 in this order."""
+        return ClientTable(self.source, self.sizes, self.domains, None, self.numbers)
+
+    def read(self) -> "ClientTable":
+        """Return the same clients with all examples in memory."""
+        return ClientTable(self.source.read(), self.sizes, self.domains, self.ids, self.numbers)
+
+
+class SizesById(Mapping[ClientId, int]):
+    """One number of each client, by the client's id, in the order of the clients."""
+
+    def __init__(self, clients: ClientTable, values: np.ndarray):
+        self._clients, self.array = clients, values
+
+    def __getitem__(self, id: ClientId) -> int:
+        return int(self.array[self._clients.place(id)])
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (ClientId(id) for id in self._clients.ids.tolist())
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def where(self, holds: np.ndarray) -> list[ClientId]:
+        """Return the ids of the clients for which `holds`, bool [N], is true."""
+        return [ClientId(id) for id in self._clients.ids[holds].tolist()]
 
 
 @dataclass(frozen=True)
@@ -86,109 +364,6 @@ class Population:
     def participants(self) -> ClientTable:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
-
-
-def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
-    """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
-
-    UsageError if a label is too high for `given` or as a class, or if no label is 0, which would be a class too many.
-    """
-    bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
-    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if given is not None and highest >= given:
-        remedy = f"; classes count from 0, so subtract {lowest}" if lowest > 0 else ""
-        raise UsageError(f"{where}: label {highest}, but there are {given} classes (0..{given - 1}); see {key}{remedy}")
-    if given is None and lowest > 0:
-        raise UsageError(
-            f"{where}: the labels are {lowest} to {highest}; classes count from 0, so subtract {lowest}, or give "
-            f"{key}={highest + 1} if class 0 has no example"
-        )
-    if given is None and highest >= MOST_CLASSES:
-        raise UsageError(f"{where}: labels up to {highest} would be {highest + 1} classes, above {MOST_CLASSES}")
-    return given or highest + 1
-
-
-def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
-    """Return labels [n], numbers of any type, as int64. Integers may be floats, as pandas gives columns with gaps.
-
-    Raises:
-        UsageError: A label is no integer from 0; the message starts with `place` of the first of these, else `where`.
-    """
-    wrong = np.flatnonzero((labels < 0) | (labels != np.floor(labels)))  # also NaN, which is not equal to itself
-    if len(wrong):
-        label = labels[wrong[0]]
-        remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled" if label == -1 else ""
-        raise UsageError(
-            f"{place(int(wrong[0])) if place else where}: label {label:g}; a class is an integer from 0, which "
-            f"{len(wrong)} of {len(labels)} labels are not{remedy}"
-        )
-    return labels.astype(np.int64)
-
-
-def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
-    """Return labels [n, ...] as classes, int64 [n], if they are integers [n] from 0, also as floats; else as int64 or
-    float32. The errors are those of `class_labels`."""
-    is_float = labels.dtype.kind == "f"
-    if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
-        return class_labels(where, labels, place)
-    return labels.astype(np.float32 if is_float else np.int64)
-
-
-def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
-    """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
-    if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
-        expected = "images are [n, channels, height, width], so give x.transpose(0, 3, 1, 2)"
-        raise UsageError(f"{where}: uint8 {list(shape)}, channels last; {expected}")
-
-
-def check_inputs(where: str, part: Examples) -> None:
-    """Raise UsageError if a model cannot work with inputs: images of another form, NaN or infinity."""
-    check_channels_first(where, part.x.shape, part.dtype)
-    if part.dtype == np.uint8 and len(part.shape) < 2:
-        raise UsageError(f"{where}: uint8 {list(part.x.shape)}; uint8 is for images [n, c, h, w], so use float32")
-    if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
-        remedy = "are too large for float32; remove or replace them"
-        raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")
-
-
-def check_finite(where: str, labels: np.ndarray) -> None:
-    """Raise UsageError if labels are floats, some of which are NaN or infinity."""
-    if labels.dtype.kind == "f" and (count := not_finite(labels)):
-        raise UsageError(f"{where}: {count} of {len(labels)} labels hold NaN or infinity; remove or replace them")
-
-
-def not_finite(values: np.ndarray) -> int:
-    """Return how many rows of `values` [n, ...] hold NaN or infinity."""
-    return int((~np.isfinite(values).reshape(len(values), -1).all(1)).sum()) if values.size else 0
-
-
-def as_array(where: str, given: Any) -> np.ndarray:
-    """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
-    if hasattr(given, "toarray"):
-        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .toarray()")
-    if isinstance(given, np.ma.MaskedArray) and given.mask.any():
-        raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
-    try:
-        if hasattr(given, "detach"):  # a tensor
-            given = (given.float() if given.is_floating_point() else given).detach().cpu()  # NumPy has no bfloat16
-        values = np.asarray(given)
-        return np.asarray(values, values.dtype.newbyteorder("="), order="C")
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
-        remedy = "; rayfed.padded makes rows of one length" if "inhomogeneous" in str(error) else ""
-        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())}){remedy}") from error
-
-
-def model_inputs(where: str, given: Any) -> np.ndarray:
-    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers."""
-    x = as_array(where, given)
-    if x.dtype.kind not in "biuf":
-        raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
-    if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float32, copy=False)
-    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
-        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
-    return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 
 def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]:

@@ -8,17 +8,17 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
-from rayfed.data.clients import SPLITS, Client, ClientTable, Examples, MadeClients
-from rayfed.data.packing import is_tree, packed
-from rayfed.data.population import (
-    Population,
+from rayfed.data.inputs import (
     as_array,
     check_finite,
     check_inputs,
     class_labels,
     count_classes,
+    is_tree,
     model_inputs,
+    packed,
 )
+from rayfed.data.population import SPLITS, Client, ClientTable, Examples, MadeClients, Population
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y)}, and "val": (x, y) and "domain": "a name" if there are any'
 

@@ -15,8 +15,7 @@ import torch
 from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
-from rayfed.data.clients import SPLITS
-from rayfed.data.population import Population
+from rayfed.data.population import SPLITS, Population
 from rayfed.distributed.cluster import is_private, on_node
 from rayfed.distributed.host_actor import Message, kept, pack, unpack
 from rayfed.distributed.host_pool import HostPool

@@ -20,8 +20,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
-from rayfed.data.clients import SizesById
-from rayfed.data.population import Population
+from rayfed.data.population import Population, SizesById
 from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.clock import NO_CLOCK, Clock
 from rayfed.engine.device import prefers_channels_last

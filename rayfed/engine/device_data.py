@@ -18,9 +18,8 @@ from rayfed.core.modules import ALIGNMENT
 from rayfed.core.records import SERVER
 from rayfed.core.rng import floor_share, generator, torch_state_kept
 from rayfed.core.task import Batch, Task
-from rayfed.data.clients import SPLITS, Client, Examples, MadeClients
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import Population
+from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population
 
 _MOST_VIEWS = 1024
 """Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""

@@ -16,8 +16,7 @@ from rayfed.core.options import suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, seed_torch, stream_seed
-from rayfed.data.clients import SPLITS
-from rayfed.data.population import Population
+from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.fleet import Fleet

@@ -15,7 +15,7 @@ import torch
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.terminal import plain_table
-from rayfed.data.clients import SPLITS
+from rayfed.data.population import SPLITS
 from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet

@@ -24,9 +24,8 @@ from rayfed.core.rng import floor_share, generator, global_generators_seeded, to
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only
-from rayfed.data.clients import Client, MadeClients
 from rayfed.data.loading import build_data, load, population_without_domain
-from rayfed.data.population import Population, class_counts, population_hash
+from rayfed.data.population import Client, MadeClients, Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint

@@ -21,8 +21,7 @@ from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
-from rayfed.data.clients import Client, ClientTable, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.plan_model import input_type
 from rayfed.experiments.user_code import object_hash

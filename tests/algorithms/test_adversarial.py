@@ -16,7 +16,7 @@ from rayfed.algorithms.fada import FADA, cluster_spread
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack
-from rayfed.data.clients import Examples
+from rayfed.data.population import Examples
 
 SOURCES, TARGET = (0, 2), 1
 

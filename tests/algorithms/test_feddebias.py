@@ -11,8 +11,7 @@ from rayfed.algorithms.feddebias import FedDebias, draw_owners, proxy_means, sam
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
 from rayfed.core.task import InputSpec
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.device_data import Normalise, Part
 
 

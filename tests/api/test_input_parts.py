@@ -12,11 +12,10 @@ from torch import nn
 import rayfed
 from helpers import reference
 from rayfed.core.errors import UsageError
-from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
+from rayfed.data.inputs import packed
 from rayfed.data.loading import load
-from rayfed.data.packing import packed
-from rayfed.data.population import TestSet
+from rayfed.data.population import Examples, TestSet
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

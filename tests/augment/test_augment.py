@@ -32,8 +32,7 @@ from rayfed.augment.images import (
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.rng import seed_torch
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 
 
 def pictures(count=6, channels=3, height=17, width=17, seed=0):

@@ -18,7 +18,7 @@ OWN = """
     from dataclasses import dataclass
     import numpy as np
     from rayfed.data.dataset import Dataset
-    from rayfed.data.clients import Examples
+    from rayfed.data.population import Examples
     from rayfed.data.population import TestSet
     from rayfed.core.options import option
 

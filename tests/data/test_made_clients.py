@@ -7,9 +7,8 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.data.clients import MadeClients
 from rayfed.data.loading import load
-from rayfed.data.population import population_hash
+from rayfed.data.population import MadeClients, population_hash
 from rayfed.data.sets import synthetic
 from rayfed.data.user_clients import user_population
 

@@ -16,8 +16,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.training import Pool, fastest_width, train_block

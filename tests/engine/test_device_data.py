@@ -9,7 +9,7 @@ import torch
 from helpers.federations import blobs
 from rayfed.algorithm import Phase
 from rayfed.core.rng import generator
-from rayfed.data.clients import Examples
+from rayfed.data.population import Examples
 from rayfed.engine import device_data
 from rayfed.engine.device_data import Normalise, Part, batch_rows
 

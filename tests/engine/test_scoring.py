@@ -12,7 +12,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.outputs import UNKNOWN
-from rayfed.data.clients import Examples
+from rayfed.data.population import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host

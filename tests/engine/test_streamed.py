@@ -16,8 +16,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import Noise
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
-from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
+from rayfed.data.population import Examples
 from rayfed.engine import device_data
 from rayfed.engine.device_data import Normalise, Part, Streamed, room_for
 from rayfed.engine.fleet import LocalFleet

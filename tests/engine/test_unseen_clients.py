@@ -15,7 +15,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.optim import SGD
-from rayfed.data.clients import Examples
+from rayfed.data.population import Examples
 from rayfed.experiments.plan import with_unseen_clients
 
 

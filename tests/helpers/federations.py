@@ -14,8 +14,7 @@ from rayfed.algorithm import Algorithm, Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import SGD, Optimizer
 from rayfed.core.records import Record
-from rayfed.data.clients import Client, Examples
-from rayfed.data.population import Population
+from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSampling
-from rayfed.data.population import TestSet
+from rayfed.data.population import Examples, TestSet
 from rayfed.data.sets import rotated
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import count_classes, targets
+from rayfed.data.inputs import count_classes, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
 from rayfed.data.readers.files import existing, note

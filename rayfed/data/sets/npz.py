@@ -8,11 +8,11 @@ import numpy as np
 from rayfed.core.options import option
 from rayfed.core.paths import absolute
 from rayfed.data.cache import Arrays, cached_arrays
-from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation
+from rayfed.data.inputs import check_inputs, count_classes, model_inputs, targets
 from rayfed.data.lazy_rows import as_lazy_rows
-from rayfed.data.population import check_inputs, count_classes, model_inputs, targets
+from rayfed.data.population import Examples
 from rayfed.data.readers.files import existing, files_hash, readable
 
 VERSION = 2  # raise it when the cached array changes

@@ -1,0 +1,211 @@
+"""What users give as inputs and labels, checked and turned into the arrays that models take.
+
+An input of several arrays is packed into one row, so that clients, files and batches need to know nothing of its parts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.layout import Layout
+from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
+from rayfed.data.population import Examples
+
+MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
+
+
+def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
+    """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
+
+    UsageError if a label is too high for `given` or as a class, or if no label is 0, which would be a class too many.
+    """
+    bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
+    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+    if given is not None and highest >= given:
+        remedy = f"; classes count from 0, so subtract {lowest}" if lowest > 0 else ""
+        raise UsageError(f"{where}: label {highest}, but there are {given} classes (0..{given - 1}); see {key}{remedy}")
+    if given is None and lowest > 0:
+        raise UsageError(
+            f"{where}: the labels are {lowest} to {highest}; classes count from 0, so subtract {lowest}, or give "
+            f"{key}={highest + 1} if class 0 has no example"
+        )
+    if given is None and highest >= MOST_CLASSES:
+        raise UsageError(f"{where}: labels up to {highest} would be {highest + 1} classes, above {MOST_CLASSES}")
+    return given or highest + 1
+
+
+def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
+    """Return labels [n], numbers of any type, as int64. Integers may be floats, as pandas gives columns with gaps.
+
+    Raises:
+        UsageError: A label is no integer from 0; the message starts with `place` of the first of these, else `where`.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels != np.floor(labels)))  # also NaN, which is not equal to itself
+    if len(wrong):
+        label = labels[wrong[0]]
+        remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled" if label == -1 else ""
+        raise UsageError(
+            f"{place(int(wrong[0])) if place else where}: label {label:g}; a class is an integer from 0, which "
+            f"{len(wrong)} of {len(labels)} labels are not{remedy}"
+        )
+    return labels.astype(np.int64)
+
+
+def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
+    """Return labels [n, ...] as classes, int64 [n], if they are integers [n] from 0, also as floats; else as int64 or
+    float32. The errors are those of `class_labels`."""
+    is_float = labels.dtype.kind == "f"
+    if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
+        return class_labels(where, labels, place)
+    return labels.astype(np.float32 if is_float else np.int64)
+
+
+def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+    """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
+    if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
+        expected = "images are [n, channels, height, width], so give x.transpose(0, 3, 1, 2)"
+        raise UsageError(f"{where}: uint8 {list(shape)}, channels last; {expected}")
+
+
+def check_inputs(where: str, part: Examples) -> None:
+    """Raise UsageError if a model cannot work with inputs: images of another form, NaN or infinity."""
+    check_channels_first(where, part.x.shape, part.dtype)
+    if part.dtype == np.uint8 and len(part.shape) < 2:
+        raise UsageError(f"{where}: uint8 {list(part.x.shape)}; uint8 is for images [n, c, h, w], so use float32")
+    if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
+        remedy = "are too large for float32; remove or replace them"
+        raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")
+
+
+def check_finite(where: str, labels: np.ndarray) -> None:
+    """Raise UsageError if labels are floats, some of which are NaN or infinity."""
+    if labels.dtype.kind == "f" and (count := not_finite(labels)):
+        raise UsageError(f"{where}: {count} of {len(labels)} labels hold NaN or infinity; remove or replace them")
+
+
+def not_finite(values: np.ndarray) -> int:
+    """Return how many rows of `values` [n, ...] hold NaN or infinity."""
+    return int((~np.isfinite(values).reshape(len(values), -1).all(1)).sum()) if values.size else 0
+
+
+def as_array(where: str, given: Any) -> np.ndarray:
+    """Return an array or a tensor as an array whose byte order and strides torch takes; UsageError if it is none."""
+    if hasattr(given, "toarray"):
+        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .toarray()")
+    if isinstance(given, np.ma.MaskedArray) and given.mask.any():
+        raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
+    try:
+        if hasattr(given, "detach"):  # a tensor
+            given = (given.float() if given.is_floating_point() else given).detach().cpu()  # NumPy has no bfloat16
+        values = np.asarray(given)
+        return np.asarray(values, values.dtype.newbyteorder("="), order="C")
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
+        remedy = "; rayfed.padded makes rows of one length" if "inhomogeneous" in str(error) else ""
+        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())}){remedy}") from error
+
+
+def model_inputs(where: str, given: Any) -> np.ndarray:
+    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers."""
+    x = as_array(where, given)
+    if x.dtype.kind not in "biuf":
+        raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float32, copy=False)
+    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
+        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
+    return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
+
+
+def is_tree(x: Any) -> bool:
+    """Return whether inputs are given as several arrays."""
+    return isinstance(x, (Mapping, tuple))
+
+
+class PackedFiles:
+    """Arrays of which some lie in files, as one file of packed rows: rows are packed when they are read."""
+
+    dtype = np.dtype(np.int32)
+
+    def __init__(self, layout: Layout, parts: Sequence[np.ndarray | LazyRows]):
+        self.layout, self.parts = layout, parts
+        self.shape, self.row_bytes = (len(parts[0]), layout.words), 4 * layout.words
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out` [n, words] with `rows`."""
+        self.layout.pack([part[rows] for part in self.parts], out)
+
+
+def packed(where: str, tree: Any, layout: Layout | None = None) -> tuple[np.ndarray | LazyRows, Layout]:
+    """Return the rows of a dict or a tuple of arrays [n, ...], and their layout.
+
+    Args:
+        where: What the inputs belong to, for messages.
+        tree: The arrays. Floats become float32; pixels of uint8 are scaled to [0, 1] when the model is called.
+        layout: The layout that they must have, that of the first client; None: any.
+
+    Raises:
+        UsageError: They are no arrays of numbers of one length, or have another layout.
+    """
+    if not is_tree(tree) or not tree:
+        raise UsageError(f"{where}: expected {layout or 'a dict or a tuple of arrays'}, got {type(tree).__name__}")
+    by_name = isinstance(tree, Mapping)
+    named = {str(name): part for name, part in (tree.items() if by_name else enumerate(tree))}
+    if layout is not None and by_name == layout.by_name and {*named} == {leaf.name for leaf in layout.leaves}:
+        named = {leaf.name: named[leaf.name] for leaf in layout.leaves}
+    parts = {name: _column(f"{where}[{name}]", part) for name, part in named.items()}
+    first, *others = parts
+    for name in others:
+        if len(parts[name]) != len(parts[first]):
+            raise UsageError(f"{where}: {len(parts[first])} rows of {first} and {len(parts[name])} of {name}")
+    kinds = [(name, _kind(part.dtype), tuple(part.shape[1:])) for name, part in parts.items()]
+    own = Layout.of(kinds, by_name=by_name)
+    if layout is not None and len(parts[first]) and own != layout:
+        raise UsageError(f"{where}: got {_form(own)}; expected {_form(layout)}")
+    layout, columns = layout or own, list(parts.values())
+    if not len(columns[0]):
+        return np.zeros((0, layout.words), np.int32), layout
+    if any(isinstance(part, LazyRows) for part in columns):
+        return LazyRows(PackedFiles(layout, columns), np.arange(len(columns[0]))), layout
+    return layout.pack([part[:] for part in columns]), layout
+
+
+def _form(layout: Layout) -> str:
+    parts = ", ".join(f"{leaf} of {leaf.dtype}" for leaf in layout.leaves)
+    return f"a {'dict' if layout.by_name else 'tuple'} of {parts}"
+
+
+def _kind(dtype: "np.dtype[Any]") -> str:
+    """Return the dtype in which the model gets a part."""
+    if dtype.name in ("float32", "int64", "int32", "bool", "uint8"):
+        return dtype.name
+    return "float32" if dtype.kind == "f" else "int64" if dtype.itemsize > 2 else "int32"
+
+
+def _column(where: str, given: Any) -> np.ndarray | LazyRows:
+    """Return a part [n, ...] as an array, or as rows of a file."""
+    part = as_lazy_rows(given)
+    part = part if isinstance(part, LazyRows) else model_inputs(where, part)
+    check_inputs(where, Examples(part, np.zeros(len(part))))
+    return part
+
+
+def padded(
+    sequences: Sequence[Any], length: int | None = None, *, name: str = "input_ids", mask: str = "attention_mask"
+) -> dict[str, np.ndarray]:
+    """Return sequences of several lengths as one input, and where they are as another one.
+
+    Args:
+        sequences: Arrays [t, ...] of one type, which are padded with 0 behind their end.
+        length: The length of all rows; None: the longest of `sequences`. All clients must have one length.
+        name: The name of the input, an array [n, length, ...].
+        mask: The name of the mask, int64 [n, length], which is 1 where a sequence is.
+    """
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    length = max(map(len, arrays), default=0) if length is None else length
+    rows = [np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
+    ends = np.array([len(array) for array in arrays])
+    values = np.stack(rows) if rows else np.zeros((0, length), np.int64)
+    return {name: values, mask: (np.arange(length) < ends[:, None]).astype(np.int64)}
