@@ -27,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
     from rayfed.data.loading import load_partitioned
-    from rayfed.data.partitions.file import client_domain, partition_hash, save
+    from rayfed.data.partitions.base import partition_hash
+    from rayfed.data.partitions.file import save
     from rayfed.data.partitions.summary import class_counts, describe, save_contact_sheet
     from rayfed.reports.charts import chart, recorded
 
@@ -41,7 +42,7 @@ def execute(options: argparse.Namespace) -> int:
         no_validation = "" if any(len(part.val) for part in parts) else " partition.validation=0"
         print(f"saved: partition.name=file partition.file={options.save}{no_validation}")
     if options.plot:
-        counts, domains = class_counts(dataset, parts), [client_domain(dataset, part) for part in parts]
+        counts, domains = class_counts(dataset, parts), [dataset.client_domain(part) for part in parts]
         panel = recorded.counts_panel(range(len(parts)), domains, counts)
         caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, parts)}"
         chart.save(chart.Chart(panel, caption), options.plot)

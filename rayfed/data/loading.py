@@ -11,15 +11,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
-from rayfed.data import leakage_groups
-from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.dataset import ClientRows, Dataset, check_no_leakage, unheld_rows
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
-from rayfed.data.partitions.base import Partition
+from rayfed.data.partitions.base import Partition, partition_hash
 from rayfed.data.partitions.domains import Natural
-from rayfed.data.partitions.file import client_domain, partition_hash
 from rayfed.data.population import ClientTable, Examples, MadeClients, PooledExamples, Population, TestSet
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
@@ -78,7 +76,7 @@ def load(
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     clients = client_table(dataset, held_rows)
-    unheld = {name: leakage_groups.unheld_rows(dataset, held_rows, name) for name in dataset.ood}
+    unheld = {name: unheld_rows(dataset, held_rows, name) for name in dataset.ood}
     ood = [TestSet(name, "ood", dataset.select(rows)) for name, rows in unheld.items()]
     return Population(
         name=dataset.name,
@@ -178,7 +176,7 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
     if counts.max() > 1:
         row = values[counts.argmax()]
         raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
-    leakage_groups.check_no_leakage(dataset, clients)
+    check_no_leakage(dataset, clients)
     return clients
 
 
@@ -211,7 +209,7 @@ def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTab
         seen = [view.images(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows]
         pool = dataclasses.replace(pool, x=np.concatenate(seen))
     source = PooledExamples(pool, np.append(0, np.cumsum(sizes)))
-    return ClientTable(source, sizes.reshape(-1, 3), [client_domain(dataset, client) for client in held_rows])
+    return ClientTable(source, sizes.reshape(-1, 3), [dataset.client_domain(client) for client in held_rows])
 
 
 def _lazy_test_set(test: TestSet, layout: Layout | None) -> TestSet:

@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import ClientRows
-from rayfed.data.leakage_groups import unheld_rows
+from rayfed.data.dataset import ClientRows, unheld_rows
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.file import save
 

@@ -10,7 +10,8 @@ from helpers.partitions import OWNED, split, toy
 from helpers.published_data import SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
-from rayfed.data.partitions.file import partition_hash, save
+from rayfed.data.partitions.base import partition_hash
+from rayfed.data.partitions.file import save
 from rayfed.data.partitions.summary import describe
 
 main = command("partition")

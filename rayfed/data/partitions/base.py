@@ -1,5 +1,6 @@
-"""Base classes of partitions: seed, validation share, and how rows are shuffled and held out."""
+"""What partitions share: seed, validation share, how rows are shuffled and held out, and a hash of who holds which."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,8 +10,8 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import floor_share, numpy_generator
-from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_group, own_tests
+from rayfed.data.dataset import ClientRows, Dataset, cap_rows, expand_groups, first_of_each_group, own_tests
+from rayfed.data.population import SPLITS
 
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
 TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
@@ -169,3 +170,27 @@ def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray)
     if (needed := least * clients) > len(rows):
         needs = f"{clients} clients would need {needed} samples, {dataset.name} has {len(rows)}"
         raise UsageError(f"partition.min_size={least}: {needs}")
+
+
+def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:
+    """Return a hash of client, split, source and index of all rows, regardless of their order; 12 hexadecimal digits.
+
+    A partition and its file have the same hash, on every machine. The contents of the rows, and test sets that no
+    client holds, do not count: they follow from the options of the dataset.
+    """
+    rows, client, split = columns_of(clients)
+    source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")
+    order = np.lexsort((index, source, split, client))
+    digest = hashlib.blake2b("|".join(dataset.sources).encode(), digest_size=6)
+    for column in (client, split, source, index):
+        digest.update(np.ascontiguousarray(column[order].astype("<i8")).data)
+    return digest.hexdigest()
+
+
+def columns_of(clients: list[ClientRows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows that clients hold, and for each row the numbers of its client and split."""
+    pieces = [rows for client in clients for rows in client[2:]]
+    sizes = [len(rows) for rows in pieces]
+    rows = np.concatenate(pieces).astype(np.int64)
+    numbers = np.repeat(np.repeat([client.id for client in clients], len(SPLITS)), sizes)
+    return rows, numbers, np.repeat(np.tile(np.arange(len(SPLITS)), len(clients)), sizes)

@@ -8,8 +8,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import floor_share, numpy_generator
-from rayfed.data.dataset import ClientRows, Dataset
-from rayfed.data.leakage_groups import draw_groups
+from rayfed.data.dataset import ClientRows, Dataset, draw_groups
 from rayfed.data.partitions.base import (
     ASSIGNMENT,
     MAX_DRAWS,

@@ -7,9 +7,8 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
-from rayfed.data.dataset import ClientRows, Dataset, index_within_group
-from rayfed.data.leakage_groups import unheld_rows
-from rayfed.data.partitions.file import client_domain, partition_hash
+from rayfed.data.dataset import ClientRows, Dataset, index_within_group, unheld_rows
+from rayfed.data.partitions.base import partition_hash
 
 MAX_CLIENTS = 60  # clients listed in a table; the others are only counted
 
@@ -19,7 +18,7 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
     rows: list[tuple[str, ...]] = [("client", "domain", "train", "val", "test", "classes")]
     for client in clients[:MAX_CLIENTS]:
         sizes = [f"{len(part):,}" for part in client[2:]]
-        rows.append((str(client.id), client_domain(dataset, client), *sizes, _classes(dataset.labels[client.train])))
+        rows.append((str(client.id), dataset.client_domain(client), *sizes, _classes(dataset.labels[client.train])))
     if len(clients) > MAX_CLIENTS:
         rows.append(("…", f"{len(clients) - MAX_CLIENTS} more", "", "", "", ""))
     totals = [sum(map(len, column)) for column in zip(*(client[2:] for client in clients), strict=True)]
