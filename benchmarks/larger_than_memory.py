@@ -23,7 +23,7 @@ from torch import nn
 
 import rayfed
 from rayfed.core.options import option
-from rayfed.data import cache
+from rayfed.data import on_disk
 from rayfed.data.dataset import Dataset
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import merged
@@ -39,7 +39,7 @@ class Noise:
 
     def load(self) -> Dataset:
         labels = np.arange(self.images) % CLASSES
-        images = cache.memory_mapped("noise", {"version": 1}, (self.images, *SHAPE), "uint8", fill)
+        images = on_disk.memory_mapped("noise", {"version": 1}, (self.images, *SHAPE), "uint8", fill)
         return Dataset.of("noise", images, labels, num_classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 

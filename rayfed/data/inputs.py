@@ -10,7 +10,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
-from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
+from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.population import Examples
 
 MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs

@@ -14,7 +14,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.dataset import ClientRows, Dataset, check_no_leakage, unheld_rows
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
-from rayfed.data.lazy_rows import LazyRows, as_lazy_rows
+from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition, partition_hash
 from rayfed.data.partitions.domains import Natural

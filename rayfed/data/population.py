@@ -11,7 +11,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId
 from rayfed.core.layout import Layout
-from rayfed.data.lazy_rows import LazyRows, select_rows
+from rayfed.data.on_disk import LazyRows, select_rows
 
 SPLITS = ("train", "val", "test")
 BLOCK = 1024  # examples that are hashed or checked at a time

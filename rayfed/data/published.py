@@ -20,7 +20,7 @@ import yaml
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import CacheUnusable, cache_folder, locked
+from rayfed.data.on_disk import CacheUnusable, cache_folder, locked
 from rayfed.data.readers.files import ROOT_HELP, datasets_folder, note
 
 TIMEOUT = 60.0  # seconds without a byte after which a server counts as gone

@@ -30,7 +30,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_signal
-from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.on_disk import LazyRows
 from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
 from rayfed.distributed.ray_internals import cause_of_death

@@ -18,7 +18,7 @@ from rayfed.core.modules import ALIGNMENT
 from rayfed.core.records import SERVER
 from rayfed.core.rng import floor_share, generator, torch_state_kept
 from rayfed.core.task import Batch, Task
-from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.on_disk import LazyRows
 from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population
 
 _MOST_VIEWS = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfed.data import cache
+from rayfed.data import on_disk
 
 KEY = {"version": 1, "of": "counting"}
 
@@ -28,7 +28,7 @@ class Counting:
 
 
 def get(fill, shape=(5, 2, 3), dtype="int32", key=KEY):
-    return cache.memory_mapped("counting", key, shape, dtype, fill)
+    return on_disk.memory_mapped("counting", key, shape, dtype, fill)
 
 
 def test_an_array_is_filled_once_and_then_mapped(home):
@@ -93,7 +93,7 @@ def unusable(request, home, monkeypatch):
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(cache.os, "posix_fallocate", full)
+        monkeypatch.setattr(on_disk.os, "posix_fallocate", full)
 
 
 def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable, home):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
+from rayfed.data.on_disk import LazyRows
 from rayfed.data.sets import mnist_m
 from rayfed.data.sets.mnist_m import MnistM, blended
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
+from rayfed.data.on_disk import LazyRows
 from rayfed.data.sets import npz
 from rayfed.data.sets.npz import Npz
 

@@ -8,10 +8,9 @@ import pytest
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows, select_rows
 from rayfed.data.loading import load
+from rayfed.data.on_disk import ArrayFile, LazyRows, as_lazy_rows, memory_mapped, select_rows
 from rayfed.data.population import population_hash
 
 WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)

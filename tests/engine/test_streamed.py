@@ -15,8 +15,7 @@ from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import Noise
 from rayfed.core.errors import UsageError
-from rayfed.data.cache import memory_mapped
-from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
+from rayfed.data.on_disk import ArrayFile, LazyRows, as_lazy_rows, memory_mapped
 from rayfed.data.population import Examples
 from rayfed.engine import device_data
 from rayfed.engine.device_data import Normalise, Part, Streamed, room_for

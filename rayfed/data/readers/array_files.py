@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.cache import cached_arrays
+from rayfed.data.on_disk import cached_arrays
 from rayfed.data.published import Source
 from rayfed.data.readers.files import files_hash, readable
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from rayfed.core.errors import UsageError
 from rayfed.core.terminal import StatusLine
-from rayfed.data.cache import Create, cached
+from rayfed.data.on_disk import Create, cached
 from rayfed.data.readers import tables
 from rayfed.data.readers.files import files_hash, note, readable
 

@@ -11,8 +11,8 @@ import pandas
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, from_two_files
+from rayfed.data.on_disk import Arrays, cached_arrays
 from rayfed.data.published import Published
 from rayfed.data.readers import tables
 from rayfed.data.readers.files import files_hash

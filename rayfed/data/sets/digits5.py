@@ -10,9 +10,9 @@ from PIL import Image
 
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSampling, SampledRows
+from rayfed.data.on_disk import array_hash, memory_mapped
 from rayfed.data.published import Published, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
 from rayfed.data.readers.decoding import resize_image, run_in_threads

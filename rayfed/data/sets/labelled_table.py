@@ -13,7 +13,7 @@ from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.dataset_options import ChannelNormalisation
-from rayfed.data.lazy_rows import as_lazy_rows
+from rayfed.data.on_disk import as_lazy_rows
 from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.files import files_below, tell_left_out

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import DomainSelection
+from rayfed.data.on_disk import Arrays, cached_arrays
 from rayfed.data.sets.mnist_m import load_photographs
 
 VERSION = 3  # raise it when the pixels change

@@ -8,7 +8,7 @@ from PIL import Image
 
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.cache import Arrays
+from rayfed.data.on_disk import Arrays
 from rayfed.data.sets.mini_digits import MiniDomains, Random, as_pixels, ink, patch, smoothed
 from rayfed.data.sets.mnist_m import load_photographs
 

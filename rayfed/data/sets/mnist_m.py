@@ -16,9 +16,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.paths import absolute, looked_in
 from rayfed.core.rng import floor_share, generator
-from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, MEAN_HELP, STD_HELP, ChannelNormalisation
+from rayfed.data.on_disk import array_hash, memory_mapped
 from rayfed.data.readers.class_folders import EXPECTED, image_files
 from rayfed.data.readers.decoding import open_image, resize_image
 from rayfed.data.readers.files import tell_left_out

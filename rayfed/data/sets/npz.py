@@ -7,11 +7,10 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.core.paths import absolute
-from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.inputs import check_inputs, count_classes, model_inputs, targets
-from rayfed.data.lazy_rows import as_lazy_rows
+from rayfed.data.on_disk import Arrays, as_lazy_rows, cached_arrays
 from rayfed.data.population import Examples
 from rayfed.data.readers.files import existing, files_hash, readable
 

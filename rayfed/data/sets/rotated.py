@@ -8,10 +8,9 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.core.rng import generator, stream_seed
-from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.dataset_options import MEAN_HELP, STD_HELP
-from rayfed.data.lazy_rows import select_rows
+from rayfed.data.on_disk import array_hash, memory_mapped, select_rows
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
 from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES

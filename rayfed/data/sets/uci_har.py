@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, from_two_files
+from rayfed.data.on_disk import Arrays, cached_arrays
 from rayfed.data.published import Published
 from rayfed.data.readers.files import files_hash, readable
 
