@@ -53,7 +53,7 @@ class Dataset:
     Attributes:
         name: Name of the dataset.
         images: Inputs [N, ...]; uint8 [N, channels, height, width] for images; any other dtype reaches the model
-            unchanged. Arrays from `rayfed.data.on_disk.memory_mapped`, as any read-only `np.memmap`, are read on demand.
+            unchanged. Arrays from `rayfed.data.on_disk.memory_mapped` and any read-only `np.memmap` are read on demand.
         labels: Class indices below `num_classes`, int64 [N], or other targets: classes at every position or several
             labels, [N, ...], or numbers, float32 [N, ...].
         domain: Positions in `domains`, integers [N].
