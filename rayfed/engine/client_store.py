@@ -9,8 +9,8 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
-from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes, tree_map
+from rayfed.engine.device_data import LeastRecent
 from rayfed.engine.serialization import serialised
 
 

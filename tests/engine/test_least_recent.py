@@ -1,6 +1,6 @@
 """The value that was unused for the longest time goes first."""
 
-from rayfed.core.least_recent import LeastRecent
+from rayfed.engine.device_data import LeastRecent
 
 
 def test_values_go_in_the_order_of_their_last_use():
