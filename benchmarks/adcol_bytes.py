@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rayfed.core.trees import nbytes
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan

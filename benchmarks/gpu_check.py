@@ -42,7 +42,7 @@ from rayfed.data.population import Population
 from rayfed.engine import fleet
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments import trial
 

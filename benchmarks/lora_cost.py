@@ -22,7 +22,7 @@ from _rounds import results_folder
 
 import rayfed
 from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan

@@ -22,8 +22,8 @@ from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.optim import SGD
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.fleet import ExchangeRequest
 from rayfed.engine.host import Host
-from rayfed.engine.requests import ExchangeRequest
 from rayfed.models.base import build_model
 
 CLIENTS, BATCH = 8, 10

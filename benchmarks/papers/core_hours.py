@@ -20,7 +20,7 @@ import torch
 from _stored import FOLDER
 from _tables import merged, read_table
 
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from _tables import read_table
 
 from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

@@ -17,7 +17,7 @@ from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.engine.evaluation import Evaluation, downloads
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract_tasks import TASKS, task_plan

@@ -25,7 +25,7 @@ from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import room_for
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.training import steps_of

@@ -20,8 +20,8 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.fleet import ExchangeResult
 from rayfed.engine.host import Host
-from rayfed.engine.requests import ExchangeResult
 from rayfed.engine.serialization import tensor_bytes
 
 SMALL_BYTES = 4096

@@ -17,7 +17,7 @@ from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.requests import add_to
+from rayfed.engine.fleet import add_to
 from rayfed.sampling.base import Cohort, Drawing, Uniform
 
 _LOSS_BYTES = 4  # a reported loss is a float32

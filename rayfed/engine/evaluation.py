@@ -19,8 +19,7 @@ from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import participants_of
-from rayfed.engine.fleet import Fleet
-from rayfed.engine.requests import ExchangeRequest, ScoreRequest
+from rayfed.engine.fleet import ExchangeRequest, Fleet, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics import METRICS, default_metrics

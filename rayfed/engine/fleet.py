@@ -1,27 +1,144 @@
-"""All hosts behind one interface: the server makes the same calls wherever clients run."""
+"""What the server asks of its hosts, wherever clients run, and what they return."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
 
-import torch
-
-from rayfed.algorithm import State
-from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import owned
-from rayfed.data.population import Population
-from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.client_store import ClientStates, ClientStore
-from rayfed.engine.device import room_for_states
+from rayfed.algorithm import Reply, State
+from rayfed.core.ids import ClientIndex, Moment
+from rayfed.core.records import Score
+from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host import Host
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
-from rayfed.engine.scoring import Gradients, Scored
+from rayfed.engine.scoring import NO_METRICS, DueMetrics, Gradients, Scored
 
-CLIENTS_AT_ONCE = 64
-"""Clients whose states `LocalFleet` holds beside its store at any time."""
-_Request = TypeVar("_Request", bound=Request)
+States = Mapping[ClientIndex, State]
+"""The states of clients, or further fields for single clients."""
+_Key = TypeVar("_Key")
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The clients that hosts run, and when.
+
+    Attributes:
+        moment: The exchange during or after which the clients are run; it keys their random streams.
+        cohort: All clients that take part, on any host, in ascending order.
+        clients: The clients to run. The server asks for all of them, and a fleet deals them to its hosts.
+        metrics: The metrics to take besides accuracy and loss.
+        vmap_clients: The number of clients that a host trains at once, or the largest number to measure. Fleets set it.
+        origins: Of clients that train ahead of the clock: when each has started, and who with it. The payload for all
+            clients then has what they received by the round of their start, and the fleet keeps what they return until
+            `weigh` and `commit`.
+    """
+
+    moment: Moment
+    cohort: Sequence[ClientIndex]
+    clients: tuple[ClientIndex, ...]
+    metrics: DueMetrics = NO_METRICS
+    vmap_clients: int = 1
+    origins: Mapping[ClientIndex, tuple[Moment, tuple[ClientIndex, ...]]] = field(default_factory=dict)
+
+    def part(self, clients: Iterable[ClientIndex]) -> Self:
+        """Return the same request for `clients`."""
+        return replace(self, clients=tuple(clients))
+
+    def origin(self, client: ClientIndex) -> tuple[Moment, tuple[ClientIndex, ...]]:
+        """Return when a client has started, and who started with it."""
+        return self.origins.get(client) or (self.moment, tuple(self.cohort))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeRequest(Request):
+    """A request to train clients.
+
+    Attributes:
+        weights: Each client's weight in the sum of averaged fields.
+        score_splits: The splits on which to score the locally trained models; empty to score none.
+        models_before: The clients' models before the first exchange of the round, where a metric compares them with
+            the models after the last one.
+    """
+
+    weights: Mapping[ClientIndex, float]
+    score_splits: tuple[str, ...] = ()
+    models_before: Mapping[ClientIndex, Any] = field(default_factory=dict)
+
+    def part(self, clients: Iterable[ClientIndex]) -> Self:
+        """Return the same request for `clients`."""
+        part = super().part(clients)
+        before = {i: self.models_before[i] for i in part.clients if i in self.models_before}
+        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest(Request):
+    """A request to score models on the clients' own data.
+
+    Attributes:
+        splits: The parts of the clients' data to score on.
+        points: The points to score: "downloaded" and "adapted" of what clients download.
+        adapt_epochs: The epochs of local training before scoring at "adapted".
+        tests: The server's test sets to score the global model on, by their position.
+        client_tests: The server's test sets to score each client's downloaded model on.
+    """
+
+    splits: tuple[str, ...]
+    points: tuple[str, ...] = ()
+    adapt_epochs: int = 0
+    tests: tuple[int, ...] = ()
+    client_tests: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class ExchangeResult:
+    """What an exchange with a host's clients, or with all clients, leaves for the server and its fleet.
+
+    Attributes:
+        total: The weighted sum of the averaged fields of all clients, which a fleet adds up; empty where the server
+            weighs the replies first.
+        replies: The other fields of every client.
+        models_before: The models before training that a later exchange of the round needs, see `ExchangeRequest`.
+        training: Scores of the training itself: its metrics, and the means of `step`'s metrics over its steps.
+        scored: The scores of the locally trained models.
+        sent: The bytes that each client sent, by field.
+        busy: The seconds that each host worked, by its position.
+        scoring: The seconds of `busy` spent on scores and metrics.
+        predicted: The seconds that each host was predicted to work; None where nothing was measured before.
+        gpu_bytes: The most GPU memory that tensors of a host took since its last exchange; 0 on CPUs.
+        states: The next state of every client, which the fleet keeps.
+        unweighted: Each client's averaged fields, where the server weighs the replies first. The fleet keeps them until
+            then.
+    """
+
+    total: ExactSum = field(default_factory=ExactSum)
+    replies: list[Reply] = field(default_factory=list)
+    models_before: dict[ClientIndex, Any] = field(default_factory=dict)
+    training: list[Score] = field(default_factory=list)
+    scored: Scored = field(default_factory=Scored)
+    sent: dict[ClientIndex, dict[str, int]] = field(default_factory=dict)
+    busy: dict[int, float] = field(default_factory=dict)
+    scoring: dict[int, float] = field(default_factory=dict)
+    predicted: Mapping[int, float] | None = None
+    gpu_bytes: int = 0
+    states: dict[ClientIndex, State] = field(default_factory=dict)
+    unweighted: dict[ClientIndex, State] = field(default_factory=dict)
+
+    def add(self, other: "ExchangeResult") -> None:
+        """Add what other clients left for the server, apart from the total."""
+        self.replies += other.replies
+        self.models_before |= other.models_before
+        self.training += other.training
+        self.scored.add(other.scored)
+        self.sent |= other.sent
+        add_to(self.busy, other.busy)
+        add_to(self.scoring, other.scoring)
+        self.gpu_bytes = max(self.gpu_bytes, other.gpu_bytes)
+
+
+def add_to(sums: dict[_Key, _Number], terms: Mapping[_Key, _Number]) -> None:
+    """Add each of `terms` to the sum of the same key."""
+    for key, term in terms.items():
+        sums[key] = sums[key] + term if key in sums else term
 
 
 class Fleet(Protocol):
@@ -59,78 +176,3 @@ class Fleet(Protocol):
 
     def take_traffic(self) -> tuple[int, int]:
         """Return the bytes of tensors that went to processes of hosts, and that came back, since the last call."""
-
-
-class LocalFleet:
-    """One host in this process, without Ray, so that a debugger works.
-
-    Args:
-        gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
-        state_memory: The bytes that the clients' states may take in memory, beside those on the GPU; the rest is on
-            disk.
-    """
-
-    def __init__(
-        self,
-        blueprint: Blueprint,
-        population: Population,
-        device: str | torch.device = "cpu",
-        *,
-        gpus: float = 0.0,
-        state_memory: float = math.inf,
-    ):
-        share = min(gpus, 1.0) or 1.0
-        self.host = Host(blueprint, population, device, share=share)
-        self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
-        self._unweighted: dict[ClientIndex, State] = {}
-        self._ahead: dict[ClientIndex, State] = {}
-        self.vmap_clients = blueprint.vmap_clients
-
-    def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
-        self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
-
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
-        result = ExchangeResult(total=self.host.empty_sum())
-        for part in self._parts(request):
-            done = self.host.exchange(part, down, unicast, self._states_of(part.clients), result.total)
-            self._ahead |= {client: owned(state) for client, state in done.states.items()}
-            if not request.origins:
-                self.commit(done.states)
-            self._unweighted |= owned(done.unweighted)
-            result.add(done)
-        return result
-
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        return self.host.weigh((self._unweighted.pop(client), weight) for client, weight in weights.items())
-
-    def commit(self, clients: Iterable[ClientIndex]) -> None:
-        for client in clients:
-            self.states[client] = self._ahead.pop(client)
-
-    def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
-        scored = Scored()
-        for part in self._parts(request):
-            scored.add(self.host.score_downloads(part, down, unicast, self._states_of(part.clients)))
-        return scored
-
-    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
-        return self.host.score_global(request, model)
-
-    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
-        return self.host.gradients(request, model)
-
-    def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
-        self.states.clear()
-        for client, state in states:
-            self.states[client] = self.host.ctx.task.to_memory_format(state)
-
-    def take_traffic(self) -> tuple[int, int]:
-        return 0, 0
-
-    def _parts(self, request: _Request) -> Iterator[_Request]:
-        width = self.vmap_clients or 1
-        request, size = replace(request, vmap_clients=width), max(1, CLIENTS_AT_ONCE // width) * width
-        return (request.part(request.clients[k : k + size]) for k in range(0, len(request.clients), size))
-
-    def _states_of(self, clients: Sequence[ClientIndex]) -> dict[ClientIndex, State]:
-        return {client: self.states[client] for client in clients if client in self.states}

@@ -1,12 +1,13 @@
-"""A host: a worker that runs clients. It knows neither Ray nor any method."""
+"""A host, a worker that runs clients, and the fleet of one host in this process. They know neither Ray nor methods."""
 
 import copy
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,16 +19,20 @@ from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, set_kernels
+from rayfed.engine.client_store import ClientStore
+from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, room_for_states, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 
+CLIENTS_AT_ONCE = 64
+"""Clients whose states `LocalFleet` holds beside its store at any time."""
+_Request = TypeVar("_Request", bound=Request)
 _AHEAD = 16  # clients whose batches are drawn together
 _MEASURED_STEPS = 10  # the steps of a phase on which the number of clients that train at once is measured
 _COPIES = 4  # copies of a client's `work` in a block: before training, in training, its gradients, after training
@@ -320,3 +325,78 @@ class Host:
     def _synchronise(self) -> None:
         if self.ctx.task.device.type == "cuda":
             torch.cuda.synchronize(self.ctx.task.device)
+
+
+class LocalFleet:
+    """One host in this process, without Ray, so that a debugger works.
+
+    Args:
+        gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
+        state_memory: The bytes that the clients' states may take in memory, beside those on the GPU; the rest is on
+            disk.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        population: Population,
+        device: str | torch.device = "cpu",
+        *,
+        gpus: float = 0.0,
+        state_memory: float = math.inf,
+    ):
+        share = min(gpus, 1.0) or 1.0
+        self.host = Host(blueprint, population, device, share=share)
+        self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
+        self._unweighted: dict[ClientIndex, State] = {}
+        self._ahead: dict[ClientIndex, State] = {}
+        self.vmap_clients = blueprint.vmap_clients
+
+    def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
+        self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
+
+    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
+        result = ExchangeResult(total=self.host.empty_sum())
+        for part in self._parts(request):
+            done = self.host.exchange(part, down, unicast, self._states_of(part.clients), result.total)
+            self._ahead |= {client: owned(state) for client, state in done.states.items()}
+            if not request.origins:
+                self.commit(done.states)
+            self._unweighted |= owned(done.unweighted)
+            result.add(done)
+        return result
+
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
+        return self.host.weigh((self._unweighted.pop(client), weight) for client, weight in weights.items())
+
+    def commit(self, clients: Iterable[ClientIndex]) -> None:
+        for client in clients:
+            self.states[client] = self._ahead.pop(client)
+
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
+        scored = Scored()
+        for part in self._parts(request):
+            scored.add(self.host.score_downloads(part, down, unicast, self._states_of(part.clients)))
+        return scored
+
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
+        return self.host.score_global(request, model)
+
+    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
+        return self.host.gradients(request, model)
+
+    def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
+        self.states.clear()
+        for client, state in states:
+            self.states[client] = self.host.ctx.task.to_memory_format(state)
+
+    def take_traffic(self) -> tuple[int, int]:
+        return 0, 0
+
+    def _parts(self, request: _Request) -> Iterator[_Request]:
+        width = self.vmap_clients or 1
+        request, size = replace(request, vmap_clients=width), max(1, CLIENTS_AT_ONCE // width) * width
+        return (request.part(request.clients[k : k + size]) for k in range(0, len(request.clients), size))
+
+    def _states_of(self, clients: Sequence[ClientIndex]) -> dict[ClientIndex, State]:
+        return {client: self.states[client] for client in clients if client in self.states}

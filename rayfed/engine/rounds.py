@@ -17,8 +17,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import Cohorts, Losses, completed
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.fleet import Fleet
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, States
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, States
 from rayfed.engine.timetable import Durations, Update, timetable
 from rayfed.metrics.base import OfTraining
 

@@ -20,9 +20,8 @@ from rayfed.engine.cohorts import normalised_weights
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.fleet import Fleet
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request, States, add_to
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, States, add_to
 from rayfed.engine.rounds import BufferedRounds, Rounds, Turn
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash

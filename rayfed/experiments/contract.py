@@ -25,7 +25,7 @@ from rayfed.engine.availability import ALWAYS
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking

@@ -18,7 +18,7 @@ from rayfed.core.terminal import plain_table
 from rayfed.data.population import SPLITS
 from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.device import device_for
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes

@@ -19,7 +19,8 @@ from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, newest_content, newest_round
 from rayfed.engine.device import breaks_device, device_for
-from rayfed.engine.fleet import Fleet, LocalFleet
+from rayfed.engine.fleet import Fleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.config import Config

@@ -16,8 +16,8 @@ from rayfed.algorithms.personal_heads import FedBABU, FedPer, FedRep
 from rayfed.core.ids import Moment
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
+from rayfed.engine.fleet import Request
 from rayfed.engine.host import Host
-from rayfed.engine.requests import Request
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
 BODY, HEAD = "body.3.weight", "fc.weight"

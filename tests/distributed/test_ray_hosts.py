@@ -40,8 +40,8 @@ from rayfed.distributed.fleet import RayFleet, RayStates
 from rayfed.distributed.host_actor import HostMethods, kept, pack, unpack
 from rayfed.distributed.host_pool import HostPool
 from rayfed.engine.clock import Clock
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.requests import ExchangeRequest
+from rayfed.engine.fleet import ExchangeRequest
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.schedule import Rates, Schedule
 from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation, Server

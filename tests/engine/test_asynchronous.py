@@ -28,7 +28,7 @@ from rayfed.core.round_schedule import Buffered
 from rayfed.engine.availability import Availability
 from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.clock import Clock, Device, read_profile
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.timetable import timetable
 
 EQUAL = blobs(8, sizes=(40,))

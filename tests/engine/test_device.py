@@ -121,7 +121,7 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(monkeypatch):
 def test_a_round_has_the_largest_peak_of_its_hosts(monkeypatch):
     peaks = iter([99, 5, 7, 6, 4, 3, 2])  # what a simulation before took, and two rounds of three chunks
     monkeypatch.setattr("rayfed.engine.host.peak_bytes", lambda device: next(peaks))
-    monkeypatch.setattr("rayfed.engine.fleet.CLIENTS_AT_ONCE", 2)
+    monkeypatch.setattr("rayfed.engine.host.CLIENTS_AT_ONCE", 2)
     people = blobs(5)
     plan = blueprint(FedAvg(), people, rounds=2)
     records = [*new_server(plan, people, points=()).run()]

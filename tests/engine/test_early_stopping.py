@@ -9,7 +9,7 @@ import rayfed
 from helpers.commands import TWO_CLIENTS, command
 from rayfed.core.records import SERVER, Record, Score, Selection
 from rayfed.engine.evaluation import EarlyStopping, StopRule
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun, resume_message

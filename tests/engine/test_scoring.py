@@ -14,9 +14,8 @@ from rayfed.core.ids import Moment
 from rayfed.core.outputs import UNKNOWN
 from rayfed.data.population import Examples
 from rayfed.engine import scoring
-from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.host import Host
-from rayfed.engine.requests import ScoreRequest
+from rayfed.engine.fleet import ScoreRequest
+from rayfed.engine.host import Host, LocalFleet
 from rayfed.engine.scoring import batch_size, predictions, score
 from rayfed.experiments import plan
 from rayfed.models.split_model import ensure_split

@@ -19,7 +19,7 @@ from rayfed.data.on_disk import ArrayFile, LazyRows, as_lazy_rows, memory_mapped
 from rayfed.data.population import Examples
 from rayfed.engine import device_data
 from rayfed.engine.device_data import Normalise, Part, Streamed, room_for
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from helpers.commands import TWO_CLIENTS
 from rayfed.core.errors import HostLost
 from rayfed.engine.checkpoint import Checkpointer
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sweep import error_lines

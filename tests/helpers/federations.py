@@ -16,7 +16,7 @@ from rayfed.core.optim import SGD, Optimizer
 from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 
 

@@ -53,7 +53,7 @@ def algorithms(width: int, *, variants: bool = True, **changes: Any) -> dict[str
     from helpers import algorithm_cases as contract
     from helpers.federations import blobs, blueprint, reshaped
     from rayfed.algorithms import ALGORITHMS
-    from rayfed.engine.fleet import LocalFleet
+    from rayfed.engine.host import LocalFleet
     from rayfed.engine.server import Evaluation, Server
 
     class DrawsOnCpu(Server):
@@ -143,7 +143,7 @@ def careless() -> dict[str, Callable[[Any], Any]]:
     """What has to be found: code that forgets the device, in the two ways in which it can."""
     from helpers.federations import blobs, blueprint
     from rayfed.algorithms.fedavg import FedAvg
-    from rayfed.engine.fleet import LocalFleet
+    from rayfed.engine.host import LocalFleet
     from rayfed.engine.server import Evaluation, Server
 
     def run(device: Any, change: Callable[[Any, Any, Any], Any]) -> Any:
