@@ -18,7 +18,6 @@ from rayfed.core.records import Record, RepresentationMap, Score, Selection, low
 from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.cohorts import participants_of
 from rayfed.engine.fleet import ExchangeRequest, Fleet, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
 from rayfed.engine.serialization import bytes_by_field
@@ -265,6 +264,11 @@ class Evaluator:
         exchange = self.algorithm.round_exchanges[0]
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         return self.fleet.score_downloads(request, *downloads(exchange, ctx, state, request.clients))
+
+
+def participants_of(population: Population) -> Sequence[ClientIndex]:
+    """Return the positions of all clients that take part in training."""
+    return range(len(population.clients) - population.unseen_clients)  # type: ignore[return-value]
 
 
 def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) -> tuple[ClientIndex, ...]:

@@ -16,13 +16,12 @@ from rayfed.core.rng import seed_torch
 from rayfed.core.trees import all_finite, named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.cohorts import normalised_weights
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request, States, add_to
 from rayfed.engine.purity import untouched
-from rayfed.engine.rounds import BufferedRounds, Rounds, Turn
+from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weights
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.training import steps_of

@@ -16,8 +16,7 @@ from rayfed.core.modules import copied, recompute
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.trees import only, without
 from rayfed.engine.checkpoint import SavedState
-from rayfed.engine.cohorts import participants_of
-from rayfed.engine.evaluation import downloads
+from rayfed.engine.evaluation import downloads, participants_of
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import ModelFactory, fresh_module, prepared
 
