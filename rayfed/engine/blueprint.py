@@ -21,8 +21,7 @@ from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
 from rayfed.data.population import Population, SizesById
-from rayfed.engine.availability import ALWAYS, Availability
-from rayfed.engine.clock import NO_CLOCK, Clock
+from rayfed.engine.clock import ALWAYS, NO_CLOCK, Availability, Clock
 from rayfed.engine.device import prefers_channels_last
 from rayfed.engine.device_data import client_data, held_out_count
 from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example, trains_on_single_examples

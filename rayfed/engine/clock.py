@@ -1,4 +1,4 @@
-"""The simulated clock: how fast clients train and send, and when they are there."""
+"""The simulated clock and its clients: how fast they train and send, when they are there, and which drop out."""
 
 import itertools
 import math
@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from rayfed.algorithm import Phase
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import Moment
 from rayfed.core.rng import generator
 from rayfed.records.storage import one_line
 
@@ -97,6 +99,40 @@ class Clock:
             cycle += 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """How much of the local work clients do in a round, and whether they reply.
+
+    Attributes:
+        least_work: For each round, each client draws the epochs (or steps) that it trains, uniformly between this share
+            of the configured number, rounded up, and the configured number.
+        dropout: The probability that a sampled client drops out of a round.
+        deadline: The simulated seconds after which the server ignores replies; None if it waits for all.
+    """
+
+    least_work: float = 1.0
+    dropout: float = 0.0
+    deadline: float | None = None
+
+    @property
+    def loses_clients(self) -> bool:
+        """Whether sampled clients may be missing from a round."""
+        return bool(self.dropout) or self.deadline is not None
+
+    def local_work(self, local: Phase, seed: int, moment: Moment, client: int) -> Phase:
+        """Return the local training of a client in a round."""
+        if self.least_work == 1 or moment.stage != "round":
+            return local
+        whole = local.steps if local.steps is not None else local.epochs or 1
+        rng = generator(seed, "local work", round=moment.round, client=client)
+        drawn = int(rng.integers(max(1, math.ceil(self.least_work * whole - 1e-9)), whole + 1))
+        return local._replace(steps=drawn) if local.steps is not None else local._replace(epochs=drawn)
+
+    def drops_out(self, seed: int, round: int, client: int) -> bool:
+        """Return whether a sampled client drops out of a round."""
+        return bool(self.dropout) and generator(seed, "dropout", round=round, client=client).random() < self.dropout
+
+
 def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     """Return the devices of the clients with these `ids`, in their order, from a CSV or Parquet file.
 
@@ -156,3 +192,4 @@ def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | No
 
 
 NO_CLOCK = Clock()
+ALWAYS = Availability()

@@ -21,9 +21,8 @@ from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
-from rayfed.engine.availability import ALWAYS
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.clock import NO_CLOCK
+from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure

@@ -27,10 +27,9 @@ from rayfed.core.trees import only
 from rayfed.data.loading import build_data, load, population_without_domain
 from rayfed.data.population import Client, MadeClients, Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population
-from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
-from rayfed.engine.clock import Clock, read_profile
+from rayfed.engine.clock import Availability, Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component

@@ -25,9 +25,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.core.round_schedule import Buffered
-from rayfed.engine.availability import Availability
 from rayfed.engine.checkpoint import Checkpointer
-from rayfed.engine.clock import Clock, Device, read_profile
+from rayfed.engine.clock import Availability, Clock, Device, read_profile
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.timetable import timetable
 

@@ -14,9 +14,8 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
-from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.clock import NO_CLOCK, Clock
+from rayfed.engine.clock import NO_CLOCK, Availability, Clock
 
 CURVES = quadratics((1, 1), (1, 2), (1, 4), (1, 8))
 

@@ -19,7 +19,7 @@ from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import BadHook, UsageError
-from rayfed.engine.availability import Availability
+from rayfed.engine.clock import Availability
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.sampling.base import BySize, Cohort, Drawing, PowerOfChoice, Sampler, Uniform
