@@ -17,7 +17,6 @@ from typing import Any
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
-from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
@@ -31,7 +30,7 @@ from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_checks import small_population
-from rayfed.experiments.trial import run_trial
+from rayfed.experiments.trial import TrialRun, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
@@ -56,10 +55,6 @@ class _Broken(Exception):
     """The contract is broken; the message says how."""
 
 
-class _NotTried(Exception):
-    """A check does not apply; the message says why."""
-
-
 def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
     """Check the algorithm of `plan` and yield one finding for each part of the contract.
 
@@ -78,8 +73,8 @@ def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
         with torch_state_kept():
             try:
                 yield Finding(subject, check(small))
-            except _NotTried as reason:
-                yield Finding(subject, str(reason))
+            except UsageError as refused:
+                yield Finding(subject, f"refused: {refused}")
             except (_Broken, ImpureHook, Diverged) as broken:
                 yield Finding(subject, str(broken), kept=False)
             except Exception as error:  # the user's code may raise anything
@@ -106,18 +101,8 @@ class _SmallTrial:
         """Return the blueprint of the small form with `changes`."""
         local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
         small: dict[str, Any] = {"batch_size": self.batch_size, "local": local, "rounds": 2, "cohort": self.clients}
-        plain = {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
-        plain |= {"clock": NO_CLOCK, "buffered": None}
-        return replace(self.plan.blueprint, **(small | plain | changes))
-
-    def accepted(self, population: Population | None = None, **changes: Any) -> Blueprint:
-        """Return the blueprint with `changes`, or raise `_NotTried` if the algorithm refuses it."""
-        blueprint = self.blueprint(**changes)
-        try:
-            blueprint.check(population or self.population)
-        except UsageError as refused:
-            raise _NotTried(f"refused: {refused}") from refused
-        return blueprint
+        small |= {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
+        return replace(self.plan.blueprint, **(small | {"clock": NO_CLOCK, "buffered": None} | changes))
 
     def small_plan(self, folder: str, **changes: Any) -> Plan:
         """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
@@ -130,14 +115,20 @@ class _SmallTrial:
             evaluation=Evaluation(every=_ROUNDS, points=self.points[:1]),
         )
 
-    def server(self, blueprint: Blueprint, points: Sequence[str] = (), population: Population | None = None) -> Server:
-        """Return a server of `blueprint` in this process, which scores models at `points` after each round."""
-        population, evaluation = population or self.population, Evaluation(every=1, points=tuple(points))
-        return Server(blueprint, population, LocalFleet(blueprint, population), evaluation)
+    def server(self, points: Sequence[str] = (), population: Population | None = None, **changes: Any) -> Server:
+        """Return a server in this process, which scores models at `points` after each round.
+
+        Raises:
+            UsageError: The algorithm refuses the blueprint with `changes`.
+        """
+        blueprint, population = self.blueprint(**changes), population or self.population
+        blueprint.check(population)
+        fleet = LocalFleet(blueprint, population)
+        return Server(blueprint, population, fleet, Evaluation(every=1, points=tuple(points)))
 
     def finished(self, **changes: Any) -> Server:
         """Return a server that has run all rounds."""
-        server = self.server(self.blueprint(**changes))
+        server = self.server(**changes)
         for _ in server.run():
             pass
         return server
@@ -154,14 +145,29 @@ def _check_finite(server: Server) -> None:
             raise _Broken(f"{path} is not finite after {server.round} rounds")
 
 
-def _hooks_are_pure(small: _SmallTrial) -> str:
-    blueprint = small.blueprint(algorithm=intercepted(small.algorithm, pure))
+def _hooks(small: _SmallTrial) -> str:
+    shapes: set[tuple[int, ...]] = set()
+
+    def watched(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = pure(name, hook, self, *args, **kwargs)
+        if name == "predict":
+            x = inspect.signature(Algorithm.predict).bind(self, *args, **kwargs).arguments["x"]
+            if len(result) != len(x):
+                raise _Broken(f"predict returned {len(result)} rows for {len(x)} inputs")
+            shapes.add(tuple(result.shape[1:]))
+        return result
+
     kinds = {kind: set(vars(kind)) for kind in type(small.algorithm).__mro__}
-    for _ in small.server(blueprint, small.points).run():
-        pass
+    server = small.server(small.points, algorithm=intercepted(small.algorithm, watched))
+    scored = {score.point for record in server.run() for score in record.scores}
     if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
-    return "no hook modified its inputs"
+    if missing := [point for point in small.points if point not in scored]:
+        raise _Broken(f"nothing was scored at {missing[0]}")
+    if (point := small.algorithm.default_eval_point) not in ("global", *small.points):
+        raise _Broken(f"default_eval_point is {point}; known: {', '.join(small.points)}")
+    outputs = ", ".join(map(str, sorted(shapes)))
+    return f"no hook modified its inputs; scored as {', '.join(small.points)}; outputs per example: {outputs}"
 
 
 def _seeds(small: _SmallTrial) -> str:
@@ -177,23 +183,14 @@ def _seeds(small: _SmallTrial) -> str:
 
 
 def _resume(small: _SmallTrial) -> str:
-    half = _ROUNDS // 2
-
-    class Stopped(Exception):
-        pass
-
-    def stop(record: Record) -> None:
-        if record.stage == "round" and record.round == half:
-            raise Stopped
-
-    ends = []
+    half, ends = _ROUNDS // 2, []
     for interrupted in (False, True):
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
             plan = small.small_plan(folder, checkpoint=Checkpoint(every=half))
             fleet = partial(LocalFleet, plan.blueprint, plan.population)
-            if interrupted:
-                with contextlib.suppress(Stopped):
-                    run_trial(plan, recorder, fleet, "cpu", report=stop)
+            with contextlib.closing(TrialRun(plan, recorder, fleet, "cpu")) as run:
+                while interrupted and run.round < half:
+                    run.step()
             ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
     if ends[0] != ends[1]:
         raise _Broken(
@@ -208,7 +205,7 @@ def _number_of_rounds(small: _SmallTrial) -> str:
         return "it says that a round depends on how many follow; its trials are not continued with more rounds"
     half, states = _ROUNDS // 2, []
     for rounds in (half, _ROUNDS):
-        server = small.server(small.accepted(rounds=rounds, schedule=CONSTANT))
+        server = small.server(rounds=rounds, schedule=CONSTANT)
         next(record for record in server.run() if record.stage == "round" and record.round == half)
         states.append(facts(_state(server)))
     if states[0] != states[1]:
@@ -222,9 +219,8 @@ def _number_of_rounds(small: _SmallTrial) -> str:
 def _clients_at_once(small: _SmallTrial) -> str:
     width = small.clients - 1
     if width < 2:
-        raise _NotTried("not tried: fewer than three clients")
-    small.accepted(vmap_clients=width, drop_last=True)
-    alone, together = (small.finished(vmap_clients=number, drop_last=True) for number in (1, width))
+        return "not tried: fewer than three clients"
+    together, alone = (small.finished(vmap_clients=number, drop_last=True) for number in (width, 1))
     _check_finite(together)
     largest = 0.0
     for (path, a), (other, b) in zip(named_tensors(_state(alone)), named_tensors(_state(together)), strict=True):
@@ -238,9 +234,9 @@ def _clients_at_once(small: _SmallTrial) -> str:
 
 def _part_of_the_clients(small: _SmallTrial) -> str:
     if small.clients < 2:
-        raise _NotTried("not tried: one client")
+        return "not tried: one client"
     cohort = small.clients // 2
-    server = small.server(small.accepted(cohort=cohort, rounds=3))
+    server = small.server(cohort=cohort, rounds=3)
     before = facts(dict(server.fleet.states))
     for record in server.run():
         after = facts(dict(server.fleet.states))
@@ -252,36 +248,14 @@ def _part_of_the_clients(small: _SmallTrial) -> str:
     return f"it runs with {cohort} of {small.clients} clients a round"
 
 
-def _scores(small: _SmallTrial) -> str:
-    shapes: set[tuple[int, ...]] = set()
-
-    def spy(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = hook(self, *args, **kwargs)
-        if name == "predict":
-            x = inspect.signature(Algorithm.predict).bind(self, *args, **kwargs).arguments["x"]
-            if len(result) != len(x):
-                raise _Broken(f"predict returned {len(result)} rows for {len(x)} inputs")
-            shapes.add(tuple(result.shape[1:]))
-        return result
-
-    blueprint = small.blueprint(algorithm=intercepted(small.algorithm, spy))
-    scored = {score.point for record in small.server(blueprint, small.points).run() for score in record.scores}
-    if missing := [point for point in small.points if point not in scored]:
-        raise _Broken(f"nothing was scored at {missing[0]}")
-    if small.algorithm.default_eval_point not in small.points:
-        raise _Broken(f"default_eval_point is {small.algorithm.default_eval_point}, where there is no model")
-    outputs = ", ".join(str(shape) for shape in sorted(shapes))
-    return f"models were scored as {', '.join(small.points)}; outputs per example: {outputs}"
-
-
 def _newcomers(small: _SmallTrial) -> str:
     if small.clients < 2:
-        raise _NotTried("not tried: one client")
+        return "not tried: one client"
     without = replace(small.population, clients=small.population.clients[:-1])
     with_newcomer = replace(small.population, unseen_clients=1)
     ends, scores = [], []
     for population in (without, with_newcomer):
-        server = small.server(small.accepted(population, cohort=small.clients - 1), ["downloaded"], population)
+        server = small.server(["downloaded"], population, cohort=small.clients - 1)
         scores.append(list(server.run())[-1].scores)
         states = {client: state for client, state in server.fleet.states.items() if client < small.clients - 1}
         ends.append(facts([server.state, states]))
@@ -293,12 +267,7 @@ def _newcomers(small: _SmallTrial) -> str:
 
 
 def _on_task(small: _SmallTrial, task: str) -> str:
-    try:
-        other = _SmallTrial(task_plan(small.plan.config, task))
-    except UsageError as refused:
-        raise _NotTried(f"refused: {refused}") from refused
-    _hooks_are_pure(other)
-    return _scores(other)
+    return _hooks(_SmallTrial(task_plan(small.plan.config, task)))
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:
@@ -315,13 +284,12 @@ def _hosts(small: _SmallTrial, launch: Launch) -> str:
 
 
 CHECKS: dict[str, Callable[[_SmallTrial], str]] = {
-    "hooks": _hooks_are_pure,
+    "hooks": _hooks,
     "seeds": _seeds,
     "resume": _resume,
     "rounds": _number_of_rounds,
     "at once": _clients_at_once,
     "cohorts": _part_of_the_clients,
-    "scores": _scores,
     "newcomers": _newcomers,
     **{task: partial(_on_task, task=task) for task in TASKS},
 }

@@ -66,6 +66,10 @@ class Halves(FedAvg):
         return super().predict(ctx, model, x)[: len(x) // 2]
 
 
+class Misspelt(FedAvg):
+    default_eval_point = "train"
+
+
 class AnyArguments(FedAvg):
     def predict(self, *args):
         return super().predict(*args)
@@ -94,7 +98,8 @@ def test_an_algorithm_of_a_user_that_keeps_it():
         ("Zeroes", {"hooks", "seeds"}, "finish changed `ctx` and `data`; other clients and rounds share it"),
         ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
         ("Branches", {"at once"}, "data-dependent control flow"),
-        ("Halves", {"scores"}, "predict returned 8 rows for 16 inputs"),
+        ("Halves", {"hooks"}, "predict returned 8 rows for 16 inputs"),
+        ("Misspelt", {"hooks"}, "default_eval_point is train; known: global, downloaded, trained, adapted"),
         ("OneHot", {"pixels", "next words"}, "must match the size of tensor b"),
         ("Explodes", {"hooks", "seeds", "resume", "at once"}, "test_check.py, line "),
     ],
@@ -120,7 +125,7 @@ def test_the_command(capsys):
     keys = [f"{key}={value}" for key, value in SMALL.items()]
     assert main(["check", *keys, "algorithm.name=fedprox", "algorithm.mu=0.1"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == "ok       hooks       no hook modified its inputs"
+    assert out.startswith("ok       hooks       no hook modified its inputs; scored as global, downloaded, trained, ")
     assert out.splitlines()[-1] == "the contract is kept"
     assert main(["check", *keys, f"algorithm.name={__name__}:Branches"]) == 1
     out = capsys.readouterr().out
