@@ -366,6 +366,33 @@ class Population:
         return self.clients[: len(self.clients) - self.unseen_clients]
 
 
+def small_population(population: Population, clients: int, examples: Sequence[int], scored: int) -> Population:
+    """Return at most `clients` participants of `population`, those with the most training examples.
+
+    Args:
+        examples: How many training examples the clients keep at most; the numbers are used in turn.
+        scored: How many examples of each other part they keep at most, and so of each test set.
+    """
+    participants = population.participants
+    largest = participants.select(np.argsort(-participants.train_sizes(), kind="stable")[:clients])
+    kept = tuple(
+        Client(
+            number,
+            client.domain,
+            _first(client.train, examples[number % len(examples)]),
+            _first(client.val, scored),
+            _first(client.test, scored),
+        )
+        for number, client in enumerate(largest)
+    )
+    tests = tuple(replace(test, examples=_first(test.examples, scored)) for test in population.tests)
+    return replace(population, clients=ClientTable.of(kept), tests=tests, unseen_clients=0)
+
+
+def _first(part: Examples, count: int) -> Examples:
+    return part.select(slice(count)).read()
+
+
 def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]:
     """Return client, domain, split, class and number of examples, sorted by client; none for other targets."""
     counts = []

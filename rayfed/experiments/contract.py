@@ -19,7 +19,7 @@ from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
-from rayfed.data.population import Population
+from rayfed.data.population import Population, small_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
@@ -29,7 +29,6 @@ from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_checks import small_population
 from rayfed.experiments.trial import TrialRun, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM

@@ -15,7 +15,7 @@ import torch
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.terminal import plain_table
-from rayfed.data.population import SPLITS
+from rayfed.data.population import SPLITS, small_population
 from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.device import device_for
 from rayfed.engine.host import LocalFleet
@@ -24,7 +24,6 @@ from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.plan_checks import small_population
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary
 from rayfed.experiments.space import Space

@@ -34,8 +34,15 @@ from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan_checks import dry_step, first_outputs, refuse_leaks, refuse_mixing
-from rayfed.experiments.plan_model import ModelFactory, input_type, model_of
+from rayfed.experiments.plan_model import (
+    ModelFactory,
+    dry_step,
+    first_outputs,
+    input_type,
+    model_of,
+    refuse_leaks,
+    refuse_mixing,
+)
 from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
