@@ -234,7 +234,7 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     domains = _checked_domains(leave_out, clients.domain_names(), population.name)
     for domain in domains:
         parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts]
-        tests.append(TestSet(domain, "ood", Examples.joined([part for part in parts if len(part)] or parts)))
+        tests.append(TestSet(domain, "ood", Examples.joined(parts)))
     remaining = clients.select(~np.logical_or.reduce([clients.are_of(domain) for domain in domains])).renumbered()
     return dataclasses.replace(population, clients=remaining, tests=tuple(tests))
 

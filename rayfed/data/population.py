@@ -63,10 +63,10 @@ class Examples:
 
     @classmethod
     def joined(cls, parts: Sequence["Examples"]) -> "Examples":
-        """Return the examples of `parts` in memory, one part after the other."""
-        return cls(
-            np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), parts[0].layout
-        )
+        """Return the examples of `parts` in memory, one part after the other. Empty parts do not change their type."""
+        filled = [part for part in parts if len(part)] or parts
+        x, y = np.concatenate([part.x for part in filled]), np.concatenate([part.y for part in filled])
+        return cls(x, y, parts[0].layout)
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class TestSet:
 
     def __post_init__(self) -> None:
         if not len(self.examples):
-            raise UsageError(f"test set {self.domain}: has no example that nobody trains on")
+            raise UsageError(f"test set {self.domain}: has no examples, or clients train on all of them")
 
 
 @dataclass(frozen=True)

@@ -177,3 +177,7 @@ def test_refusals(algorithm, model, changes, message):
     half.body[0].lora_A["default"].weight.requires_grad_(False)
     with pytest.raises(UsageError, match=r"needs both factors A and B of linear layers trained .*; finds .*lora_B"):
         run(FLoRA(), population(), half)
+    bare = adapted(net())
+    del bare.body[0].scaling  # as in an adapter that is not peft's
+    with pytest.raises(AttributeError, match="'Adapter' object has no attribute 'scaling'"):
+        run(FLoRA(), population(), bare)

@@ -50,6 +50,9 @@ def test_empty_parts_of_own_clients_change_no_dtype():
     (test,) = population_without_domain(user_population(given), "b").tests
     assert (test.examples.x.dtype, test.examples.x.shape) == (np.uint8, (8, 1, 8, 8))
     assert test.examples.y.tolist() == [0, 1, 0, 1] * 2
+    given[1] |= {"train": empty, "test": empty}
+    with pytest.raises(UsageError, match=r"^test set b: has no examples, or clients train on all of them$"):
+        population_without_domain(user_population(given), "b")
 
 
 @pytest.mark.parametrize("points", [["downloaded"], ["trained"]])

@@ -105,6 +105,11 @@ def test_what_cannot_be_clients_is_one_line(changes, message):
         population(**changes)
 
 
+def test_an_error_of_the_users_is_raised_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        population(make=lambda number: 1 / number)
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
