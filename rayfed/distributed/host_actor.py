@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rayfed.core.ids import ClientIndex
 from rayfed.core.modules import ALIGNMENT
+from rayfed.core.trees import tensor_bytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeResult
 from rayfed.engine.host import Host
-from rayfed.engine.serialization import tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""

@@ -18,10 +18,9 @@ import torch
 from rayfed.algorithm import State
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import tree_map
+from rayfed.core.trees import serialised, tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.rounds import Version
-from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server
 from rayfed.records.checkpoints import BLOCK_BYTES, Saved, SavedPart, checksum
 from rayfed.records.storage import one_line

@@ -9,9 +9,8 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import nbytes, tree_map
+from rayfed.core.trees import nbytes, serialised, tree_map
 from rayfed.engine.device_data import LeastRecent
-from rayfed.engine.serialization import serialised
 
 
 class ClientStates(Mapping[ClientIndex, State]):

@@ -16,11 +16,11 @@ from rayfed.core.options import suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, seed_torch, stream_seed
+from rayfed.core.trees import bytes_by_field
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import ExchangeRequest, Fleet, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
-from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics import METRICS, default_metrics
 from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations, Representations
 from rayfed.metrics.representations import check_layer

@@ -16,7 +16,7 @@ from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.core.trees import nbytes, owned
+from rayfed.core.trees import bytes_by_field, nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStore
@@ -26,7 +26,6 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
-from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 

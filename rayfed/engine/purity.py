@@ -15,9 +15,8 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Exchange
 from rayfed.core.task import Task
-from rayfed.core.trees import leaves
+from rayfed.core.trees import leaves, tensor_bytes
 from rayfed.engine.device_data import Part
-from rayfed.engine.serialization import tensor_bytes
 
 HOOKS = (
     *("check", "modules", "adapt", "init", "broadcast", "unicast", "weight", "weights", "aggregate", "join", "phases"),

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from rayfed.algorithm import Context, Exchange, Replies, State
+from rayfed.algorithm import Algorithm, Context, Exchange, Replies, State
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.records import BestRound, Record, Score
 from rayfed.core.rng import seed_torch
-from rayfed.core.trees import all_finite, named_tensors
+from rayfed.core.trees import all_finite, bytes_by_field, named_tensors, outcome_hash
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import set_kernels
@@ -23,7 +23,6 @@ from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request,
 from rayfed.engine.purity import untouched
 from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weights
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
-from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
 
@@ -328,3 +327,9 @@ def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
 
 def _key(score: Score) -> tuple[Any, ...]:
     return score.point, score.client, score.split, score.domain, score.metric, score.unseen
+
+
+def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
+    """Return the bytes by `Algorithm.bytes_formula`, or None if the algorithm's own class does not define it."""
+    own = vars(type(algorithm)).get("bytes_formula")
+    return None if own is None else own(algorithm, ctx, examples)

@@ -23,7 +23,7 @@ from rayfed.core.registry import ModuleSource, resolve
 from rayfed.core.rng import floor_share, generator, global_generators_seeded, torch_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
-from rayfed.core.trees import only
+from rayfed.core.trees import only, state_hash
 from rayfed.data.loading import build_data, load, population_without_domain
 from rayfed.data.population import Client, MadeClients, Population, class_counts, population_hash
 from rayfed.data.user_clients import Clients, user_population
@@ -31,7 +31,6 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
-from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan_model import (

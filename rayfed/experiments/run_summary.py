@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from rayfed.core.modules import batch_norm_names
-from rayfed.core.trees import nbytes
-from rayfed.engine.serialization import bytes_by_field
+from rayfed.core.trees import bytes_by_field, nbytes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan
 

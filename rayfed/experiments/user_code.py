@@ -21,7 +21,7 @@ from torch import nn
 
 from rayfed.core.errors import is_user_file, is_user_module
 from rayfed.core.registry import ModuleSource
-from rayfed.engine.serialization import state_hash
+from rayfed.core.trees import state_hash
 from rayfed.experiments.config import Config
 from rayfed.metrics import PREFIX
 

@@ -14,7 +14,7 @@ from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.moon import Moon
 from rayfed.core.optim import SGD
 from rayfed.core.task import Task
-from rayfed.engine.serialization import bytes_by_formula
+from rayfed.engine.server import bytes_by_formula
 from rayfed.models.split_model import ensure_split
 
 

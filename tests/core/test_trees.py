@@ -4,8 +4,7 @@ import torch
 
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
-from rayfed.core.trees import add, clone, named_tensors, scale, stack, sub, tree_map, unstack, zeros_like
-from rayfed.engine.serialization import state_hash
+from rayfed.core.trees import add, clone, named_tensors, scale, stack, state_hash, sub, tree_map, unstack, zeros_like
 
 
 def test_tree_arithmetic_returns_new_trees():

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.core.trees import named_tensors
+from rayfed.core.trees import named_tensors, state_hash
 from rayfed.distributed.host_actor import pack, unpack
-from rayfed.engine.serialization import state_hash
 
 PAYLOAD = {
     "floats": torch.randn(3, 4),

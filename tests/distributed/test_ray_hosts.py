@@ -36,6 +36,7 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import Diverged, HostLost
 from rayfed.core.ids import Moment
 from rayfed.core.round_schedule import Buffered
+from rayfed.core.trees import state_hash
 from rayfed.distributed.fleet import RayFleet, RayStates
 from rayfed.distributed.host_actor import HostMethods, kept, pack, unpack
 from rayfed.distributed.host_pool import HostPool
@@ -43,7 +44,6 @@ from rayfed.engine.clock import Clock
 from rayfed.engine.fleet import ExchangeRequest
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.schedule import Rates, Schedule
-from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Placement
 from rayfed.metrics.heterogeneity import GradientNorm

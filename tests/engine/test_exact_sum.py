@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.core.trees import clone, tree_map
+from rayfed.core.trees import clone, state_hash, tree_map
 from rayfed.engine import exact_sum
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.serialization import state_hash
 
 TERMS = 600
 

@@ -7,8 +7,8 @@ import torch
 
 from helpers.federations import blobs, blueprint, new_server, simulate
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.trees import state_hash
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
-from rayfed.engine.serialization import state_hash
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 

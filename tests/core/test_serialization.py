@@ -4,8 +4,7 @@ import io
 
 import torch
 
-from rayfed.core.trees import clone, nbytes
-from rayfed.engine.serialization import bytes_by_field, serialised, state_hash
+from rayfed.core.trees import bytes_by_field, clone, nbytes, serialised, state_hash
 
 
 def test_bytes_are_those_of_the_tensors():
