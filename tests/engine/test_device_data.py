@@ -1,4 +1,7 @@
-"""Batches of an epoch: their sizes, their order and what they are drawn from; which arrays are copied."""
+"""Batches of an epoch: their sizes, their order and what they are drawn from; which arrays are copied.
+
+The value that was unused for the longest time goes first.
+"""
 
 import warnings
 
@@ -11,7 +14,7 @@ from rayfed.algorithm import Phase
 from rayfed.core.rng import generator
 from rayfed.data.population import Examples
 from rayfed.engine import device_data
-from rayfed.engine.device_data import Normalise, Part, batch_rows
+from rayfed.engine.device_data import LeastRecent, Normalise, Part, batch_rows
 
 
 class TestBatchRows:
@@ -90,3 +93,16 @@ def test_batches_that_are_read_together_are_those_that_are_read_one_by_one(
         assert batch.y.tolist() == here.tolist()
     together = {batch.x.untyped_storage().data_ptr() for batch in batches}
     assert len(together) == reads
+
+
+def test_values_go_in_the_order_of_their_last_use():
+    store = LeastRecent(10)
+    assert store.put("a", 1, 4) == store.put("b", 2, 4) == []
+    assert store.get("a") == 1
+    assert store.put("c", 3, 4) == [("b", 2)]
+    assert (store.get("b"), "a" in store, "b" in store, len(store)) == (None, True, False, 2)
+    assert store.put("c", 4, 6) == []  # in place of 4 bytes
+    assert store.get("c") == 4
+    assert store.put("d", 5, 40) == [("a", 1), ("c", 4)]  # larger than the room
+    assert store.get("d") == 5
+    assert store.put("e", 6, 1) == [("d", 5)]
