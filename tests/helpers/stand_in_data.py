@@ -70,7 +70,7 @@ class StandIns:
         return self.blank((70_000, 28, 28)), self.labels(70_000, 10), np.arange(70_000) >= 60_000, index
 
     def cifar(self, data: CifarFiles) -> Dataset:
-        return self.plain(data.name, (3, 32, 32), data.classes, (50_000, 10_000), **data.normalisation())
+        return self.plain(data.name, (3, 32, 32), data.classes, (50_000, 10_000), **data.normalisation(3))
 
     def turned(self, data: RotatedCifar) -> Dataset:
         angles = tuple(data.angles)
@@ -82,12 +82,12 @@ class StandIns:
             (50_000, 0),
             tests=tuple(TestSet(angle_name(angle), "test", tests) for angle in angles),
             client_view=RotationMix(angles, data.angle_alpha, data.seed),
-            **data.normalisation(),
+            **data.normalisation(3),
         )
 
     def tiny(self, data: TinyImageNet) -> Dataset:
         counts = [size * (part in data.parts) for part, size in (("train", 100_000), ("val", 10_000))]
-        return self.plain(data.name, (3, data.size, data.size), 200, counts, **data.normalisation())
+        return self.plain(data.name, (3, data.size, data.size), 200, counts, **data.normalisation(3))
 
     def news(self, data: AgNews) -> Dataset:
         return self.plain(data.name, (data.length,), 4, (120_000, 7_600), dtype="int64")
@@ -122,7 +122,7 @@ class StandIns:
             domain=domain,
             domains=tuple(kept),
             ood=data.left_out,
-            **data.normalisation(),
+            **data.normalisation(3),
         )
 
 
