@@ -321,8 +321,8 @@ class Population:
         shape: Shape of one input.
         mean, std: Per channel in units of [0, 1], to normalise uint8 images: (x / 255 - mean) / std.
         tests: The server's test sets.
-        partition_hash: Hash of which client holds which rows of the dataset (`rayfed.data.partitions.table`); None for
-            a user's own clients, whose tables show `population_hash` instead.
+        partition_hash: Hash of which client holds which rows of the dataset, see `rayfed.data.partitions.base`; None
+            for a user's own clients, whose tables show `population_hash` instead.
         unseen_clients: Number of clients that take no part in training and join when it is over.
         layout: Where the parts of an input lie in its row, if it has several; None for one array.
         test_source: On which examples clients are tested, as the end of a sentence; empty: not known.
