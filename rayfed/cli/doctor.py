@@ -1,6 +1,7 @@
 """`rayfed doctor`: look at this machine or cluster, and say what is wrong and what to do about it."""
 
 import argparse
+import itertools
 
 from rayfed.cli.check import checklist_line
 
@@ -19,10 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from rayfed.distributed.doctor import checks  # imports torch
+    from rayfed.distributed.doctor import ray_checks
+    from rayfed.experiments.machine_checks import machine_checks  # imports torch
 
     problems = 0
-    for check in checks(with_ray=not options.no_ray):
+    for check in itertools.chain(machine_checks(), [] if options.no_ray else ray_checks()):
         mark = "PROBLEM" if check.remedy else "ok"
         print(checklist_line(mark, check.subject, check.found), flush=True)
         if check.remedy:

@@ -1,11 +1,13 @@
-"""What the machine offers to this process: memory, GPUs and signals."""
+"""What the machine offers to this process: memory, GPUs, packages and signals."""
 
+import importlib.metadata
 import os
+import platform
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,15 @@ def nvidia_smi(fields: str, of: str = "gpu") -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Return the versions of Python and of packages; None for a package that is not installed."""
+    found: dict[str, str | None] = {"Python": platform.python_version(), **dict.fromkeys(packages)}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from rayfed.experiments.capacity import (
     this_machine,
 )
 from rayfed.experiments.config import Placement
+from rayfed.records.storage import one_line
 
 _CONNECT_SECONDS = 10
 _LOOPBACK = "127.0.0.1"
@@ -73,7 +74,9 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         try:
             url = _started.result().dashboard_url or ""
         except Exception as error:  # Ray raises bare exceptions here
-            raise RayNotStarted(f"Ray did not start ({_words(error)}); its logs are in {log_folder()}") from error
+            raise RayNotStarted(
+                f"Ray did not start ({one_line(error)}); its logs are in {ray_folder()}/session_latest/logs"
+            ) from error
         finally:
             _started = None
     check_fits(placement, known_nodes() or [])
@@ -124,7 +127,7 @@ def _joined() -> str:
         return ray.init(logging_level=logging.ERROR, log_to_driver=False).dashboard_url or ""
     except Exception as error:  # as above
         where = f"the Ray cluster at {cluster_address() or 'auto'}"
-        raise HostLost(f"{where} cannot be joined ({_words(error)}); check the address, or {_alone()}") from error
+        raise HostLost(f"{where} cannot be joined ({one_line(error)}); check the address, or {_alone()}") from error
 
 
 def _check_reachable() -> None:
@@ -141,10 +144,6 @@ def _check_reachable() -> None:
         ) from error
 
 
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
 def _alone() -> str:
     return f"{'unset RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'run ray stop'} to use this machine alone"
 
@@ -152,8 +151,3 @@ def _alone() -> str:
 def on_node(address: str | None) -> str:
     """Return " on 10.0.0.2" for the address of a node, "" where this machine is the only node."""
     return f" on {address}" if address and address != _LOOPBACK else ""
-
-
-def log_folder() -> str:
-    """Return the folder of the log files of the last Ray session on this machine."""
-    return f"{ray_folder()}/session_latest/logs"

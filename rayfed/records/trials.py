@@ -16,11 +16,9 @@ is alive, and two commands must not write to one experiment at a time.
 import contextlib
 import datetime
 import functools
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import secrets
 import socket
 import sys
@@ -35,6 +33,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.machine import versions
 from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
@@ -247,13 +246,8 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache  # it reads files, and nobody installs packages under a running trial
 def _versions() -> dict[str, str | None]:
     """Return the columns `version_*`; None for a package that is not installed."""
-    columns: dict[str, str | None] = {"version_python": platform.python_version()}
-    for name in ("rayfed", "torch", "ray", "numpy"):
-        try:
-            columns[f"version_{name}"] = importlib.metadata.version("rayfed-sim" if name == "rayfed" else name)
-        except importlib.metadata.PackageNotFoundError:
-            columns[f"version_{name}"] = None
-    return columns
+    columns = [f"version_{name}" for name in ("python", "rayfed", "torch", "ray", "numpy")]
+    return dict(zip(columns, versions("rayfed-sim", "torch", "ray", "numpy").values(), strict=True))
 
 
 def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from helpers.commands import command
+from rayfed.core.errors import HostLost
 from rayfed.distributed import cluster, doctor
+from rayfed.experiments import machine_checks
 
 main = command("doctor")
 
@@ -22,10 +24,10 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "")
+    monkeypatch.setattr(machine_checks, "nvidia_smi", lambda field: "")
     monkeypatch.setattr(doctor, "cluster_is_running", lambda: False)
     usage = types.SimpleNamespace(total=100 * 2**30, used=10 * 2**30, free=90 * 2**30)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: usage)
 
 
 def test_a_machine_without_problems(capsys):
@@ -60,13 +62,13 @@ class TestProblems:
             size, taken = (total, used) if str(path) == folder else (100 * 2**30, 0)
             return types.SimpleNamespace(total=size, used=taken, free=size - taken)
 
-        monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
-        monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
+        monkeypatch.setattr(machine_checks.shutil, "disk_usage", usage)
+        monkeypatch.setattr(machine_checks, "memory_bytes", lambda: 64 * 2**30)
         self.one(capsys, *words)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "NVIDIA H100")
+        monkeypatch.setattr(machine_checks, "nvidia_smi", lambda field: "NVIDIA H100")
         monkeypatch.setattr(torch.version, "cuda", None)
         self.one(capsys, "NVIDIA H100, but torch", "for CPUs cannot use it", "install torch for CUDA")
 
@@ -97,7 +99,7 @@ class TestRay:
     @pytest.mark.parametrize(("joined", "words"), [(False, "Ray did not start"), (True, "cluster")])
     def test_that_does_not_start(self, capsys, monkeypatch, joined, words):
         def connect(*given, **more):
-            raise doctor.HostLost("Ray did not start (x); its logs are in /tmp/y")
+            raise HostLost("Ray did not start (x); its logs are in /tmp/y")
 
         monkeypatch.setattr(cluster, "connect", connect)
         monkeypatch.setattr(doctor, "cluster_is_running", lambda: joined)

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from helpers.ray_session import start_ray
-from rayfed.distributed.cluster import log_folder, protect_token
+from rayfed.distributed.cluster import protect_token
 from rayfed.experiments.capacity import ray_folder
 
 
@@ -64,4 +64,4 @@ def test_a_cluster_is_looked_for_where_ray_notes_it(folders, monkeypatch):
     for name, folder in folders.items():
         monkeypatch.setenv(name, folder)
     assert str(ray_folder() / "ray_current_cluster") == ray._common.utils.get_ray_address_file(None)
-    assert log_folder() == f"{ray._common.utils.get_default_ray_temp_dir()}/session_latest/logs"
+    assert str(ray_folder()) == ray._common.utils.get_default_ray_temp_dir()
