@@ -85,7 +85,7 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
     try:
         ray.get(group.ready())
         recorder = RemoteRecorder(start_recorder(plan.config.results, plan.config.experiment, in_sweep=False))
-        pool = HostPool(plan.config.placement, bundles, group)
+        pool = HostPool(bundles, group)
         run = run_of(plan, recorder, pool)
         while not run.done:
             record = run.step()

@@ -95,9 +95,9 @@ def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:
     group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        device, place = torch.device("cpu"), plan.config.placement
-        pool = HostPool(place, bundles(place), group)
-        fleet = kind(plan.blueprint, plan.population, device=device, pool=pool)
+        device = torch.device("cpu")
+        pool = HostPool(bundles(plan.config.placement), group)
+        fleet = kind(plan.blueprint, plan.population, sent=ray.put(plan.blueprint), device=device, pool=pool)
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)
         records = list(server.run())[1:]
         pool.close()

@@ -59,6 +59,15 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         HostLost: Ray did not start and is needed, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
+    began, statuses = time.monotonic(), _statuses(plan, quiet=quiet)
+    if not quiet:
+        elapsed = span(time.monotonic() - began)
+        print(f"{counted(len(statuses), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
+    return sum(status in ("failed", "diverged") for status in statuses)
+
+
+def _statuses(plan: SweepPlan, *, quiet: bool) -> list[str]:
+    """Run the jobs of `plan` and return the statuses of the trials; see `run_sweep`."""
     search = plan.space.search
     needs_ray = search.scheduler != "none" or search.kind == "optuna" or any(c.placement.hosts for c in plan.configs)
     if not needs_ray and search.max_concurrent == 1:
@@ -76,21 +85,28 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         return _run_here(plan, quiet=quiet)
 
 
-def _run_here(plan: SweepPlan, *, quiet: bool) -> int:
-    """Run the jobs of `plan` one after the other in this process; see `run_sweep`."""
+def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:
+    """Run the jobs of `plan` one after the other in this process, and return the statuses of the trials."""
     recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
-    began, failures, done, gpu_fails = time.monotonic(), 0, 0, False
-    say_errors = error_lines(plan.results, plan.experiment, lambda line: None if quiet else note(line))
+    done = 0
+
+    def say(line: str) -> None:
+        if not quiet:
+            note(line)
+
+    say_errors = error_lines(plan.results, plan.experiment, say)
     with watched(recorder.progress, bars_of_sweep(plan.expected), quiet=quiet):
         try:
             for job in plan.jobs:
                 error = _run(plan, job, recorder, populations)
                 say_errors(recorder.progress())
-                failures += error is not None
                 done += 1
-                gpu_fails = error is not None and breaks_device(error)
-                if gpu_fails:
+                if error is not None and breaks_device(error):
+                    say(
+                        "stopped, since the GPU fails in this process from now on; the same command with resume=true "
+                        "runs the trials that are left"
+                    )
                     break
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -99,15 +115,7 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> int:
         finally:
             for line in recorder.close():
                 note(line)
-    if not quiet:
-        elapsed = span(time.monotonic() - began)
-        print(f"{counted(done, 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-        if gpu_fails:
-            note(
-                "stopped, since the GPU fails in this process from now on; the same command with resume=true runs the "
-                "trials that are left"
-            )
-    return failures
+    return [progress.status for progress in recorder.progress()]
 
 
 def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations) -> Exception | None:

@@ -28,7 +28,7 @@ def main() -> None:
         group = placement_group([bundle for bundle in reserved(config) if bundle], strategy="PACK")
         ray.get(group.ready())
         recorder = RemoteRecorder(start_recorder(config.results, config.experiment, in_sweep=False))
-        run = run_of(plan, recorder, HostPool(config.placement, reserved(config), group))
+        run = run_of(plan, recorder, HostPool(reserved(config), group))
         del plan  # whose model is now in the object store
         stamps = []
         while not run.done:

@@ -330,14 +330,13 @@ class RayFleet:
         """
         try:
             return ray.get(call)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayError) or breaks_device(error.cause):
-                raise HostLost(f"{self._names[position]} failed: {cause_of_death(error)}") from error
-            raise error.cause from error  # with its traceback in the host
-        except ray.exceptions.ObjectLostError as error:
-            raise HostLost(f"{self._names[position]} failed: {cause_of_death(error)}") from error
-        except ray.exceptions.RayError as error:  # a dead actor or node
-            raise HostLost(f"{self._names[position]} died: {cause_of_death(error)}") from error
+        except ray.exceptions.RayError as error:
+            failed = isinstance(error, (ray.exceptions.RayTaskError, ray.exceptions.ObjectLostError))
+            cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+            if not isinstance(cause, ray.exceptions.RayError) and not breaks_device(cause):
+                raise cause from error  # with its traceback in the host
+            how = "failed" if failed else "died"  # a dead actor or node
+            raise HostLost(f"{self._names[position]} {how}: {cause_of_death(error)}") from error
 
 
 def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:

@@ -5,16 +5,13 @@ process asks for those of the hosts first, and all import it at the same time.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.distributed.user_modules import SentFiles, install
-
-if TYPE_CHECKING:
-    from rayfed.experiments.config import Placement
 
 
 class RayHost:
@@ -55,7 +52,6 @@ class HostPool:
 
     def __init__(
         self,
-        placement: "Placement",
         bundles: Sequence[Mapping[str, float]],
         group: PlacementGroup | None,
         files: SentFiles | None = None,
@@ -65,8 +61,8 @@ class HostPool:
         actor_class: Any = ray.remote(RayHost)
         self.gpus = [bundle.get("GPU", 0.0) for bundle in hosts]  # the server may have a share of the first host's
         self.actors = []
-        for position, gpus in enumerate(self.gpus):
-            options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
+        for position, bundle in enumerate(hosts):
+            options: dict[str, Any] = {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     group,

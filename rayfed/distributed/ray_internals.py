@@ -39,9 +39,9 @@ def cause_of_death(error: BaseException) -> str:
     """Return in a few words why an actor died, from Ray's paragraph on it, or the message of what it raised."""
     if isinstance(error, ray.exceptions.ObjectLostError):
         return "it needs what was lost with another host"
-    if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, ray.exceptions.RayError):
-        return cause_of_death(error.cause)
     if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error.cause, ray.exceptions.RayError):
+            return cause_of_death(error.cause)
         return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
     text = " ".join(str(error).split())
     if "OutOfMemory" in type(error).__name__ or "low on memory" in text:

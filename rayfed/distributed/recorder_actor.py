@@ -15,7 +15,6 @@ from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.records.recorder import Recorder
-from rayfed.records.storage import is_url
 
 _CLOSE_SECONDS = 60.0
 
@@ -40,9 +39,8 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
     """Start a recorder on this node and return its actor; the arguments are those of `Recorder`."""
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(RecorderProcess)
-    return actor_class.options(num_cpus=0, scheduling_strategy=this_node).remote(
-        folder if is_url(folder) else str(Path(folder).resolve()), experiment, in_sweep=in_sweep, here=working_folder()
-    )
+    options = {"num_cpus": 0, "scheduling_strategy": this_node}
+    return actor_class.options(**options).remote(folder, experiment, in_sweep=in_sweep, here=working_folder())
 
 
 class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[misc]

@@ -12,18 +12,23 @@ from ray import tune
 from rayfed.core.paths import enter, working_folder
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.user_modules import SentFiles, install
+from rayfed.experiments.capacity import Bundle, reserved
 
 if TYPE_CHECKING:
-    from rayfed.experiments.config import Placement
+    from rayfed.experiments.sweep import Job
 
 
 class SentJob(TypedDict):
     """A trial for Tune: its name, what it reserves, and its `Job`, pickled."""
 
     trial: str
-    placement: "Placement"
-    bundles: list[dict[str, float]]
+    bundles: list[Bundle]
     job: bytes
+
+
+def sent(job: "Job") -> SentJob:
+    """Return what Tune is given to run a trial."""
+    return SentJob(trial=job["trial"], bundles=reserved(job["config"]), job=ray.cloudpickle.dumps(job))
 
 
 class ServerActor(tune.Trainable):
@@ -77,14 +82,12 @@ class ServerActor(tune.Trainable):
 
     def _hosts(self) -> HostPool | None:
         """Return the hosts' processes, those of the previous trial if it reserved the same; None without hosts."""
-        place, bundles = self._sent["placement"], self._sent["bundles"]
-        if not place.hosts:
+        key = self._sent["bundles"], ray.util.get_current_placement_group()
+        if len(key[0]) == 1:
             return None
-        group = ray.util.get_current_placement_group()
-        key = place, bundles, group
         if self._pool is None or self._pool[0] != key:
             self._close_pool()
-            self._pool = key, HostPool(place, bundles, group, self._files, self._name)
+            self._pool = key, HostPool(*key, self._files, self._name)
         return self._pool[1]
 
     def _close_pool(self) -> None:

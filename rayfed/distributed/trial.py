@@ -35,7 +35,8 @@ from rayfed.records.recorder import Recorder
 
 # Entries of a result:
 ENDED = "ended"  # whether the trial has ended by itself, and was not stopped by a scheduler
-GAIN = "gain"  # what schedulers and searches maximise: the validation score, negative where lower is better
+GAIN = "gain"  # what schedulers maximise: the validation score, negative where lower is better
+BEST = "best"  # what searches maximise: the best gain of a trial so far, None before the first one and after an error
 RAISED = "raised"  # the error that ended a single run, pickled
 
 
@@ -91,7 +92,7 @@ class Trials:
                 self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
             raised = {} if self._plan is None else {RAISED: ray.cloudpickle.dumps(readable(error))}
             self.leave()
-            return {**self._last, **raised, "done": True, ENDED: True}, True
+            return {**self._last, BEST: None, **raised, "done": True, ENDED: True}, True
         if ended:
             self.leave()
         return {**self._last, "done": ended, ENDED: ended}, False
@@ -127,6 +128,7 @@ class Trials:
             # a scheduler that saw the scores of the last round could stop the trial before it is recorded as done
             if scores and record.round < rounds:
                 break
+        self._last[BEST] = run.best
         self._sink.settle()  # before the scheduler stops the trial and the command records that
         return run.done
 

@@ -5,19 +5,18 @@ rayfed saves and restores.
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Tune reads these when it is imported or later. Its CSV and JSON files repeat the tables. A trial that ends before
 # its first scores has no metric. Nobody reads the state of Tune. Its handler of Ctrl-C outlives the experiment.
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -35,15 +34,13 @@ from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.server_actor import SentJob, ServerActor
+from rayfed.distributed.server_actor import ServerActor, sent
 from rayfed.distributed.trial import ENDED, GAIN, RAISED
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
-from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, data_key, load_data
-from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, span, watched
-from rayfed.experiments.run_summary import counted
+from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, watched
 from rayfed.experiments.space import Search
 from rayfed.experiments.sweep import Job, SweepPlan, error_lines
 from rayfed.experiments.trial import interrupted
@@ -71,27 +68,27 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     config, name = plan.config, plan.trial
     connect(config.placement, dashboard=False)
     register_user_modules()
-    sent = dataclasses.replace(plan, population=sendable(plan.population), sources=())
+    files, plan = to_send(plan.sources), replace(plan, population=sendable(plan.population), sources=())
     trials = _Trials([config], Search(), quiet=quiet, in_sweep=False)
 
     def stopped(done: int) -> str:
         saved = newest_round(Recorder(config.results, config.experiment).saved(name))
         return str(interrupted(max((progress.round for progress in trials.progress), default=0), saved))
 
-    space = {"job": trials.given(Job(trial=name, config=config, identity={}))}
-    trials.run(space, to_send(plan.sources), {"plan": sent}, lambda progress: one_trial(progress[0]), stopped)
-    progress = next(iter(trials.progress), None)
-    if trials.interrupted and (progress is None or progress.status != "done"):
-        raise KeyboardInterrupt(stopped(0))
-    if trials.raised is not None:
-        raise ray.cloudpickle.loads(trials.raised)
-    if progress is None or progress.status != "done":
-        raise HostLost((progress and progress.error) or "the trial ended without an error message")
+    space = {"job": sent(Job(trial=name, config=config, identity={}))}
+    trials.run(space, files, {"plan": plan}, lambda progress: one_trial(progress[0]), stopped)
+    (progress,) = trials.progress or [Progress(name, config.rounds)]
+    if progress.status != "done":
+        if trials.interrupted:
+            raise KeyboardInterrupt(stopped(0))
+        if trials.raised is not None:
+            raise ray.cloudpickle.loads(trials.raised)
+        raise HostLost(progress.error or "the trial ended without an error message")
     return str(recorded_value(config.results, config.experiment, name, "weights_hash"))
 
 
-def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
-    """Run the jobs of `plan` and return the number of trials that failed or diverged.
+def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
+    """Run the jobs of `plan` and return the statuses of the trials.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
@@ -102,18 +99,18 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     register_user_modules()
-    trials, began = _Trials(plan.configs, plan.space.search, quiet=quiet, in_sweep=True), time.monotonic()
+    trials = _Trials(plan.configs, plan.space.search, quiet=quiet, in_sweep=True)
     searcher, expected = None, plan.expected
     if plan.space.adaptive:
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
 
-        searcher = SweepSearcher(plan, trials.given)
+        searcher = SweepSearcher(plan)
         expected -= searcher.finished
     data = _sent_data(plan.configs) if plan.given.clients is None else {}
     named = {name for config in plan.configs for name in own_names(config)}
     _, sources = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
     work = {"given": plan.given, "keep_state": plan.keep_state, "data": data}
-    space = {} if searcher else {"job": tune.grid_search([trials.given(job) for job in plan.jobs])}
+    space = {} if searcher else {"job": tune.grid_search(list(map(sent, plan.jobs)))}
 
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
@@ -122,10 +119,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
-    if not quiet:
-        elapsed = span(time.monotonic() - began)
-        print(f"{counted(len(statuses), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-    return sum(status in ("failed", "diverged") for status in statuses)
+    return statuses
 
 
 class _Trials(tune.Callback, tune.Stopper):
@@ -141,21 +135,15 @@ class _Trials(tune.Callback, tune.Stopper):
     """
 
     def __init__(self, configs: Sequence[Config], search: Search, *, quiet: bool, in_sweep: bool):
-        self._configs, self._search, self._quiet, self._in_sweep = configs, search, quiet, in_sweep
+        self._configs, self._search, self._quiet = configs, search, quiet
         self._folder, self._experiment = configs[0].results, configs[0].experiment
         self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=in_sweep))
         self.interrupted, self.progress = False, list[Progress]()
         self.raised: bytes | None = None
-        self._say_errors = error_lines(self._folder, self._experiment, self._say)
-        self._names: list[str] = []
+        say = self._say if in_sweep else lambda line: None  # a single run raises its error
+        self._say_errors = error_lines(self._folder, self._experiment, say)
+        self._begun: list[Any] = []  # Tune's trials
         self._idle_since: float | None = time.monotonic()
-
-    def given(self, job: Job) -> SentJob:
-        """Return what Tune is given to run a trial."""
-        self._names.append(job["trial"])
-        config = job["config"]
-        sent = ray.cloudpickle.dumps(job)
-        return SentJob(trial=job["trial"], placement=config.placement, bundles=reserved(config), job=sent)
 
     def run(
         self,
@@ -183,7 +171,7 @@ class _Trials(tune.Callback, tune.Stopper):
 
         def end(number: int, frame: Any) -> None:
             """End this process. SLURM and `timeout` signal Ray's processes, too: these would print pages of errors."""
-            line = stopped(mark_interrupted(self._folder, self._experiment, self._names))
+            line = stopped(mark_interrupted(self._folder, self._experiment, map(_name, self._begun)))
             if sys.stderr.isatty():
                 sys.stderr.write("\r\x1b[2K\x1b[?25h")  # clears the line of progress, and shows the cursor again
             print(f"rayfed: {line}", file=sys.stderr, flush=True)
@@ -196,11 +184,8 @@ class _Trials(tune.Callback, tune.Stopper):
         try:
             with watched(self._look, bars, quiet=self._quiet), sigterm, ctrl_c:
                 self._tuner(space, files, work, searcher).fit()
-        except tune.TuneError as error:  # Tune raises it for exceptions of this callback, too
-            try:
-                self._look()
-            except HostLost as lost:
-                raise lost from error
+        except tune.TuneError:  # Tune raises it for exceptions of this callback, too
+            self._look()  # raises HostLost if the recorder died
             raise
         except KeyboardInterrupt:  # a second one, while Tune was ending its trials
             self.interrupted = True
@@ -277,6 +262,7 @@ class _Trials(tune.Callback, tune.Stopper):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Say what a trial waits for."""
+        self._begun = trials
         if any(trial.status == "RUNNING" for trial in trials):
             self._idle_since = time.monotonic()
         elif self._idle_since is not None and time.monotonic() - self._idle_since > _WAITING_SECONDS:
@@ -290,7 +276,7 @@ class _Trials(tune.Callback, tune.Stopper):
         if not result.get(ENDED):
             self._recorder.end(_name(trial), {"status": "stopped"})
         self.raised = result.get(RAISED)
-        self._say_new_errors()
+        self._say_errors(self._look())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cause = _cause(trial)
@@ -307,11 +293,7 @@ class _Trials(tune.Callback, tune.Stopper):
         if isinstance(raised := _error(trial), ray.exceptions.RayTaskError):
             values["traceback"] = str(raised)
         self._recorder.end(_name(trial), values)
-        self._say_new_errors()
-
-    def _say_new_errors(self) -> None:
-        if self._in_sweep:  # a single run raises its error
-            self._say_errors(self._look())
+        self._say_errors(self._look())
 
 
 def _name(trial: Any) -> str:

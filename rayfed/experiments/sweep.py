@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -22,7 +22,7 @@ from rayfed.records.tracking import check_tracking
 
 MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
-"""The file of an experiment with every configuration that Optuna chose."""
+"""The file of an experiment with the configurations that Optuna chose, and the scores of their trials."""
 
 
 class Job(TypedDict):
@@ -89,6 +89,14 @@ class SweepPlan:
     def names(self) -> list[str]:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
         return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
+
+    def jobs_of(self, config: Config, populations: "Populations") -> Iterator[Job]:
+        """Yield the job of a configuration that Optuna chose with each seed."""
+        for seed in self.space.seeds:
+            config = replace(config, seed=seed)
+            plan = _planned_first(config, self.given, populations, names_seed=True) if self.given else None
+            identity = {} if plan is None else _identity(plan)
+            yield Job(trial=str(identity.get("trial", trial_name(config))), config=config, identity=identity)
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
@@ -160,11 +168,6 @@ def _check_packages(space: Space) -> None:
                 f"search.kind=optuna: needs the package {package}, which is not installed; pip install "
                 "'rayfed-sim[search]', or use search.kind=random"
             )
-
-
-def identity_of(config: Config, given: Given, populations: "Populations") -> Mapping[str, Any]:
-    """Return the `identity` of the job of a configuration that Optuna chose."""
-    return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:

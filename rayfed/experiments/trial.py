@@ -169,6 +169,11 @@ class TrialRun:
         return self._server.round if self._server is not None else 0
 
     @property
+    def best(self) -> float | None:
+        """The best validation score so far, as a gain; None before the first one."""
+        return self._server.best.score if self._server is not None else None
+
+    @property
     def server_state(self) -> State:
         """The server's present state; empty before the first step."""
         return self._server.state if self._server is not None else {}

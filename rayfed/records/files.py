@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.paths import check_name
-from rayfed.core.records import SECONDS, SERVER, Event, MapPoint, Record, RepresentationMap, Score, Selection
+from rayfed.core.records import SECONDS, Event, MapPoint, Record, RepresentationMap, Score
 from rayfed.records.storage import Storage, one_line, open_storage
 
 if TYPE_CHECKING:
@@ -130,22 +130,6 @@ def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -
     layer = map.layer.replace(".", "_")
     table = pd.DataFrame(map.points, columns=list(MapPoint._fields))
     folder.write(f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet", table.to_parquet(index=False))
-
-
-def best_validation(home: Storage, trial: str, selection: Selection) -> float | None:
-    """Return the best validation score of a trial over its rounds as a gain (higher is better); None without scores.
-
-    The score of a round is the mean over the participants.
-    """
-    folder = home.child("metrics")
-    names = sorted(name for name in folder.files() if name.startswith(f"{trial}-") and name.endswith(".parquet"))
-    if not names:
-        return None
-    rows = pa.concat_tables([read_parquet(folder, name) for name in names]).to_pandas()
-    is_chosen_by = (rows["split"] == "val") & (rows["point"] == selection.point) & (rows["metric"] == selection.metric)
-    rows = rows[is_chosen_by & ~rows["unseen"] & (rows["client"] != SERVER) & rows["value"].notna()]
-    scores = rows.groupby("round")["value"].mean()
-    return max(map(selection.gain, scores.tolist()), default=None)
 
 
 WRITING_SHARE = 0.02

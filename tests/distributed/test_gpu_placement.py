@@ -64,7 +64,7 @@ def test_hosts_and_server_fill_a_gpu_before_the_next(monkeypatch, name, placemen
     group = reserve(bundles)
     try:
         probes = {"server": started(group, share)} if (share := servers_gpus(config)) else {}
-        probes |= {f"host {k}": actor for k, actor in enumerate(HostPool(config.placement, bundles, group).actors)}
+        probes |= {f"host {k}": actor for k, actor in enumerate(HostPool(bundles, group).actors)}
         gpus = dict(zip(probes, ray.get([probe.gpus.remote() for probe in probes.values()]), strict=True))
     finally:
         remove_placement_group(group)

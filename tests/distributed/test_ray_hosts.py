@@ -45,7 +45,6 @@ from rayfed.engine.fleet import ExchangeRequest
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.schedule import Rates, Schedule
 from rayfed.engine.server import Evaluation, Server
-from rayfed.experiments.config import Placement
 from rayfed.metrics.heterogeneity import GradientNorm
 
 pytestmark = pytest.mark.ray
@@ -94,7 +93,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def pool(session):
-    made = HostPool(Placement(hosts=4, cpus=0.0), [{}] * 5, None)
+    made = HostPool([{}] * 5, None)
     yield made
     made.close()
 
@@ -301,7 +300,7 @@ def test_clients_return_to_the_host_that_has_their_states(pool, equal_hosts):
 
 
 def test_a_host_that_dies_before_it_sent_its_sum_ends_the_attempt(session):
-    lonely = HostPool(Placement(hosts=1, cpus=0.0), [{}] * 2, None)
+    lonely = HostPool([{}] * 2, None)
 
     class Dying(SharedFleet):
         def _ask_for_sums(self):
@@ -438,7 +437,7 @@ class TestHostsThatAreLost:
     def test_by_name(self, kind, words):
         algorithm = self.Breaking()
         object.__setattr__(algorithm, "kind", kind)
-        plan, pool = blueprint(algorithm, SIX, rounds=3), HostPool(Placement(hosts=1, cpus=0.0), [{}, {}], None)
+        plan, pool = blueprint(algorithm, SIX, rounds=3), HostPool([{}, {}], None)
         try:
             with pytest.raises(HostLost) as error:
                 outcome(plan, SIX, SharedFleet(plan, SIX, pool, 1))

@@ -1,5 +1,6 @@
 """Search with Optuna: budgets, what is optimised, seeds, failures, resuming, and refusals."""
 
+import json
 import math
 from collections import Counter
 
@@ -8,18 +9,15 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.core.records import Selection
 from rayfed.experiments.plan import Given
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import SweepPlan
-from rayfed.records.files import best_validation
-from rayfed.records.storage import open_storage
 
 pytest.importorskip("optuna")
 pytest.importorskip("ray")
 from rayfed.distributed import searcher as searchers
 from rayfed.distributed.searcher import SweepSearcher
-from rayfed.distributed.trial import GAIN
+from rayfed.distributed.trial import BEST
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -42,14 +40,13 @@ def goodness(config):
 
 
 def searched(search, stop_after=None):
-    """Run a search to its end, or for a number of trials, and return the jobs. The last round is not the best."""
+    """Run a search to its end, or for a number of trials, and return the jobs."""
     jobs = []
     while (stop_after is None or len(jobs) < stop_after) and isinstance(
         suggested := search.suggest(f"{len(jobs)}"), dict
     ):
         jobs.append(suggested["job"])
-        search.on_trial_result(f"{len(jobs) - 1}", {GAIN: goodness(jobs[-1]["config"])})
-        search.on_trial_complete(f"{len(jobs) - 1}", {GAIN: -100.0})
+        search.on_trial_complete(f"{len(jobs) - 1}", {BEST: goodness(jobs[-1]["config"])})
     return jobs
 
 
@@ -63,25 +60,16 @@ def told(search, arm=0):
 
 
 @pytest.fixture
-def search(tmp_path):
-    def make(resume=False, **changes):
+def search(tmp_path, monkeypatch):
+    monkeypatch.setattr(searchers, "sent", lambda job: job)
+
+    def make(resume=False, recorded=(), **changes):
+        """Return a search; the jobs `recorded` are in the tables."""
+        monkeypatch.setattr(searchers, "read_trials", lambda folder: recorded)
         drawn = space(results=str(tmp_path), resume=resume, **changes)
-        return SweepSearcher(SweepPlan(drawn, configurations(drawn), (), (), Given()), lambda job: job)
+        return SweepSearcher(SweepPlan(drawn, configurations(drawn), (), (), Given()))
 
     return make
-
-
-@pytest.fixture
-def done(monkeypatch):
-    """Return a function that records jobs as done in the tables."""
-
-    def record(jobs):
-        scores = {job["trial"]: goodness(job["config"]) for job in jobs}
-        rows = [{"trial": name, "status": "done", "default_eval_point": "global"} for name in scores]
-        monkeypatch.setattr(searchers, "read_trials", lambda folder: rows)
-        monkeypatch.setattr(searchers, "best_validation", lambda home, name, point: scores.get(name))
-
-    return record
 
 
 class TestSearch:
@@ -121,8 +109,8 @@ class TestSearch:
     def test_a_failed_trial_fails_its_configuration(self, search, error):
         made = search()
         made.suggest("a"), made.suggest("b")
-        made.on_trial_complete("a", {GAIN: 0.5})
-        made.on_trial_complete("b", {GAIN: 0.5} if error else {}, error=error)  # an error, or no score anywhere
+        made.on_trial_complete("a", {BEST: 0.5})
+        made.on_trial_complete("b", {BEST: 0.5} if error else {}, error=error)  # an error, or no score anywhere
         assert [state for _, _, state in told(made)] == ["FAIL"]
 
     def test_a_configuration_that_is_chosen_twice_runs_once(self, search):
@@ -132,12 +120,11 @@ class TestSearch:
         assert [state for _, _, state in told(made)] == ["COMPLETE"] * 6
 
     @pytest.mark.parametrize("stop_after", [1, 4, 5, 12])
-    def test_a_resumed_search_knows_the_finished_trials_and_completes_the_others(self, search, done, stop_after):
+    def test_a_resumed_search_knows_the_finished_trials_and_completes_the_others(self, search, stop_after):
         """After five trials, the first configuration of both arms is done, and one seed of the next."""
         first = search()
         before = searched(first, stop_after)
-        done(before)
-        again = search(resume=True)
+        again = search(resume=True, recorded=before)
         assert again.finished == stop_after
         scored = [(rate, value) for rate, value, state in told(first) if state == "COMPLETE"]
         assert [(rate, value) for rate, value, state in told(again) if state == "COMPLETE"] == scored
@@ -148,10 +135,13 @@ class TestSearch:
             assert jobs[5]["config"].local.lr == jobs[4]["config"].local.lr
         assert len(told(again)) == 3
 
-    def test_a_log_of_another_space_is_not_used(self, search, done):
-        done(searched(search()))
-        other = search(resume=True, **{"local.lr": {"loguniform": [1e-3, 1.0]}})
+    def test_trials_of_another_space_and_deleted_ones_are_not_used(self, search):
+        before = searched(search())
+        other = search(resume=True, recorded=before, **{"local.lr": {"loguniform": [1e-3, 1.0]}})
         assert (other.finished, len(searched(other))) == (0, 12)
+        searched(search())
+        again = search(resume=True, recorded=before[1:])
+        assert [job["trial"] for job in searched(again)] == [before[0]["trial"]]
 
 
 class TestRefusals:
@@ -187,11 +177,8 @@ def test_validation_scores_alone_are_told_and_resuming_adds_nothing(tmp_path, ca
     said = "12 trials: Optuna chooses 3 configurations of each of 2 arms; each with 2 seeds"
     assert said in capsys.readouterr().err
     assert (swept.failed, len(swept.trials), set(swept.trials["status"])) == (0, 12, {"done"})
-    home = open_storage(tmp_path).child("s")
     values = pd.read_parquet(tmp_path / "s" / "metrics").query("metric == 'accuracy' and split == 'val'")
-    for trial, rows in values.groupby("trial"):
-        means = rows.groupby("round")["value"].mean()
-        assert best_validation(home, trial, Selection()) == means.max()
-        assert best_validation(home, trial, Selection(higher_is_better=False)) == -means.min()
+    means = values.groupby(["trial", "round"])["value"].mean().groupby("trial").max()
+    assert json.loads((tmp_path / "s" / "search.json").read_text())[1] == pytest.approx(means.to_dict())
     rayfed.sweep(given | {"resume": True}, quiet=False)
     assert len(pd.read_parquet(tmp_path / "s" / "trials")) == 12
