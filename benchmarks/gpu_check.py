@@ -39,7 +39,7 @@ from rayfed.core.errors import error_line
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
-from rayfed.engine import fleet
+from rayfed.engine import host
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
 from rayfed.engine.host import LocalFleet
@@ -130,7 +130,7 @@ def smoke(check: Check) -> Iterator[Row]:
         yield check.row("streamed data", lambda: compared("streamed", **{"placement.data_on_device": False}))
         yield check.row("resumed from a checkpoint", resumed)
         tiny_memory = {"algorithm.name": "scaffold", "state.memory": 1e-5}
-        with mock.patch.object(fleet, "room_for_states", return_value=0):  # a large GPU would keep all of them
+        with mock.patch.object(host, "room_for_states", return_value=0):  # a large GPU would keep all of them
             yield check.row("states on disk", lambda: compared("spilled", **tiny_memory))
         if check.device.type == "cuda" and importlib.util.find_spec("ray"):
             hosts = {"placement.hosts": 2, "placement.gpus": 0.5}

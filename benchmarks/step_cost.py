@@ -113,7 +113,7 @@ def exchange(plan: Blueprint, population: Population, width: int, device: str | 
     request = ExchangeRequest(
         moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights, vmap_clients=width
     )
-    return lambda: host.exchange(request, down, {}, {})
+    return lambda: host.exchange(request, down, {}, {}, host.empty_sum())
 
 
 def plain(

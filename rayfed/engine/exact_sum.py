@@ -202,7 +202,7 @@ def _stacked(leaves: Sequence[Tensor]) -> Tensor:
 
 def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
     """Return all that says where a tensor would lie in memory if it began `shift` numbers earlier."""
-    return leaf.untyped_storage().data_ptr(), leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
+    return leaf.untyped_storage()._cdata, leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "standin"
+_casts = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
 
 
 class WrongDevice(RuntimeError):
@@ -160,6 +161,7 @@ def register() -> None:
     """Makes the device known to torch; before the process's first backward pass, which counts the devices."""
     _setup_privateuseone_for_python_backend(NAME)
     getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]  # autocast asks, and casts nothing here
+    _casts.fallback(torch.library.fallthrough_kernel)  # torch has one for every device but this
 
 
 @contextmanager
