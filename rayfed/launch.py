@@ -1,13 +1,10 @@
 """Where trials run: in this process (`placement.hosts=0`) or on Ray. Ray is imported only where it is needed."""
 
-import gc
 import sys
 import time
 
-import torch
-
 from rayfed.core.errors import RayNotStarted, StorageError
-from rayfed.engine.device import breaks_device
+from rayfed.engine.device import breaks_device, release_memory
 from rayfed.experiments import trial
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
@@ -132,7 +129,5 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
             recorder.end(job["trial"], failed_before_start(job, error))
         return error
     finally:
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        release_memory()
     return None

@@ -24,7 +24,7 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
-from rayfed.engine.device import breaks_device, device_for
+from rayfed.engine.device import breaks_device, device_for, release_memory
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.plan import Given, Plan
@@ -105,9 +105,7 @@ class Trials:
         self._run = None
         torch.set_default_dtype(self._defaults[0])
         torch.set_num_threads(self._defaults[1])
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        release_memory()
 
     def _scored_round(self, pool: HostPool | None) -> bool:
         """Start the trial unless it runs, and run rounds until one was scored; return whether it has ended."""

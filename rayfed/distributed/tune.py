@@ -261,7 +261,7 @@ class _Trials(tune.Callback, tune.Stopper):
         return self.interrupted
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Say what a trial waits for."""
+        """Keep what trials Tune has, for SIGTERM, and say what a trial waits for."""
         self._begun = trials
         if any(trial.status == "RUNNING" for trial in trials):
             self._idle_since = time.monotonic()

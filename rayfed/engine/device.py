@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import os
 import sys
 
@@ -139,6 +140,13 @@ def keep_freed_memory() -> None:
         return
     mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc accepts
     mallopt(_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def release_memory() -> None:
+    """Free what is no longer used, also for other processes on the GPU."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def breaks_device(error: BaseException) -> bool:

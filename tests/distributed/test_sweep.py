@@ -209,7 +209,7 @@ def test_a_server_that_breaks_its_gpu_is_started_again(here):
     result = rayfed.run({**yaml.safe_load(COMMON), **values})
     assert result.weights_hash == single("fedavg", 0).weights_hash
     (event,) = rayfed.read_events("server").to_dict("records")
-    restarted = "CUDA error: device-side assert triggered; starts again at round 1"
+    restarted = "CUDA error: device-side assert triggered; continues after round 1"  # the best round so far is kept
     assert (event["event"], event["detail"]) == ("trial restarted", restarted)
 
 
