@@ -11,6 +11,7 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from rayfed.core.errors import UsageError
 from rayfed.core.rng import stream_seed
 from rayfed.distributed.server_actor import sent
 from rayfed.distributed.trial import BEST
@@ -42,14 +43,15 @@ class SweepSearcher(Searcher):
         self._names: dict[str, str] = {}  # of trials by Tune's id
         self._known: set[str] = set()  # the names of all trials of the configurations
         goes_on = plan.configs[0].resume and SEARCH_LOG in self._home.files()
-        chosen, scores = json.loads(self._home.read(SEARCH_LOG)) if goes_on else ({}, {})
-        rows = read_trials(self._home.child("trials")) if goes_on else []
-        done = {row["trial"] for row in rows if scores.get(row["trial"]) is not None}  # the user may delete rows
-        self._scores: dict[str, Any] = {name: scores[name] for name in done}  # None: the trial failed
+        log = json.loads(self._home.read(SEARCH_LOG)) if goes_on else {"chosen": {}, "scores": {}}
+        if not isinstance(log, dict):
+            raise UsageError(f"{SEARCH_LOG}: was written by an older version; use another experiment, or resume=false")
+        kept = {row["trial"] for row in read_trials(self._home.child("trials"))}  # the user may delete rows
+        self._scores = {name: score for name, score in log["scores"].items() if name in kept and score is not None}
         for number, arm in enumerate(plan.space.adaptive):
             corner = Config.read(next(arm.corners()))
             key = json.dumps([trial_name(corner), corner.rounds, list(arm.spaces.items())])
-            earlier = chosen.get(key, [])
+            earlier = log["chosen"].get(key, [])
             # With the seed of the first command, a resumed search would draw its first configurations once more.
             seed = stream_seed(plan.space.search.seed, "optuna", arm=number, number=len(earlier)) % 2**31
             startup = max(1, min(10, plan.space.samples[number] // 3))
@@ -95,9 +97,9 @@ class SweepSearcher(Searcher):
                     scores = [self._scores[name] for name in chosen.user_attrs["trials"]]
                     mean = None if None in scores else sum(scores) / len(scores)
                     study.tell(chosen.number, mean, state=TrialState.FAIL if mean is None else None)
-        log = {study.study_name: [trial.params for trial in study.trials] for study in self._studies}, self._scores
+        params = {study.study_name: [trial.params for trial in study.trials] for study in self._studies}
         with storage_errors(self._home.location):
-            self._home.write(SEARCH_LOG, json.dumps(log, indent=1).encode())
+            self._home.write(SEARCH_LOG, json.dumps({"chosen": params, "scores": self._scores}, indent=1).encode())
 
 
 def _suggested(trial: optuna.Trial, key: str, kind: str, bounds: Any) -> Any:

@@ -143,6 +143,13 @@ class TestSearch:
         again = search(resume=True, recorded=before[1:])
         assert [job["trial"] for job in searched(again)] == [before[0]["trial"]]
 
+    def test_a_log_of_an_older_version_is_refused(self, search, tmp_path):
+        searched(search())
+        (log,) = tmp_path.rglob("search.json")
+        log.write_text("[]")
+        with pytest.raises(UsageError, match="^search.json: was written by an older version; use another experiment"):
+            search(resume=True, recorded=[])
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -179,6 +186,6 @@ def test_validation_scores_alone_are_told_and_resuming_adds_nothing(tmp_path, ca
     assert (swept.failed, len(swept.trials), set(swept.trials["status"])) == (0, 12, {"done"})
     values = pd.read_parquet(tmp_path / "s" / "metrics").query("metric == 'accuracy' and split == 'val'")
     means = values.groupby(["trial", "round"])["value"].mean().groupby("trial").max()
-    assert json.loads((tmp_path / "s" / "search.json").read_text())[1] == pytest.approx(means.to_dict())
+    assert json.loads((tmp_path / "s" / "search.json").read_text())["scores"] == pytest.approx(means.to_dict())
     rayfed.sweep(given | {"resume": True}, quiet=False)
     assert len(pd.read_parquet(tmp_path / "s" / "trials")) == 12
