@@ -40,8 +40,7 @@ class SweepSearcher(Searcher):
         self._plan, self._populations = plan, Populations(keep_all=True)
         self._home = open_storage(plan.results).child(plan.experiment)
         self._studies, self._queue = list[optuna.Study](), list[Job]()
-        self._names: dict[str, str] = {}  # of trials by Tune's id
-        self._known: set[str] = set()  # the names of all trials of the configurations
+        self._names, self._known = dict[str, str](), set[str]()  # of trials by Tune's id; of all chosen trials
         goes_on = plan.configs[0].resume and SEARCH_LOG in self._home.files()
         log = json.loads(self._home.read(SEARCH_LOG)) if goes_on else {"chosen": {}, "scores": {}}
         if not isinstance(log, dict):
