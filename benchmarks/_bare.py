@@ -127,12 +127,12 @@ class BareWorker:
         """Return the sum over the clients of weight · model after one epoch that starts from `state`."""
         start = {name: torch.from_numpy(value).to(self.device) for name, value in state.items()}
         sums = {name: torch.zeros_like(value) for name, value in start.items()}
-        drawn = []  # before the training, since the generator is slower while other work empties the caches
+        batches = []  # before the training, since the generator is slower while other work empties the caches
         for client in self._clients:
             rng = generator(self._seed, "batches", Moment("round", round), phase=0, client=client.number)
-            rows = batch_rows(len(client.y), Phase("train", 1), self._batch_size, drop_last=True, rng=rng)
-            drawn.append(torch.from_numpy(np.array(rows)).to(self.device))
-        for client, rows in zip(self._clients, drawn, strict=True):
+            drawn = batch_rows(len(client.y), Phase("train", 1), self._batch_size, drop_last=True, rng=rng)
+            batches.append(torch.from_numpy(np.array(drawn)).to(self.device))
+        for client, rows in zip(self._clients, batches, strict=True):
             epoch(self._model, start, client.x, client.y, rows, self._lr)
             for name, value in self._model.state_dict().items():
                 if value.is_floating_point():
@@ -142,7 +142,8 @@ class BareWorker:
 
 def _serve(pipe: Connection, given: bytes, numbers: Sequence[int], channels_last: bool) -> None:
     torch.set_num_threads(1)
-    worker = BareWorker(*pickle.loads(given), numbers, channels_last=channels_last)
+    plan, population = pickle.loads(given)
+    worker = BareWorker(plan, population, numbers, channels_last=channels_last)
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(worker.round(*request))

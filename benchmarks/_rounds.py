@@ -6,14 +6,14 @@ import dataclasses
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.distributed import cluster
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
@@ -135,7 +135,7 @@ def shortened(population: Population, share: float, least: int) -> Population:
     def cut(client: Client) -> Client:
         return dataclasses.replace(client, train=part(client.train), val=part(client.val), test=part(client.test))
 
-    return dataclasses.replace(population, clients=tuple(map(cut, population.clients)))
+    return dataclasses.replace(population, clients=ClientTable.of(list(map(cut, population.clients))))
 
 
 def data_folder() -> str | None:
@@ -147,7 +147,7 @@ def data_folder() -> str | None:
 
 
 @contextlib.contextmanager
-def results_folder():
+def results_folder() -> Iterator[str]:
     """Provide a temporary folder for result tables."""
     with tempfile.TemporaryDirectory(prefix="rayfed-bench-") as folder:
         yield folder

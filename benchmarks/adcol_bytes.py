@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rayfed.core.trees import nbytes
 from rayfed.engine.host import LocalFleet
@@ -61,7 +61,7 @@ def adcol(args: argparse.Namespace, share: float) -> list[Row]:
     return [Row(name, number, counted, formula, crossing) for number, counted in enumerate(measured(plan), 1)]
 
 
-def planned(args: argparse.Namespace, algorithm: dict) -> Plan:
+def planned(args: argparse.Namespace, algorithm: dict[str, Any]) -> Plan:
     """Plan a simulation with five parties, one per domain."""
     tree = {
         "algorithm": algorithm,

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from _rounds import results_folder
 
@@ -36,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(len(set(row.values())) == 1 for row in hashes.values()) else 1
 
 
-def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: str) -> dict:
+def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Return a configuration with a small batch-norm network and two clients per domain."""
-    options: dict = {"name": algorithm, **({"mu": 0.1} if algorithm == "dbe" else {})}  # batch norm needs a small μ
+    options = {"mu": 0.1} if algorithm == "dbe" else {}  # batch norm needs a small μ
     return {
-        "algorithm": options,
+        "algorithm": {"name": algorithm, **options},
         "data": {"name": "mini_digits", "per_domain": args.images},
         "partition": {"name": "domains", "clients_per_domain": 2},
         "model": {"name": "digits_cnn", "width": 0.125},

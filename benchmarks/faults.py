@@ -232,10 +232,10 @@ def find(command: int, victim: str, cluster: Cluster | None, rng: random.Random)
 
 
 def descendants(parent: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(parent).children(recursive=True)
-    except psutil.Error:
-        return []
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        found += psutil.Process(parent).children(recursive=True)
+    return found
 
 
 def title(process: psutil.Process) -> str:

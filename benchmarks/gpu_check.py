@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -42,15 +42,16 @@ from rayfed.data.population import Population
 from rayfed.engine import host
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
+from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
-from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.server import Server
 from rayfed.experiments import trial
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 TOLERANCE = 1e-3  # of a tensor's largest value: rounding of float32, magnified by a few steps
 OPTIMIZERS = {"SGD": SGD(lr=0.005), "Adam": Adam(lr=0.001)}
-Values = Mapping[str, Any]
+Values = dict[str, Any]
 
 
 class Row(NamedTuple):
@@ -348,7 +349,7 @@ def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1
     peak = torch.cuda.max_memory_allocated()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         check.seconds(work)
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
     busy = sum(event.time_range.elapsed_us() for event in kernels) / (seconds * 1e6)
     return values | {"launches": len(kernels) / steps, "busy": busy, "peak_MB": peak / 1e6}
 

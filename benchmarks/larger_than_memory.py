@@ -10,11 +10,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(not met or len(hashes) > 1)
 
 
-def apart(work, folder: str, *rest):
+def apart(work: Callable[..., Any], folder: str, *rest: int) -> Any:
     """Run `work` in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(work, folder, *rest).result()

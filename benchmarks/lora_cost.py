@@ -85,7 +85,12 @@ def one_client(plan: Plan) -> None:
     drawn: list[torch.Tensor] = []
     take = server.fleet.host.data.parts(0)["train"].take  # type: ignore[attr-defined]
     part = type(server.fleet.host.data.parts(0)["train"])  # type: ignore[attr-defined]
-    part.take = lambda self, rows: (drawn.append(rows), take(rows))[1]  # the loop takes the same batches
+
+    def taking(_: object, rows: torch.Tensor) -> Any:
+        drawn.append(rows)  # the loop takes the same batches
+        return take(rows)
+
+    part.take = taking
     x, y = torch.from_numpy(np.asarray(train.x[:])), torch.from_numpy(train.y)
     seconds: dict[str, list[float]] = {"rayfed": [], "loop": []}
     records = server.run()

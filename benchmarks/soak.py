@@ -4,9 +4,10 @@ The first half is one run of many short rounds on two hosts, left alone and inte
 of its processes holds for itself, its open files and the shared memory of the machine are sampled, and shown for every
 eighth of the time, so that a leak is seen as a slope.
 
-In the second half, runs and sweeps follow each other while hosts, servers, trials, recorders and commands are killed or
-stopped at random moments, several in one command. Each must end with the hash of an undisturbed one and with complete
-tables.
+In the second half, runs and sweeps follow each other while hosts, servers, recorders and commands are killed (-9) at
+random moments, several in one command; after a recorder or the command itself, the command is given again with
+resume=true. Each must end with the hash of an undisturbed one and with complete tables. (The loss of a node needs a
+cluster: see `faults.py`.)
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
-from faults import ALGORITHMS, IN_RUNS, IN_SWEEPS, VICTIMS, Fault, descendants, find, hashes, incomplete, title
+from faults import ALGORITHMS, IN_RUNS, IN_SWEEPS, RESUMED, VICTIMS, Fault, descendants, find, hashes, incomplete, title
 from faults import run_once as undisturbed_run
 from faults import start as start_command
 
@@ -34,19 +35,19 @@ from rayfed.reports.read import read
 
 ROLES = {"driver": "", **{name: VICTIMS[name] for name in ("server", "host", "recorder")}}
 SLICES = 8
-ROUNDS = 150  # of each command of the second half
-MOST = 3  # faults of a command, since a host or server is started again only a few times
+MOST = 3  # faults of a command, since a trial starts again that often, by faults.restarts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=120, help="of both halves together")
     parser.add_argument("--between", type=float, default=20, help="mean seconds between faults")
+    parser.add_argument("--rounds", type=int, default=150, help="of each command of the second half")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     args = parser.parse_args(argv)
     half = 30 * args.minutes
     undisturbed(half)
-    return disturbed(half, args.between, random.Random(args.seed))
+    return disturbed(half, args.rounds, args.between, random.Random(args.seed))
 
 
 def undisturbed(seconds: float) -> None:
@@ -102,14 +103,14 @@ def memory_table(samples: Sequence[dict[str, float]]) -> pd.DataFrame:
     return table.groupby(part).median().round(1).rename_axis("part")
 
 
-def disturbed(seconds: float, between: float, rng: random.Random) -> int:
+def disturbed(seconds: float, rounds: int, between: float, rng: random.Random) -> int:
     """Run commands with faults for `seconds`, print what came of each, and return 1 if one went wrong."""
     expected: dict[tuple[str, str], dict[str, str]] = {}
     end, wrong, faults = time.monotonic() + seconds, 0, 0
     for algorithm, kind in itertools.cycle(itertools.product(ALGORITHMS, ("run", "sweep"))):
         if time.monotonic() > end:
             break
-        what = Fault(algorithm, kind, "", signal.SIGKILL, ROUNDS)
+        what = Fault(algorithm, kind, "", rounds)
         if (algorithm, kind) not in expected:
             with tempfile.TemporaryDirectory(prefix="rayfed-soak-") as folder:
                 expected[algorithm, kind], _ = undisturbed_run(what, folder)
@@ -126,30 +127,32 @@ def strike(
 ) -> tuple[list[str], str]:
     """Run a command with random faults, and return these and what was wrong in the end, "" if nothing."""
     struck: list[str] = []
-    process = start_command(what, folder)
+    names = [name for name in (IN_RUNS if what.command == "run" else IN_SWEEPS) if name != "node"]
+    process = start_command(what, folder, None)
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(timeout=rng.expovariate(1 / between))
                 break
-            kinds = IN_RUNS if what.command == "run" else IN_SWEEPS
-            name, number = rng.choice(kinds)
-            victim = find(process.pid, name, rng) if begun(folder) and len(struck) < MOST else None
+            name = rng.choice(names)
+            victim = find(process.pid, name, None, rng) if begun(folder) and len(struck) < MOST else None
             if victim is None:
                 continue
             with contextlib.suppress(psutil.Error):
-                victim.send_signal(number)
-                struck.append(f"{name} {number.name}")
-            if name == "driver":
-                process.wait()
+                victim.kill()
+                struck.append(name)
+            if name in RESUMED:
+                process.wait(timeout=300)
                 time.sleep(2)
-                process = start_command(what, folder, resume=True)
+                process = start_command(what, folder, None, resume=True)
         found = hashes(folder)
         if code or found != expected:
             log = (Path(folder) / "log.txt").read_text().splitlines()
             return struck, f"exit {code}, {found} in place of {expected}; {' / '.join(log[-3:])}"
         tables = read(folder, "faults")
         return struck, incomplete(tables.rounds, tables.metrics, what.rounds)
+    except subprocess.TimeoutExpired:
+        return struck, f"did not end after {struck[-1]}"
     finally:
         for left in [process, *descendants(process.pid)]:
             with contextlib.suppress(psutil.Error, OSError):

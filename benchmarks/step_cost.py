@@ -20,14 +20,14 @@ from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.optim import SGD
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import ExchangeRequest
 from rayfed.engine.host import Host
 from rayfed.models.base import build_model
 
 CLIENTS, BATCH = 8, 10
-NETWORKS: dict[str, tuple[str, dict, tuple[int, ...]]] = {
+NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "mlp": ("mlp", {}, (1, 28, 28)),
     "cnn": ("cnn", {}, (1, 28, 28)),
     "batch norm": ("digits_cnn", {"width": 0.125}, (3, 28, 28)),
@@ -99,8 +99,8 @@ def _population(shape: tuple[int, ...], steps: int, clients: int) -> Population:
         empty = Examples(train.x[:0], train.y[:0])
         return Client(number, "all", train, empty, empty)
 
-    channels = shape[0]
-    return Population("noise", tuple(map(client, range(clients))), 10, shape, (0.5,) * channels, (0.5,) * channels)
+    halves = (0.5,) * shape[0]
+    return Population("noise", ClientTable.of(list(map(client, range(clients)))), 10, shape, mean=halves, std=halves)
 
 
 def exchange(plan: Blueprint, population: Population, width: int, device: str | torch.device = "cpu") -> Variant:

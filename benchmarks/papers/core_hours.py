@@ -18,12 +18,13 @@ from typing import Any
 import pandas as pd
 import torch
 from _stored import FOLDER
-from _tables import merged, read_table
+from _tables import read_table
 
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import merged
 
 FILE = "core_hours.csv"
 NEVER = 10**9

@@ -52,7 +52,7 @@ def dots(data: pd.DataFrame, y: str, colour: str, title: str) -> alt.Chart:
     """Return a large dot for each mean over seeds, with a small one for each seed."""
     base = alt.Chart(data).encode(
         y=alt.Y(f"{y}:N", title=None, sort=None),
-        **({} if y == colour else {"yOffset": alt.YOffset(f"{colour}:N", sort=None)}),
+        yOffset=alt.Undefined if y == colour else alt.YOffset(f"{colour}:N", sort=None),
         color=alt.Color(f"{colour}:N", title=None, sort=None, legend=None if y == colour else alt.Legend()),
     )
     means = base.mark_point(filled=True, size=120).encode(

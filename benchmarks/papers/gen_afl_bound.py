@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 blueprint, population, LocalFleet(blueprint, population), Evaluation(every=blueprint.rounds)
             )
             values += [server.state["lambda"].clone() for record in server.run() if record.round]
-        lowest = plan.config.algorithm.lambda_min
+        lowest = plan.config.algorithm.lambda_min  # type: ignore[attr-defined] # of Gen-AFL and AFL
         bound = sum(int((weights <= lowest + 1e-9).sum()) for weights in values)
         smallest = min(float(weights.min()) for weights in values)
         count = sum(len(weights) for weights in values)

@@ -55,7 +55,8 @@ class Judged(NamedTuple):
 def judged(table: PaperTable, scale: str) -> list[Judged]:
     """Return every claim of the table, judged by what is stored of its form `scale`."""
     hashes = configurations(table, scale)
-    values, means, copies = (of(table, scale, hashes) for of in (stored, printed_means, printed_verdicts))
+    values = stored(table, scale, hashes)
+    means, copies = printed_means(table, scale, hashes), printed_verdicts(table, scale, hashes)
     claims = []
     for claim in table.claims:
         found: list[Judged] = []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from _memory import shared_fairly, watching
 
@@ -98,7 +99,7 @@ def _highest(samples: Sequence[tuple[float, list[int]]], end: float) -> tuple[in
     return max(map(sum, kept), default=0), max((size for sizes in kept for size in sizes), default=0)
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: "subprocess.Popen[Any]") -> None:
     """End a process that leads a session, and its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)

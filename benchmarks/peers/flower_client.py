@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
 
 from peers.job import Job, train
 
@@ -22,7 +23,7 @@ def load(path: str) -> Job:
 
 
 @cache
-def model_of(path: str):
+def model_of(path: str) -> nn.Module:
     job = load(path)
     model = job.model().train()
     job.initial.clear()  # memory that the engine does not need
@@ -30,7 +31,7 @@ def model_of(path: str):
 
 
 @cache
-def data_of(path: str, client: int):
+def data_of(path: str, client: int) -> tuple[Tensor, Tensor]:
     return load(path).data(client)
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _users import EXAMPLES, FEATURES, make_user
@@ -12,7 +13,7 @@ from many_clients import draw_images
 
 from peers.job import WORDS, Job, network
 from rayfed.data.loading import load
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan
 
@@ -58,7 +59,7 @@ def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: boo
     )
 
 
-def many_clients(rounds: int, *, clients: int = 500, images: int = 100, name: str = MANY_CLIENTS, **others) -> Job:
+def many_clients(rounds: int, *, clients: int = 500, images: int = 100, name: str = MANY_CLIENTS, **others: Any) -> Job:
     """Return the job of `many_clients.py`: `clients` clients of `images` images each, with an MLP."""
     total = clients * images
     x, y = draw_images(total + TEST_IMAGES)
@@ -156,7 +157,7 @@ def many_users(rounds: int, *, users: int, cohort: int = 100) -> Job:
     )
 
 
-def _with_initial_weights(**values) -> Job:
+def _with_initial_weights(**values: Any) -> Job:
     """Return the job with the initial weights that rayfed draws from its seed."""
     job = Job(**{"lr": 0.005, "batch_size": 10, "initial": []} | values)
     model = plan_of(job, hosts=0, results="results").blueprint.model
@@ -192,4 +193,4 @@ def population_of(job: Job) -> Population:
     parts = [job.rows(client) for client in range(len(job.sizes))]
     clients = [Client(i, "all", Examples(job.x[rows], job.y[rows]), empty, empty) for i, rows in enumerate(parts)]
     classes = {"unet": 2, "gru": WORDS}.get(job.network, 10)
-    return Population(job.name, tuple(clients), classes, job.x.shape[1:], (job.mean,), (job.std,))
+    return Population(job.name, ClientTable.of(clients), classes, job.x.shape[1:], (job.mean,), (job.std,))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,11 +48,13 @@ class Net(nn.Module):
 class Clock(TrainingProcessCallback):
     """Notes when each round is over, and knows the number of the present one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.round = 1
         self.stamps: list[float] = []
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration: int) -> tuple[bool, Metrics]:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
         self.round += 1
         self.stamps.append(time.perf_counter())
         return False, Metrics()

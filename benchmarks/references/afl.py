@@ -37,7 +37,7 @@ def run(before: bool) -> Callable[[Checkout, Trace], Models]:
             module = load("flearn.trainers.afl")
             feed = Feed(trace)
 
-            class Server(module.Server):  # type: ignore[name-defined, misc]
+            class Server(module.Server):  # type: ignore[name-defined]
                 def __init__(self) -> None:
                     self.num_rounds, self.eval_every, self.clients_per_round = trace.setting.rounds - 1, 10**9, 0
                     self.learning_rate, self.sampling = trace.setting.lr, 1

@@ -21,7 +21,7 @@ from references.harness import Case, Feed, Models, Setting, Trace, client_weight
 SOURCE = "fedfomo"
 TRIED = "fe04f66"
 
-STAND_INS = anything("federated_datasets") | {"torch.utils.tensorboard": {}}
+STAND_INS: dict[str, Any] = anything("federated_datasets") | {"torch.utils.tensorboard": {}}
 
 Mend = Callable[[Importer], Any]
 

@@ -68,7 +68,7 @@ def _model(load: Importer, trace: Trace) -> Any:
     step = module.FSGM
     module.FSGM = lambda model, x, *rest: step(model, x.clone(), *rest)
 
-    class Model(module.Model):  # type: ignore[name-defined, misc]
+    class Model(module.Model):  # type: ignore[name-defined]
         def __init__(self, optimizer: Any):
             torch.nn.Module.__init__(self)
             self.num_classes, self.softmax, self.net = CLASSES, torch.nn.Softmax(-1), copy.deepcopy(trace.initial)

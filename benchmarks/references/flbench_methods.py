@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed.algorithm import server_batches
 from rayfed.algorithms import adcol
 from rayfed.algorithms.common import networks
 from rayfed.algorithms.common.networks import mlp
@@ -53,10 +54,10 @@ WIDTHS = [16, 16]
 def watch_discriminator(extra: dict[str, Any]) -> Iterator[None]:
     """Note the initial discriminator, and the batches of its training."""
     extra["batches"] = []
-    draw, initial = networks.server_batches, adcol.Adcol.initial_discriminator
+    initial = adcol.Adcol.initial_discriminator
 
     def drawing(*args: Any) -> list[Tensor]:
-        extra["batches"].append(list(draw(*args)))
+        extra["batches"].append(list(server_batches(*args)))
         return extra["batches"][-1]
 
     def noting(*args: Any) -> Any:

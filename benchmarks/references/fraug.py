@@ -291,13 +291,13 @@ def _cycled(user: Any, count: int, _: Any) -> Tensor:
 def _later_first(kind: Any) -> Any:
     """Return their RTNet with running statistics of the second of two training passes before those of the first."""
 
-    class Ordered(kind):  # type: ignore[misc]
+    class Ordered(kind):
         first: Any = None
 
         def forward(self, *inputs: Tensor) -> Tensor:
             output: Tensor
             if not self.training or not self.pairs:
-                return super().forward(*inputs)  # type: ignore[no-any-return]
+                return super().forward(*inputs)
             if self.first is None:
                 buffers = [buffer.clone() for buffer in self.buffers()]
                 output = super().forward(*inputs)
@@ -362,7 +362,7 @@ def cases() -> list[Case]:
         setting = {"network": "mlp_bn", "head": head, "batch_size": 10, "more": {"local.momentum": MOMENTUM}}
         own = options | more
         words = {"variant": variant, "differs": differs}
-        return pair("fraug", SOURCE, own, theirs, ours, watch=watch, **words, **setting)  # type: ignore[arg-type]
+        return pair("fraug", SOURCE, own, theirs, ours, watch=watch, **words, **setting)
 
     switches: list[dict[str, Any]] = [
         {"embeddings": "u"},

@@ -27,7 +27,7 @@ from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
 from rayfed.engine import host
 from rayfed.engine.device_data import divide
-from rayfed.engine.training import Phases
+from rayfed.engine.training import Phases, Rows, draw_phases
 from rayfed.models.split_model import SplitModel
 
 TOLERANCE = 1e-5
@@ -130,7 +130,7 @@ class Setting:
         }
 
 
-Draw = tuple[str, list[Tensor]]
+Draw = tuple[str, Rows]
 """The name of a phase, and the row numbers of its batches."""
 
 
@@ -173,7 +173,6 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
     """Run `setting` in rayfed and return its trace."""
     extra: dict[str, Any] = {}
     draws: dict[tuple[str, int], dict[int, list[Draw]]] = defaultdict(lambda: defaultdict(list))
-    draw_phases = host.draw_phases
 
     def recording(exchange: Exchange, ctx: Context, **how: Any) -> Phases:
         phases = draw_phases(exchange, ctx, **how)
@@ -207,7 +206,7 @@ class Feed:
 
     def __init__(self, trace: Trace):
         self.trace, self.when = trace, ""
-        self._left: dict[int, list[Tensor]] = {}
+        self._left: dict[int, Rows] = {}
         self._started = False
 
     def start(self, round: int, stage: str = "round") -> None:

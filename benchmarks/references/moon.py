@@ -81,7 +81,7 @@ def _network(kind: Any, trace: Trace) -> nn.Module:
     """Return their network, with rayfed's network in the place of its features, and rayfed's initial weights."""
     initial: Weights = trace.extra["initial"]
 
-    class Net(kind):  # type: ignore[misc]
+    class Net(kind):
         def __init__(self) -> None:
             nn.Module.__init__(self)
             self.features = copy.deepcopy(trace.initial.features)

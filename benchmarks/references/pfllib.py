@@ -73,7 +73,7 @@ def _patch_data(load: Importer, feed: Feed, file: str) -> None:
 def _quiet(kind: type, feed: Feed) -> type:
     """Return a server that trains and does nothing else, with the clients that rayfed sampled."""
 
-    class Quiet(kind):  # type: ignore[misc, valid-type]
+    class Quiet(kind):
         round = 0
 
         def set_clients(self, client: type) -> None:
