@@ -103,7 +103,11 @@ def against(claims: Sequence[Judged]) -> str:
     for only_seed in (False, True):
         of_seeds = [one for one in shown if (one.verdict.answer == ONE_SEED[False]) == only_seed]
         for number, (column, group) in enumerate(itertools.groupby(of_seeds, key=lambda one: one.claim.column)):
-            rows = [f"{one.claim.text.removeprefix(f'{column}: ')} ({one.verdict.gap})" for one in group]
+            rows = []
+            for more, claims_of_row in itertools.groupby(group, key=lambda one: one.claim.more):
+                starts = f"{column}: {more} > "
+                less = [f"{one.claim.text.removeprefix(starts)} ({one.verdict.gap})" for one in claims_of_row]
+                rows.append(f"{more} > {', '.join(less)}")
             parts.append(f"{'one seed: ' * (only_seed and not number)}{column}: {'; '.join(rows)}")
     return "; ".join(parts)
 
