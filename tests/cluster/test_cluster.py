@@ -236,7 +236,7 @@ class TestTrials:
         done = up.run("laptop", "ray exec cluster.yaml 'rayfed doctor'", check=False)
         words = " ".join(done.stdout.split())
         assert done.returncode == 0, words
-        assert words.count("ready; data larger than a quarter of its memory need /root/data there, too") == 2
+        assert words.count(": ready") == 3  # the head and two workers, which have no data
 
     def test_a_lost_node_costs_time_only(self, up):
         values = {**OWN, "rounds": 60, "checkpoint.every": 5, "seeds": [0, 1]}
