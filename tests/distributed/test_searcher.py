@@ -147,7 +147,7 @@ class TestSearch:
         searched(search())
         (log,) = tmp_path.rglob("search.json")
         log.write_text("[]")
-        with pytest.raises(UsageError, match="^search.json: was written by an older version; use another experiment"):
+        with pytest.raises(UsageError, match=r"^search\.json: was written by an older version; use another experiment"):
             search(resume=True, recorded=[])
 
 
