@@ -1,6 +1,7 @@
 """Judge a claim by measured values: by those of each seed, or by means that were printed."""
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pandas as pd
@@ -34,6 +35,20 @@ class Mean(NamedTuple):
     sd_off: float
     seeds: int
     reached: int
+
+
+def by_column(judged: Iterable[tuple[Claim, str]]) -> list[str]:
+    """Return a text per column, such as "AVG: A > B (+9.1±1.3), C (+2.0±0.5); D > C", from claims and differences."""
+    columns: dict[str, dict[str, list[str]]] = {}
+    for claim, gap in judged:
+        less = claim.text.removeprefix(f"{claim.column}: {claim.more} > ")
+        rows = columns.setdefault(claim.column, {})
+        rows.setdefault(claim.more, []).append(f"{less}{f' ({gap})' * bool(gap)}")
+    texts = []
+    for column, rows in columns.items():
+        compared = "; ".join(f"{more} > {', '.join(less)}" for more, less in rows.items())
+        texts.append(f"{column}: {compared}")
+    return texts
 
 
 def verdict(claim: Claim, measured: pd.DataFrame) -> Verdict:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from _stored import configurations, printed_means, printed_verdicts, stored
 from _tables import HOME, Claim, PaperTable, names, read_table
-from _verdicts import NOT_MEASURED, ONE_SEED, Verdict, verdict, verdict_of_means
+from _verdicts import NOT_MEASURED, ONE_SEED, Verdict, by_column, verdict, verdict_of_means
 
 PAGE = HOME.parents[1] / "docs" / "fidelity" / "index.md"
 LIST = PAGE.with_name("claims.csv")
@@ -99,16 +99,12 @@ def counts(claims: Sequence[Judged]) -> list[str | int]:
 
 def against(claims: Sequence[Judged]) -> str:
     """Return the claims that do not hold by column, then those that one seed contradicts."""
-    shown, parts = [one for one in claims if one.verdict.answer in AGAINST], []
+    parts = []
     for only_seed in (False, True):
-        of_seeds = [one for one in shown if (one.verdict.answer == ONE_SEED[False]) == only_seed]
-        for number, (column, group) in enumerate(itertools.groupby(of_seeds, key=lambda one: one.claim.column)):
-            rows = []
-            for more, claims_of_row in itertools.groupby(group, key=lambda one: one.claim.more):
-                starts = f"{column}: {more} > "
-                less = [f"{one.claim.text.removeprefix(starts)} ({one.verdict.gap})" for one in claims_of_row]
-                rows.append(f"{more} > {', '.join(less)}")
-            parts.append(f"{'one seed: ' * (only_seed and not number)}{column}: {'; '.join(rows)}")
+        answers = {ONE_SEED[False]} if only_seed else AGAINST - {ONE_SEED[False]}
+        texts = by_column((one.claim, one.verdict.gap) for one in claims if one.verdict.answer in answers)
+        if texts:
+            parts.append("one seed: " * only_seed + "; ".join(texts))
     return "; ".join(parts)
 
 

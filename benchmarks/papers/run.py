@@ -22,7 +22,7 @@ import pandas as pd
 from _columns import in_points
 from _stored import NEUTRAL, load, store
 from _tables import Claim, PaperTable, measure, names, read_table
-from _verdicts import verdict
+from _verdicts import by_column, verdict
 
 from rayfed.api import run_sweep
 from rayfed.core.errors import UsageError
@@ -169,19 +169,13 @@ def _as_markdown(lines: Sequence[Sequence[str]]) -> str:
 
 def _claims_as_markdown(verdicts: Sequence[tuple[Claim, str, str]]) -> str:
     """Return a list with an entry per answer, in which claims are grouped by column and by the row that exceeds."""
-    by_answer: dict[str, dict[str, dict[str, list[str]]]] = {}
+    by_answer: dict[str, list[tuple[Claim, str]]] = {}
     for claim, answer, gap in verdicts:
-        less = claim.text.removeprefix(f"{claim.column}: {claim.more} > ")
-        by_row = by_answer.setdefault(answer, {}).setdefault(claim.column, {})
-        by_row.setdefault(claim.more, []).append(f"{less}{f' ({gap})' * bool(gap)}")
-    entries = []
-    for answer, by_column in by_answer.items():
-        sentences = []
-        for column, by_row in by_column.items():
-            compared = "; ".join(f"{more} > {', '.join(less)}" for more, less in by_row.items())
-            sentences.append(f"{column}: {compared}.")
-        entries.append(f"- **{answer.capitalize()}.** {' '.join(sentences)}")
-    return "\n".join(entries)
+        by_answer.setdefault(answer, []).append((claim, gap))
+    return "\n".join(
+        f"- **{answer.capitalize()}.** {' '.join(f'{text}.' for text in by_column(claims))}"
+        for answer, claims in by_answer.items()
+    )
 
 
 def _as_text(lines: Sequence[Sequence[str]]) -> str:

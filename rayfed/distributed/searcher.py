@@ -45,7 +45,7 @@ class SweepSearcher(Searcher):
         log = json.loads(self._home.read(SEARCH_LOG)) if goes_on else {"chosen": {}, "scores": {}}
         if not isinstance(log, dict):
             raise UsageError(f"{SEARCH_LOG}: was written by an older version; use another experiment, or resume=false")
-        kept = {row["trial"] for row in read_trials(self._home.child("trials"))}  # the user may delete rows
+        kept = {row["trial"] for row in read_trials(self._home.child("trials"))} if goes_on else set()  # rows may go
         self._scores = {name: score for name, score in log["scores"].items() if name in kept and score is not None}
         for number, arm in enumerate(plan.space.adaptive):
             corner = Config.read(next(arm.corners()))

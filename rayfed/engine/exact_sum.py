@@ -201,7 +201,10 @@ def _stacked(leaves: Sequence[Tensor]) -> Tensor:
 
 
 def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
-    """Return all that says where a tensor would lie in memory if it began `shift` numbers earlier."""
+    """Return all that says where a tensor would lie in memory if it began `shift` numbers earlier.
+
+    A storage is known by its object, because the storage of a tensor subclass may have no address.
+    """
     return leaf.untyped_storage()._cdata, leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
 
 

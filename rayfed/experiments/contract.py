@@ -183,12 +183,12 @@ def _seeds(small: _SmallTrial) -> str:
 
 def _resume(small: _SmallTrial) -> str:
     half, ends = _ROUNDS // 2, []
-    for interrupted in (False, True):
+    for first_rounds in (0, half):
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
             plan = small.small_plan(folder, checkpoint=Checkpoint(every=half))
             fleet = partial(LocalFleet, plan.blueprint, plan.population)
             with contextlib.closing(TrialRun(plan, recorder, fleet, "cpu")) as run:
-                while interrupted and run.round < half:
+                while run.round < first_rounds:
                     run.step()
             ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
     if ends[0] != ends[1]:
