@@ -238,6 +238,30 @@ def _finished(plan: Blueprint, population: Population, device: torch.device) -> 
     return server.state
 
 
+def networks(check: Check) -> Iterator[Row]:
+    """A round of every network, one client at a time and three, against the CPU; runs with every metric and
+    augmentation, which draw on the device, finish."""
+    from helpers.run_on_stand_in_device import models, simulations
+
+    names = [name for name in models() if name not in ("fasttext", "har_cnn")]  # which take no images
+    torch.use_deterministic_algorithms(False)  # as `models` chose
+    with tempfile.TemporaryDirectory() as folder:
+        runs = simulations(Path(folder))
+        if check.tiny:
+            names, runs = names[:1], dict(itertools.islice(runs.items(), 1))
+        for name, width in itertools.product(names, (1, 3)):
+            plan, people = job(name, 2, 3, vmap_clients=width, loss=_loss_of_all_places)
+            finished = partial(_finished, plan, people)
+            yield check.row(f"{name}, K={width}", partial(_against_cpu, check.device, finished))
+        for name, run in runs.items():
+            yield check.row(name, lambda run=run: _compared(run(check.device), run("cpu"), tolerance=float("inf")))
+
+
+def _loss_of_all_places(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the mean over an image's places, if there are several."""
+    return F.cross_entropy(logits.flatten(2).mean(2) if logits.ndim > 2 else logits, y)
+
+
 def options(check: Check) -> Iterator[Row]:
     """What users turn on for a GPU: lower precision, clients at once, many trials in one process, hosts on one GPU."""
     number = itertools.count()
@@ -388,6 +412,7 @@ def _rounds(check: Check, plan: Blueprint, population: Population) -> Values:
 SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
     "smoke": (smoke, 70),
     "correctness": (correctness, 110),
+    "networks": (networks, 90),
     "determinism": (determinism, 60),
     "steps": (steps, 100),
     "rounds": (rounds, 60),

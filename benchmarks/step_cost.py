@@ -71,8 +71,11 @@ def make_variants(network: str, steps: int) -> dict[str, Variant]:
 
 
 def job(network: str, steps: int, clients: int = CLIENTS, **changes: Any) -> tuple[Blueprint, Population]:
-    """Return one epoch of FedAvg with SGD on noise, `steps` steps for each client; `changes` are the blueprint's."""
-    name, options, shape = NETWORKS[network]
+    """Return one epoch of FedAvg with SGD on noise, `steps` steps for each client; `changes` are the blueprint's.
+
+    A network that is not in `NETWORKS` has its own defaults and small colour images.
+    """
+    name, options, shape = NETWORKS.get(network, (network, {}, (3, 32, 32)))
     torch.manual_seed(0)
     values: dict[str, Any] = {
         "algorithm": FedAvg(),

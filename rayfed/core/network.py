@@ -31,6 +31,11 @@ def vectorised() -> Iterator[None]:
         _vectorised = previous
 
 
+def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """Change the memory format of a layer's inputs where torch's kernel for channels-last cannot be vectorised."""
+    return tuple(x.contiguous() for x in inputs) if _vectorised else None
+
+
 def is_vectorised() -> bool:
     """Return whether the caller is inside a `vectorised` block."""
     return _vectorised
@@ -72,6 +77,9 @@ class Network:
         self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
+        for layer in module.modules():
+            if isinstance(layer, nn.GroupNorm):
+                layer.register_forward_pre_hook(_contiguous_under_vmap)
 
     def run(self, weights: Weights, fn: Callable[[Any], Any], *, train: bool = True) -> tuple[Any, Weights]:
         """Call `fn(module)` with `weights` in the module; return its result and the buffers after the call.

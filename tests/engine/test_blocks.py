@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.algorithm_cases import MAIN_CASES, finished, people_of, plan_of
 from helpers.commands import TWO_CLIENTS, command
-from helpers.federations import Busy, blobs, blueprint, new_server, simulate
+from helpers.federations import Busy, blobs, blueprint, new_server, reshaped, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
@@ -77,6 +77,18 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
     assert not WAITING & {*alone}
     for clients in (3, 64):
         assert operations_of_a_step(plan, people, clients) == alone
+
+
+def test_group_norm_behind_a_convolution_can_be_trained_at_once():
+    """On a CPU its inputs are in the memory format channels-last, for which torch's kernel cannot be vectorised."""
+    people = reshaped(blobs(3, sizes=(4, 4, 4)), (1, 2, 3))
+    model = build_model("cnn_domainbed", {}, people.shape, people.num_classes)
+    alone, together = (
+        simulate(blueprint(FedAvg(), people, model=model, vmap_clients=width, rounds=1, batch_size=2), people)[0]
+        for width in (1, 3)
+    )
+    torch.testing.assert_close(together.state["weights"], alone.state["weights"], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(alone.state["weights"]["head.bias"], model.head.bias)
 
 
 class Shared(FedAvg):
