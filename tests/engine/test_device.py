@@ -30,14 +30,16 @@ from rayfed.engine.host import Host
 
 @pytest.fixture
 def limits(monkeypatch):
-    """The limits of memory that were set, on a GPU of 16 contexts."""
+    """The limits of memory that were set, on the only GPU, of 16 contexts, without a driver that says their size."""
     limits = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     properties = SimpleNamespace(total_memory=16 * CONTEXT_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**21)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("rayfed.engine.device._run_first_kernels", lambda device: None)
+    monkeypatch.setattr("rayfed.engine.device.nvidia_smi", lambda *asked: "")
     return limits
 
 
