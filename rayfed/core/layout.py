@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ def layout_of(module: nn.Module) -> Layout | None:
 def _part(leaf: Leaf, x: Tensor) -> Tensor:
     words = x[:, leaf.words].clone(memory_format=torch.contiguous_format)  # a view may begin where int64 cannot
     dtype = getattr(torch, leaf.dtype)
-    values = words.view(torch.uint8)[:, : leaf.nbytes] if dtype.itemsize == 1 else words.view(dtype)
+    values = _viewed(words, torch.uint8)[:, : leaf.nbytes] if dtype.itemsize == 1 else _viewed(words, dtype)
     values = values.reshape(len(x), *leaf.shape)
     if dtype == torch.bool:
         return values != 0
@@ -155,3 +155,25 @@ def _part(leaf: Leaf, x: Tensor) -> Tensor:
         return values.float().mul(1 / (255 * leaf.std[0])).sub(leaf.mean[0] / leaf.std[0])
     mean, std = (x.new_tensor(numbers, dtype=torch.float32).view(-1, 1, 1) for numbers in (leaf.mean, leaf.std))
     return values.float().mul(1 / (255 * std)).sub(mean / std)
+
+
+def _viewed(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return contiguous words as numbers of another dtype, also under `vmap`, which views so only after torch 2.11."""
+    try:
+        return words.view(dtype)
+    except RuntimeError:
+        return cast(Tensor, _View.apply(words, dtype))  # type: ignore[no-untyped-call]  # takes six times as long
+
+
+class _View(torch.autograd.Function):
+    @staticmethod
+    def forward(words: Tensor, dtype: torch.dtype) -> Tensor:
+        return words.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep nothing: integers have no gradients. `vmap` asks for this method."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], words: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return _viewed(words.movedim(in_dims[0], 0), dtype), 0

@@ -1,5 +1,6 @@
 """Inputs of several parts: a dict or a tuple of arrays, which the model takes by keyword or by position."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,20 @@ def weights(result):
     return result.model().state_dict()
 
 
+@pytest.fixture(params=[False, True])
+def vmap_of_torch_2_11(request):
+    """Torch as it is, and with a `vmap` that cannot view numbers as another dtype."""
+
+    def view(*given):
+        raise RuntimeError("Batching rule not implemented for aten::view.dtype")
+
+    with warnings.catch_warnings(action="ignore"), torch.library._scoped_library("aten", "IMPL") as library:
+        if request.param:
+            library.impl("view.dtype", view, "FuncTorchBatched")
+        yield
+
+
+@pytest.mark.usefixtures("vmap_of_torch_2_11")
 def test_parts_are_packed_and_unpacked_to_the_bit():
     rng = np.random.default_rng(0)
     tree = {
@@ -120,6 +135,7 @@ def test_fedavg_equals_a_plain_loop(run, by_name):
     assert table.value.iloc[-1] == pytest.approx(hits.mean())
 
 
+@pytest.mark.usefixtures("vmap_of_torch_2_11")
 def test_streamed_inputs_give_the_same_bits_and_clients_at_once_the_same_weights(run):
     whole, streamed, together = (
         weights(run(**changes)) for changes in ({}, {"placement.data_on_device": False}, {"placement.vmap_clients": 3})
