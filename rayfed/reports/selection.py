@@ -194,7 +194,7 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
     order = pd.Series([rank[key] for key in sort_keys], dtype="int64")
     varying = sorted({name for columns in shown for name in columns}, key=names.index)
     shown_values = values[[name for name in varying if name != LEFT_OUT]]
-    return base.assign(hyperparameters=pd.Series(labels, dtype=object), order=order).join(shown_values)
+    return base.assign(hyperparameters=pd.Series(labels, dtype=str), order=order).join(shown_values)
 
 
 def format_value(value: Any) -> str:
