@@ -211,7 +211,7 @@ def test_hyperparameters_are_named_by_what_varies_and_sorted_as_numbers(tmp_path
     table = group_trials(read(tmp_path).trials).sort_values("order")
     wanted = ["local.lr=0.2", *(f"mu={mu}, local.lr=0.1" for mu in ("0.5", "9", "10"))]
     assert list(table["hyperparameters"]) == wanted
-    assert table["hyperparameters"].dtype == table["algorithm"].dtype  # pandas 3.0 adds no empty columns of str and object
+    assert table["hyperparameters"].dtype == table["algorithm"].dtype  # pandas 3.0 adds no empty str and object
 
 
 def test_the_chosen_hyperparameters_have_the_best_validation_and_not_the_best_test(tmp_path: Path) -> None:
