@@ -9,6 +9,7 @@ The cases of the contract are those of the tests, so this needs a checkout.
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import itertools
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -39,7 +41,7 @@ from rayfed.core.errors import error_line
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
-from rayfed.engine import host
+from rayfed.engine import graphs, host
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
 from rayfed.engine.evaluation import Evaluation
@@ -170,6 +172,46 @@ def correctness(check: Check) -> Iterator[Row]:
     """Every case of the contract, with states moved to the device between rounds, against the CPU."""
     for width, share in ((1, 0.5), (3, 0.6)):
         yield from _of_cases(check.part(share), f"{width} at once", partial(_beside_cpu, check.device), width)
+
+
+def replays(check: Check) -> Iterator[Row]:
+    """Steps replayed from CUDA graphs against the steps themselves, to the bit: networks, and every case."""
+    networks = ["mlp"] if check.tiny else list(NETWORKS)
+    for network, (name, optimizer), width in itertools.product(networks, OPTIMIZERS.items(), (1, 4)):
+        changes = {"optimizer": optimizer, "vmap_clients": width, "rounds": 3, "deterministic": True}
+        given = job(network, 20, 4, **changes)
+        yield check.row(f"{network}, {name}, K={width}", partial(_graphs_beside_steps, check.device, *given))
+    for width in (1, 3):
+        compare = partial(_case_with_graphs, check.device)
+        yield from _of_cases(check.part(0.5 if width == 1 else 1), f"{width} at once", compare, width)
+
+
+def _graphs_beside_steps(device: torch.device, plan: Blueprint, population: Population) -> Values:
+    states, counts = list[Any](), Counter[str]()
+    for with_graphs in (True, False):
+        given = dataclasses.replace(plan, cuda_graphs=with_graphs)
+        fleet = LocalFleet(given, population, device)
+        server = Server(given, population, fleet, Evaluation(points=()), device)
+        list(server.run())
+        states.append(server.state)
+        counts += fleet.host.graphs.counts if fleet.host.graphs else Counter()
+    replayed, taken = states
+    return _compared(replayed, taken, tolerance=0) | _use(counts)
+
+
+def _use(counts: Counter[str]) -> Values:
+    """Return the share of steps that were replayed, and why the others were not."""
+    reasons = "; ".join(sorted({*counts} - {graphs.REPLAYED})) if counts else "no CUDA device"
+    return {"replayed": counts[graphs.REPLAYED] / max(1, counts.total()), "not_used": reasons}
+
+
+def _case_with_graphs(device: torch.device, case: Callable[[Any], Any]) -> Values:
+    states = list[Any]()
+    for steps in (2, 10**9):  # before a step is captured
+        with mock.patch.object(graphs, "ENOUGH_STEPS", steps):
+            states.append(case(device))
+    replayed, taken = states
+    return _compared(replayed, taken, tolerance=0)
 
 
 def determinism(check: Check) -> Iterator[Row]:
@@ -339,9 +381,10 @@ def steps(check: Check) -> Iterator[Row]:
     networks = ["mlp"] if check.tiny else list(NETWORKS)
     for network in networks:
         yield check.row(f"{network}, SGD, bare loop", partial(_bare_cost, check, network))
-    for (optimizer, rule), width, network in itertools.product(OPTIMIZERS.items(), widths, networks):
-        title = f"{network}, {optimizer}, K={width}"
-        yield check.row(title, partial(_our_cost, check, network, width, optimizer=rule))
+    kinds = itertools.product(OPTIMIZERS.items(), (False, True), widths, networks)
+    for (optimizer, rule), with_graphs, width, network in kinds:
+        title = f"{network}, {optimizer}, K={width}{', graphs' * with_graphs}"
+        yield check.row(title, partial(_our_cost, check, network, width, optimizer=rule, cuda_graphs=with_graphs))
 
 
 def _bare_cost(check: Check, network: str) -> Values:
@@ -351,9 +394,10 @@ def _bare_cost(check: Check, network: str) -> Values:
 
 
 def _our_cost(check: Check, network: str, width: int, **changes: Any) -> Values:
-    plan, people = job(network, check.steps, width, **changes)
+    plan, people = job(network, 2 * check.steps, width, **changes)
     work = exchange(plan, people, width, check.device)
-    return _cost(check, work, check.steps, clients=width)
+    work()  # takes the steps before a capture
+    return _cost(check, work, 2 * check.steps, clients=width)
 
 
 def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1) -> Values:
@@ -368,6 +412,7 @@ def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1
     if check.device.type != "cuda":
         return values
     peak = torch.cuda.max_memory_allocated()
+    os.environ.update({"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"})  # or CUPTI crashes beside graphs
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         check.seconds(work)
     kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
@@ -407,13 +452,14 @@ def _rounds(check: Check, plan: Blueprint, population: Population) -> Values:
 
 
 SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
-    "smoke": (smoke, 60),
-    "correctness": (correctness, 100),
-    "networks": (networks, 80),
-    "determinism": (determinism, 60),
+    "smoke": (smoke, 50),
+    "correctness": (correctness, 70),
+    "replays": (replays, 90),
+    "networks": (networks, 60),
+    "determinism": (determinism, 50),
     "steps": (steps, 100),
-    "rounds": (rounds, 80),
-    "options": (options, 90),
+    "rounds": (rounds, 70),
+    "options": (options, 60),
     "assertion": (assertion, 15),
 }
 """The sections with their seconds. One that is not over in time leaves out the rest, or is killed ten seconds later."""

@@ -44,6 +44,7 @@ class Blueprint:
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
+        cuda_graphs: Whether GPUs replay local steps from CUDA graphs where that gives the same numbers.
         bf16: Whether steps of local training compute in bfloat16 where torch.autocast does.
         data_on_device: Whether clients' inputs stay on their host's device; None: if they fit. It changes no result.
         rows_interact: Whether an example's output depends on the others in its batch when models are scored.
@@ -65,6 +66,7 @@ class Blueprint:
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
+    cuda_graphs: bool = True
     bf16: bool = False
     augment: Augment | None = None
     data_on_device: bool | None = None

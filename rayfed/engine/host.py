@@ -24,6 +24,7 @@ from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, room
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
 from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
@@ -49,6 +50,7 @@ class Host:
 
     Attributes:
         ctx: The context common to all hooks; its task lies on this host's device.
+        graphs: The CUDA graphs of its steps; None on a CPU, and where there are to be none.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Host:
             check_bf16(torch.device(device))
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
+        on_gpu = self.ctx.task.device.type == "cuda"
+        self.graphs = StepGraphs(CudaCapture(self.ctx.task.device)) if on_gpu and blueprint.cuda_graphs else None
         self._share = share
         room = room_for(blueprint.data_on_device, device, share)
         held_out = self.algorithm.held_out_share
@@ -290,7 +294,7 @@ class Host:
                 yield ahead.pop(0)  # which would else keep the client's data
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
-        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment)
+        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment, self.graphs)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():

@@ -23,12 +23,12 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map
 from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import Part, batch_count, batch_rows
+from rayfed.engine.graphs import GraphedStep, Result, Step, StepGraphs
 
 Rows = list[np.ndarray]
 """The row numbers of each batch."""
 Phases = Sequence[tuple[Phase, Rows]]
 """A client's phases, each with its batches."""
-_Result = tuple[State, dict[str, Tensor]]
 
 WIDTHS = (1, 4, 16, 64, 256)
 """The numbers of clients that `fastest_width` tries."""
@@ -56,8 +56,14 @@ class Trained(NamedTuple):
     metrics: dict[str, float]
 
 
-def train(exchange: Exchange, jobs: Sequence[Job], seed: int, augment: Augment | None = None) -> list[Trained]:
-    """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
+def train(
+    exchange: Exchange,
+    jobs: Sequence[Job],
+    seed: int,
+    augment: Augment | None = None,
+    graphs: StepGraphs | None = None,
+) -> list[Trained]:
+    """Run all phases for all jobs, with `torch.vmap` if there is more than one job, from `graphs` if there are."""
     # steps may change the copies of clients in place; a block stacks them, which copies
     work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
     totals = [_Sums() for _ in jobs]
@@ -70,18 +76,20 @@ def train(exchange: Exchange, jobs: Sequence[Job], seed: int, augment: Augment |
         seed_torch(seed, "steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
         own = [_batches(exchange, job, number, augment, seed) for job in jobs]
         if len(jobs) == 1:
+            take_step: Step = exchange.step if graphs is None else GraphedStep(graphs, exchange, exchange.step)
             for step, batch in enumerate(own[0]):
                 ctx.step = step
-                work[0], metrics = exchange.step(ctx, work[0], down, batch)
+                work[0], metrics = take_step(ctx, work[0], down, batch)
                 for name, value in metrics.items():
                     totals[0].take(name, value)
+            work[0] = work[0] if graphs is None else clone(work[0])  # a graph's memory is that of the next client
             continue
         ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
         drawn = [rows for _, rows in phases]
         order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
         counts = [len(drawn[i]) for i in order]
         batches = _stacked([own[i] for i in order], counts) if pool is None else pool.batches(drawn, order)
-        ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
+        ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts, graphs)
         for i, end, of_client in zip(order, ends, sums.of_clients(), strict=True):
             work[i] = end
             for name, (total, count) in of_client.items():
@@ -93,7 +101,7 @@ def train(exchange: Exchange, jobs: Sequence[Job], seed: int, augment: Augment |
 class InBf16(Delegate):
     """An exchange whose steps compute in bfloat16 where `torch.autocast` does."""
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> _Result:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Result:
         # A cast that is kept would be that of the weights before an update in the same step.
         with torch.autocast(ctx.task.device.type, torch.bfloat16, cache_enabled=False):
             return self.target.step(ctx, work, down, batch)
@@ -227,6 +235,7 @@ def train_block(
     down: State,
     batches: Iterable[Batch],
     counts: Sequence[int],
+    graphs: StepGraphs | None = None,
 ) -> tuple[list[State], BlockSums]:
     """Train the clients of a block, and return each client's `work` and the sums of their metrics.
 
@@ -234,7 +243,17 @@ def train_block(
         work: What each client starts from; it is not modified.
         batches: The batch [live clients, batch, ...] of each step.
         counts: The number of steps of each client, in descending order.
+        graphs: Where there are some, steps are replayed from them.
     """
+
+    def at_once(ctx: Context, block: State, down: State, batch: Batch) -> Result:
+        with vectorised():
+            step = torch.vmap(partial(exchange.step, ctx), in_dims=(0, None, 0), randomness="different")
+            result: Result = step(block, down, batch)
+        return result
+
+    take_step: Step = at_once if graphs is None else GraphedStep(graphs, exchange, at_once)
+    kept = clone if graphs is not None else lambda block: block  # a graph's memory is that of the next block
     live, sums = sum(count > 0 for count in counts), BlockSums(len(work))
     ended = [clone(state) for state in work[live:]]
     if not live:
@@ -242,13 +261,11 @@ def train_block(
     block = stack(list(work[:live]))
     for step, (batch, still) in enumerate(zip(batches, _live_clients(counts), strict=True)):
         if still < live:  # slices are views: the clients that go on keep their tensors, which a step may change
-            ended = _clients_of(tree_map(itemgetter(slice(still, live)), block), live - still) + ended
+            ended = _clients_of(kept(tree_map(itemgetter(slice(still, live)), block)), live - still) + ended
             block, live = tree_map(itemgetter(slice(still)), block), still
-        one = partial(exchange.step, ctx.at(step=step))
-        with vectorised():
-            block, metrics = torch.vmap(one, in_dims=(0, None, 0), randomness="different")(block, down, batch)
+        block, metrics = take_step(ctx.at(step=step), block, down, batch)
         sums.take(metrics)
-    return _clients_of(block, live) + ended, sums
+    return _clients_of(kept(block), live) + ended, sums
 
 
 def _clients_of(block: State, count: int) -> list[State]:

@@ -436,6 +436,7 @@ def _blueprint(config: Config, population: Population, model: ModelFactory | nn.
         threads=config.placement.threads,
         deterministic=config.placement.deterministic,
         tf32=config.placement.tf32,
+        cuda_graphs=config.placement.cuda_graphs,
         bf16=config.local.precision == "bf16",
         data_on_device=config.placement.data_on_device,
         augment=None if isinstance(augment, NoAugment) else augment,

@@ -1,0 +1,238 @@
+"""Steps of local training replayed from CUDA graphs, where that gives the same numbers.
+
+Launching the kernels of a small step one by one takes ten times as long as the kernels; a graph launches them at once.
+It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory, and a step
+that reads other changing numbers, draws random ones or waits for the GPU runs by itself.
+"""
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import Context, Exchange, State
+from rayfed.core.errors import error_line
+from rayfed.core.task import Batch
+from rayfed.core.trees import clone, named_tensors, tree_map
+
+Result = tuple[State, dict[str, Tensor]]
+Step = Callable[[Context, State, State, Batch], Result]
+"""The step of a client, as `Exchange.step`, or that of a block of clients."""
+Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
+"""Takes a function, and returns one that repeats its kernels, and its result, which each repetition overwrites."""
+
+ENOUGH_STEPS = 20
+"""Steps of a kind that a host takes before it captures one, which takes as long as several of them."""
+REPLAYED = "replayed"
+_MOST_KINDS = 8  # of steps, whose graphs a host keeps
+_LASTING = (
+    *("task", "optimizer", "batch_size", "rounds", "keep_optimizer", "stage", "exchange", "phase"),
+    *("schedule", "lr_factor", "configured_lr"),
+)  # what a captured step may read of the context; steps with other values are of another kind
+
+
+class NotCaptured(RuntimeError):
+    """A step cannot be captured, and the process can go on capturing others."""
+
+
+class StepGraphs:
+    """The graphs of a host, one for each kind of steps, of those kinds that were used last.
+
+    Attributes:
+        counts: The steps by what became of them: `REPLAYED`, or why not.
+        failure: Why nothing is captured any more; empty unless CUDA broke off a capture.
+    """
+
+    def __init__(self, capture: Capture):
+        self.capture, self.counts, self.failure = capture, Counter[str](), ""
+        self._kinds: list[_Kind] = []
+
+    def kind(self, *key: Any) -> "_Kind":
+        """Return the kind with this key, which has now been used last."""
+        kind = next((kind for kind in self._kinds if kind.key == key), None) or _Kind(key)
+        self._kinds = [*(other for other in self._kinds if other is not kind), kind][-_MOST_KINDS:]
+        return kind
+
+
+class _Kind:
+    """Steps that one graph can replay: those of one exchange, on tensors of one form, with one lasting context."""
+
+    def __init__(self, key: tuple[Any, ...]):
+        self.key, self.steps, self.reason = key, 0, ""
+        self.graph: _Graph | None = None
+        self.checked = False  # a step after the captured one, with other inputs, gave what its replay gives
+
+
+class GraphedStep:
+    """The step of one phase of a client or block; called in place of it.
+
+    What it returns may be memory of a graph, which the steps of other clients overwrite.
+    """
+
+    def __init__(self, graphs: StepGraphs, exchange: Exchange, step: Step):
+        self._graphs, self._exchange, self._step = graphs, exchange, step
+        self._kinds: dict[Any, _Kind] = {}  # by the form of the batch: only the last batch, or a block, has another
+
+    def __call__(self, ctx: Context, work: State, down: State, batch: Batch) -> Result:
+        form = _form(batch)
+        if form not in self._kinds:
+            lasting = [getattr(ctx, name) for name in _LASTING]
+            self._kinds[form] = kind = self._graphs.kind(self._exchange, lasting, _form((work, down, batch)))
+            if kind.graph is not None:
+                _copy(kind.graph.down, down)
+        kind = self._kinds[form]
+        if kind.graph is not None and kind.checked:
+            self._graphs.counts[REPLAYED] += 1
+            return kind.graph.replay(work, batch)
+        kind.steps += 1
+        self._graphs.counts[kind.reason or f"fewer than {ENOUGH_STEPS} steps alike"] += 1
+        if kind.reason or kind.steps < ENOUGH_STEPS:
+            return self._step(ctx, work, down, batch)
+        take = self._captured if kind.graph is None else self._checked
+        result = take(kind, ctx, work, down, batch)
+        if kind.reason:
+            kind.graph = None
+            _log_once(kind.reason)
+        return result
+
+    def _captured(self, kind: _Kind, ctx: Context, work: State, down: State, batch: Batch) -> Result:
+        """Take a step, and capture it if those to come can be replayed."""
+        before, watched, random = clone(work), _watched(ctx), _random_states()
+        result = self._step(watched, work, down, batch)
+        kind.reason = self._graphs.failure or _obstacle(watched, random, kind.key[-1][0], before, result[0])
+        if not kind.reason:
+            try:
+                kind.graph = _Graph(self._graphs.capture, self._step, ctx, before, down, batch)
+            except NotCaptured as error:
+                kind.reason = f"the step cannot be captured: {error}"
+            except RuntimeError as error:  # CUDA's allocator may be in disorder now
+                kind.reason = self._graphs.failure = f"a capture failed: {error_line(error)}"
+        return result
+
+    def _checked(self, kind: _Kind, ctx: Context, work: State, down: State, batch: Batch) -> Result:
+        """Take a step, and compare it with its replay: equal to the bit, or as close as the step is to itself."""
+        assert kind.graph is not None
+        inputs = clone(work)
+        replayed = clone(kind.graph.replay(inputs, batch))
+        again = self._step(ctx, clone(inputs), down, batch)
+        result = self._step(ctx, work, down, batch)
+        close = functools.partial(torch.allclose, rtol=1e-4, atol=1e-6)
+        kind.checked = _equal(replayed, result, torch.equal if _equal(again, result) else close)
+        if not kind.checked:
+            kind.reason = "a graph of the step gives other numbers"
+        return result
+
+
+class _Graph:
+    """A captured step, with the memory that it reads and writes, in which `down` stays from step to step."""
+
+    def __init__(self, capture: Capture, step: Step, ctx: Context, work: State, down: State, batch: Batch):
+        self._work, self.down, self._batch = clone((work, down, batch))
+
+        def run() -> dict[str, Tensor]:
+            work, metrics = step(ctx, self._work, self.down, self._batch)
+            _write(self._work, work)
+            return metrics
+
+        self._repeat, self._metrics = capture(run)
+
+    def replay(self, work: State, batch: Batch) -> Result:
+        """Return what the step returns. The `work` that it returned last is not copied."""
+        if work is not self._work:
+            _copy(self._work, work)
+        _copy(self._batch, batch)
+        self._repeat()
+        return self._work, clone(self._metrics)
+
+
+class CudaCapture:
+    """Captures CUDA graphs, which share memory, since no two of them run at once."""
+
+    def __init__(self, device: torch.device):
+        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None  # kept, because the pool ends with its last graph
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        graph, mode = torch.cuda.CUDAGraph(), torch.cuda.get_sync_debug_mode()
+        self._stream.wait_stream(outer := torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):  # a capture that fails would not leave its stream
+            try:
+                torch.cuda.set_sync_debug_mode("error")  # what waits for the GPU fails here, and not in the capture
+                for _ in range(3):  # libraries take memory in their first calls on a stream
+                    run()
+            except RuntimeError as error:
+                raise NotCaptured(error_line(error)) from error
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+            with torch.cuda.graph(graph, self._pool, self._stream):
+                result = run()
+        outer.wait_stream(self._stream)
+        self._first = self._first or graph
+        return graph.replay, result
+
+
+class _Watched(Context):
+    """A context that notes in `reads` which of its attributes are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        attributes = object.__getattribute__(self, "__dict__")
+        if name in attributes:
+            attributes.setdefault("reads", set()).add(name)
+        return object.__getattribute__(self, name)
+
+
+def _watched(ctx: Context) -> Context:
+    watched = object.__new__(_Watched)
+    vars(watched).update(vars(ctx), reads=set())
+    return watched
+
+
+def _obstacle(watched: Context, random: Any, form: Any, before: State, work: State) -> str:
+    """Return why a step from `before` to `work` cannot be replayed, "" if it can."""
+    if others := sorted(vars(watched)["reads"] - {*_LASTING}):
+        return f"the step reads ctx.{others[0]}"
+    if _random_states() != random:
+        return "the step draws random numbers"
+    if not form == _form(before) == _form(work):
+        return "the step changes the form of its state"
+    places = [tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(work) if tensor.numel()]
+    return "tensors of the state share memory" if len({*places}) < len(places) else ""
+
+
+def _random_states() -> list[list[int]]:
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [state.tolist() for state in (torch.get_rng_state(), *on_gpus)]
+
+
+def _form(tree: Any) -> Any:
+    """Return `tree` with the form of each tensor in its place; numbers that are no tensors stay."""
+    return tree_map(lambda x: (x.shape, x.stride(), x.dtype), tree)
+
+
+def _copy(memory: Any, tree: Any) -> None:
+    """Copy `tree` into `memory`, of the same form, with one operation for many tensors."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    tree_map(lambda old, new: pairs.append((old, new)), memory, tree)
+    if pairs:
+        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+
+
+def _write(memory: Any, tree: Any) -> None:
+    """Copy `tree` into `memory`; its tensors may be those of `memory`, in other places, too."""
+    others = tree_map(lambda old, new: old if old.is_set_to(new) else new.clone(), memory, tree)
+    tree_map(lambda old, new: old if new is old else old.copy_(new), memory, others)
+
+
+def _equal(tree: Any, other: Any, test: Callable[[Tensor, Tensor], bool] = torch.equal) -> bool:
+    tests: list[bool] = []
+    tree_map(lambda a, b: tests.append(test(a, b)), tree, other)
+    return all(tests)
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    logging.getLogger(__name__).info("steps run without a CUDA graph: %s", reason)

@@ -1,0 +1,108 @@
+"""Steps replayed from graphs give what the steps give, and a step that a graph cannot replay runs by itself.
+
+CUDA is not needed: `helpers.taped_graphs` repeats recorded operations as a graph does.
+"""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+
+from helpers import taped_graphs
+from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people_of, plan_of
+from helpers.federations import blobs, blueprint, net
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.optim import Adam
+from rayfed.core.trees import tree_map
+from rayfed.engine import graphs
+from rayfed.engine.graphs import REPLAYED, StepGraphs
+from rayfed.engine.host import LocalFleet
+from rayfed.engine.purity import facts
+from rayfed.engine.server import Evaluation, Server
+
+CHANGED = 1.0
+"""A number that steps of `Reads` take from Python."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Capture the second step of a kind."""
+    monkeypatch.setattr(graphs, "ENOUGH_STEPS", 2)
+
+
+def replayed(plan, people):
+    """Return what became of the steps of a run with graphs, whose states are those of a run without."""
+    found = []
+    for capture in (None, taped_graphs.capture):
+        server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+        assert server.fleet.host.graphs is None  # on a CPU
+        server.fleet.host.graphs = StepGraphs(capture) if capture else None
+        list(server.run())
+        found.append(facts(everything(server)))
+    assert found[0] == found[1]
+    counts = server.fleet.host.graphs.counts
+    return Counter({reason: count for reason, count in counts.items() if not reason.startswith("fewer")})
+
+
+@pytest.mark.parametrize("width", [1, pytest.param(4, marks=pytest.mark.slow)])
+@MAIN_CASES
+def test_every_method_has_the_same_state(case, width):
+    plan, people = plan_of(case, vmap_clients=width, rounds=3), people_of(algorithm_of(case))
+    assert replayed(plan, people).total() > 0
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_steps_are_replayed_for_clients_that_end_earlier_and_short_last_batches_too(width):
+    people = blobs()
+    changes = {"optimizer": Adam(lr=0.01), "rounds": 4, "model": net(batch_norm=False), "drop_last": width > 1}
+    counts = replayed(blueprint(FedAvg(), people, vmap_clients=width, **changes), people)
+    assert set(counts) == {REPLAYED}
+    assert counts[REPLAYED] > {1: 70, 3: 20, 4: 15}[width]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reads(FedAvg):
+    """Its steps take a number from the context, from a tensor, or from a variable."""
+
+    what: str
+
+    def correct(self, ctx, grads, work, down):
+        number = {"waits": lambda: grads["fc.bias"].sum().item(), "variable": lambda: CHANGED}
+        number = number.get(self.what, lambda: getattr(ctx, self.what))()
+        return tree_map(lambda g: g * (1 + number / 10), grads)
+
+    def prepare(self, ctx, batch):
+        global CHANGED
+        CHANGED = CHANGED + 1.0
+        return batch
+
+
+@pytest.mark.parametrize("attribute", ["step", "client", "round", "examples"])
+def test_a_step_that_reads_what_changes_runs_by_itself(attribute):
+    people = blobs()
+    assert set(replayed(blueprint(Reads(what=attribute), people), people)) == {f"the step reads ctx.{attribute}"}
+
+
+def test_a_step_that_waits_for_the_device_runs_by_itself_and_others_are_captured():
+    people = blobs()
+    assert set(replayed(blueprint(Reads(what="waits"), people), people)) == {"the step cannot be captured: it waits"}
+
+
+def test_a_graph_is_compared_with_the_step_on_other_inputs_than_those_it_was_captured_with(monkeypatch):
+    """A number that a step takes from a global variable is the same when the captured step is repeated."""
+    monkeypatch.setattr(f"{__name__}.CHANGED", 1.0)
+    people, counts = blobs(), Counter()
+    plan = blueprint(Reads(what="variable"), people)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    server.fleet.host.graphs = StepGraphs(taped_graphs.capture)
+    list(server.run())
+    counts = server.fleet.host.graphs.counts
+    assert "a graph of the step gives other numbers" in counts
+    assert REPLAYED not in counts
+
+
+def test_a_step_that_draws_random_numbers_runs_by_itself():
+    people, model = blobs(), net(batch_norm=False)
+    model.body.append(torch.nn.Dropout())
+    assert set(replayed(blueprint(FedAvg(), people, model=model), people)) == {"the step draws random numbers"}
