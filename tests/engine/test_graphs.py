@@ -13,6 +13,7 @@ from helpers import taped_graphs
 from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people_of, plan_of
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.optim import Adam
 from rayfed.core.trees import tree_map
 from rayfed.engine import graphs
@@ -38,8 +39,8 @@ def replayed(plan, people):
         server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
         assert server.fleet.host.graphs is None  # on a CPU
         server.fleet.host.graphs = StepGraphs(capture) if capture else None
-        list(server.run())
-        found.append(facts(everything(server)))
+        scores = [record.scores for record in server.run()]  # those of training
+        found.append((facts(everything(server)), scores))
     assert found[0] == found[1]
     counts = server.fleet.host.graphs.counts
     return Counter({reason: count for reason, count in counts.items() if not reason.startswith("fewer")})
@@ -59,6 +60,27 @@ def test_steps_are_replayed_for_clients_that_end_earlier_and_short_last_batches_
     counts = replayed(blueprint(FedAvg(), people, vmap_clients=width, **changes), people)
     assert set(counts) == {REPLAYED}
     assert counts[REPLAYED] > {1: 70, 3: 20, 4: 15}[width]
+
+
+class Swaps(Scaffold):
+    """Scaffold whose steps put tensors in each other's places."""
+
+    def start(self, ctx, client, down):
+        return super().start(ctx, client, down) | {"left": torch.full((3,), float(ctx.client)), "right": torch.zeros(3)}
+
+    def step(self, ctx, work, down, batch):
+        work, metrics = super().step(ctx, work, down, batch)
+        return work | {"left": work["right"] + 1, "right": work["left"]}, metrics
+
+    def finish(self, ctx, work, client, down, data):
+        state, up = super().finish(ctx, work, client, down, data)
+        return state | {"left": work["left"], "right": work["right"]}, up
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_tensors_that_swap_places_and_the_states_of_earlier_blocks_are_kept(width):
+    people = blobs(4, sizes=(20, 20, 20, 20))
+    assert set(replayed(blueprint(Swaps(), people, vmap_clients=width, rounds=3), people)) == {REPLAYED}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
