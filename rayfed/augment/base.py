@@ -2,13 +2,14 @@
 
 An augmentation is applied to a whole batch on its device and draws from torch's global generator. The engine seeds the
 generator for each batch by seed, round, client and step, so the result does not depend on where, or together with which
-other clients, a client trains.
+other clients, a client trains. Where clients train at once, `draw` runs for each, and `apply` once for all.
 
 Only training examples are augmented: the batches of local training, and what an algorithm reads from `data.as_trained`
 (the losses by which AFL and VM weight clients). All other computations on a client's data, and all scores, use the data
 without augmentation.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,8 +25,8 @@ from rayfed.core.options import option
 class Augment:
     """Base class of all augmentations. A user's own augmentation derives from it and declares its options as fields.
 
-    uint8 images are passed as floats in [0, 1], or normalised if `after_normalisation` is set. Other inputs are passed
-    unchanged.
+    It defines `draw` and `apply`, or `__call__` alone, which is then called for each client's batch. uint8 images are
+    passed as floats in [0, 1], or normalised if `after_normalisation` is set. Other inputs are passed unchanged.
     """
 
     after_normalisation: ClassVar[bool] = False
@@ -33,9 +34,30 @@ class Augment:
     def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         """Raise a `UsageError` if stored inputs of `shape` and `dtype` cannot be augmented."""
 
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Draw the random numbers for `x` [batch, *shape]: tensors [batch, ...], whatever the values of `x`."""
+        raise NotImplementedError
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        """Augment each example of `x` [batch, *shape] by its own numbers in `drawn`. `x` may be modified in place."""
+        raise NotImplementedError
+
     def __call__(self, x: Tensor) -> Tensor:
         """Augment `x` [batch, *shape]. It may be modified in place."""
-        raise NotImplementedError
+        return self.apply(x, self.draw(x))
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether `draw` and `apply` are all that the augmentation does."""
+        return type(self).__call__ is Augment.__call__
+
+    def together(self, x: Tensor, seeds: Sequence[Callable[[], None]]) -> Tensor:
+        """Augment `x`, the batches of several clients one behind the other; each client draws after its seed."""
+        drawn = []
+        for seed, own in zip(seeds, x.chunk(len(seeds)), strict=True):
+            seed()
+            drawn.append(self.draw(own))
+        return self.apply(x, tuple(map(torch.cat, zip(*drawn, strict=True))))
 
 
 class NoAugment(Augment):
@@ -63,5 +85,8 @@ class Noise(Augment):
         if dtype != np.uint8 and dtype.kind != "f":
             raise UsageError(f"augment.name=noise: needs images or floats, but the inputs of this data are {dtype}")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return x + self.sigma * torch.randn_like(x)
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.randn_like(x),)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        return drawn[0].mul_(self.sigma).add_(x)

@@ -36,10 +36,14 @@ def rotate(x: Tensor, degrees: Tensor) -> Tensor:
     return F.grid_sample(x, grid.to(x.dtype), mode="nearest", padding_mode="zeros", align_corners=False)
 
 
-def random_flip(x: Tensor, probability: float) -> Tensor:
-    """Mirror each image left to right with the given probability."""
-    mask = torch.rand(len(x), 1, 1, 1, device=x.device) < probability
-    return torch.where(mask, x.flip(-1), x)
+def draw_chances(x: Tensor, probability: float = 1.0) -> tuple[Tensor, ...]:
+    """Draw a number from U[0, 1) for each image, [batch, 1, 1, 1]; nothing if the probability is 0."""
+    return (torch.rand(len(x), 1, 1, 1, device=x.device),) if probability else ()
+
+
+def flip_below(x: Tensor, probability: float, chances: Tensor) -> Tensor:
+    """Mirror left to right each image whose chance is below `probability`."""
+    return torch.where(chances < probability, x.flip(-1), x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +53,12 @@ class Rotation(ImageAugment):
     degrees: float = option(45.0, low=0, high=180, help="α, the largest angle; 15, 30, 45 or 60 in the paper")
     flip: float = option(0.0, low=0, high=1, help="probability of a left-right flip before the rotation")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = random_flip(x, self.flip) if self.flip else x
-        return rotate(x, uniform(len(x), -self.degrees, self.degrees, x.device))
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        return *draw_chances(x, self.flip), uniform(len(x), -self.degrees, self.degrees, x.device)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        *chances, degrees = drawn
+        return rotate(flip_below(x, self.flip, *chances) if chances else x, degrees)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +67,11 @@ class HorizontalFlip(ImageAugment):
 
     probability: float = option(0.5, low=0, high=1, help="probability of a left-right flip")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return random_flip(x, self.probability)
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        return draw_chances(x)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        return flip_below(x, self.probability, *drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,34 +81,42 @@ class Crop(ImageAugment):
     padding: int = option(4, low=1, help="zero padding on each side, in pixels")
     flip: float = option(0.5, low=0, high=1, help="probability of a left-right flip")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = random_flip(x, self.flip) if self.flip else x
-        corners = torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device)  # row and column of each image
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        return *draw_chances(x, self.flip), torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device).T
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        *chances, corners = drawn  # row and column of each image
+        x = flip_below(x, self.flip, *chances) if chances else x
         count, channels, height, width = x.shape
-        rows = (corners[0, :, None] + torch.arange(height, device=x.device)).view(count, 1, height, 1)
-        columns = (corners[1, :, None] + torch.arange(width, device=x.device)).view(count, 1, 1, width)
-        image = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
-        channel = torch.arange(channels, device=x.device).view(1, -1, 1, 1)
-        return F.pad(x, [self.padding] * 4)[image, channel, rows, columns]
+        rows = corners[:, :1] + torch.arange(height, device=x.device)
+        columns = corners[:, 1:] + torch.arange(width, device=x.device)
+        places = rows[:, :, None] * (width + 2 * self.padding) + columns[:, None]  # in the rows of the padded image
+        places = places.view(count, 1, -1).expand(-1, channels, -1)
+        return F.pad(x, [self.padding] * 4).flatten(2).gather(2, places).view(x.shape)
 
 
-def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], device: torch.device) -> Tensor:
-    """Draw random boxes: a fraction of the area within `scale`, an aspect ratio from 3:4 to 4:3, any position.
-
-    As in torchvision there are ten attempts per image; if none fits, the box is the whole image.
-
-    Returns:
-        Top, left, height and width, [4, count].
+def draw_boxes(count: int, scale: tuple[float, float], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw ten boxes for each image: fractions of the area within `scale` and logarithms of aspect ratios from 3:4 to
+    4:3, both [count, 10], and one position in [0, 1), [count, 2].
     """
-    areas = height * width * torch.empty(10, count, device=device).uniform_(*scale)
-    ratios = torch.empty(10, count, device=device).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
+    shares = torch.empty(10, count, device=device).uniform_(*scale)
+    ratios = torch.empty(10, count, device=device).uniform_(math.log(3 / 4), math.log(4 / 3))
+    return shares.T, ratios.T, torch.rand(2, count, device=device).T
+
+
+def first_that_fits(height: int, width: int, shares: Tensor, ratios: Tensor, positions: Tensor) -> Tensor:
+    """Return top, left, height and width, [4, count], of the first box of `draw_boxes` that fits into each image.
+
+    If none of the ten fits, the box is the whole image, as in torchvision.
+    """
+    areas, ratios = height * width * shares, ratios.exp()
     wide, high = (areas * ratios).sqrt().round(), (areas / ratios).sqrt().round()
     fits = (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
-    first = fits.int().argmax(0, keepdim=True)
-    any_fits = fits.any(0)
-    wide = torch.where(any_fits, wide.gather(0, first)[0], width)
-    high = torch.where(any_fits, high.gather(0, first)[0], height)
-    top, left = (torch.rand(2, count, device=device) * torch.stack([height - high + 1, width - wide + 1])).floor()
+    first = fits.int().argmax(1, keepdim=True)
+    any_fits = fits.any(1)
+    wide = torch.where(any_fits, wide.gather(1, first)[:, 0], width)
+    high = torch.where(any_fits, high.gather(1, first)[:, 0], height)
+    top, left = (positions.T * torch.stack([height - high + 1, width - wide + 1])).floor()
     return torch.stack([top, left, high, wide])
 
 
@@ -139,8 +157,11 @@ class Blur(ImageAugment):
     low: float = option(0.1, above=0, help="minimum of σ, in pixels")
     high: float = option(2.0, above=0, help="maximum of σ, in pixels")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return gaussian_blur(x, uniform(len(x), self.low, self.high, x.device))
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (uniform(len(x), self.low, self.high, x.device),)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        return gaussian_blur(x, *drawn)
 
 
 RED, GREEN, BLUE = 0.2989, 0.587, 0.114  # weights in the luminance; as a tensor, they would have to be copied to a GPU
@@ -196,20 +217,23 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     return torch.stack([channel(5), channel(3), channel(1)], 1)
 
 
-def jitter_colours(x: Tensor, strength: float) -> Tensor:
-    """Change brightness, contrast, saturation and hue of each image, in random order.
+def draw_jitter(x: Tensor, strength: float) -> tuple[Tensor, ...]:
+    """Draw numbers for `jitter_colours`: four for the order, [batch, 4], then three factors and a shift, each [batch].
 
-    With s = `strength`, the factors of the first three are drawn from U[1 − s, 1 + s], the shift of the hue from
-    U[−s, s].
+    With s = `strength`, the factors are drawn from U[1 − s, 1 + s], the shift from U[−s, s].
     """
-    count = len(x)
-    orders = torch.rand(count, 4).argsort(1)  # on the CPU, where the groups of images are formed
+    count, low = len(x), max(0.0, 1 - strength)
+    order = torch.rand(count, 4)  # on the CPU, where the groups of images are formed
+    factors = [uniform(count, low, 1 + strength, x.device) for _ in range(3)]
+    return order, *factors, uniform(count, -strength, strength, x.device)
+
+
+def jitter_colours(x: Tensor, order: Tensor, *factors: Tensor) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image, in the order of its four numbers in `order`."""
+    orders = order.argsort(1)
     kinds = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
     sizes = [orders[:, position].bincount(minlength=len(kinds)).tolist() for position in range(len(kinds))]
     grouped = orders.argsort(dim=0, stable=True).to(x.device, non_blocking=True)  # one copy: each may wait for the GPU
-    low = max(0.0, 1 - strength)
-    factors = [uniform(count, low, 1 + strength, x.device) for _ in range(3)]
-    factors.append(uniform(count, -strength, strength, x.device))
     x = x.clone()
     for position in range(len(kinds)):
         groups = grouped[:, position].split(sizes[position])
@@ -219,10 +243,9 @@ def jitter_colours(x: Tensor, strength: float) -> Tensor:
     return x
 
 
-def random_grey(x: Tensor, probability: float) -> Tensor:
-    """Remove the colours of each image with the given probability."""
-    mask = torch.rand(len(x), 1, 1, 1, device=x.device) < probability
-    return torch.where(mask, to_grey(x).expand_as(x), x)
+def grey_below(x: Tensor, probability: float, chances: Tensor) -> Tensor:
+    """Remove the colours of each image whose chance is below `probability`."""
+    return torch.where(chances < probability, to_grey(x).expand_as(x), x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +255,14 @@ class Weak(ImageAugment):
     flip: float = option(0.5, low=0, high=1, help="probability of a left-right flip")
     scale: float = option(0.7, above=0, high=1, help="minimum fraction of the area that a crop keeps; 1 for no crop")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = random_flip(x, self.flip) if self.flip else x
-        if self.scale == 1:
-            return x
-        return crop_and_resize(x, draw_boxes(len(x), x.shape[2], x.shape[3], (self.scale, 1.0), x.device))
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        drawn = draw_chances(x, self.flip)
+        return drawn if self.scale == 1 else (*drawn, *draw_boxes(len(x), (self.scale, 1.0), x.device))
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        if self.flip:
+            x, drawn = flip_below(x, self.flip, drawn[0]), drawn[1:]
+        return x if self.scale == 1 else crop_and_resize(x, first_that_fits(*x.shape[2:], *drawn[:3]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +279,13 @@ class Moderate(Weak):
         if shape[0] not in (1, 3) or dtype != np.uint8:
             raise UsageError("augment.name=moderate: colour jitter needs uint8 images with 1 or 3 channels")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = super().__call__(x)
-        x = jitter_colours(x, self.jitter) if self.jitter else x
-        return random_grey(x, self.grey) if self.grey else x
+    def draw(self, x: Tensor) -> tuple[Tensor, ...]:
+        drawn = super().draw(x)
+        drawn += draw_jitter(x, self.jitter) if self.jitter else ()
+        return drawn + draw_chances(x, self.grey)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        x = super().apply(x, drawn)  # by the first numbers
+        jitter = drawn[-6:-1] if self.grey else drawn[-5:]
+        x = jitter_colours(x, *jitter) if self.jitter else x
+        return grey_below(x, self.grey, drawn[-1]) if self.grey else x

@@ -5,6 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -37,14 +38,18 @@ class Normalise:
         self.shift = (-mean / std).view(-1, 1, 1).to(device)
         self.channels_last = channels_last
 
-    def augmented(self, x: Tensor, augment: Augment) -> Tensor:
-        """Normalise and augment a batch; `augment` is applied to pixels in [0, 1] or after normalisation."""
+    def augmented(self, x: Tensor, augment: Augment, seeds: Sequence[Callable[[], None]] = ()) -> Tensor:
+        """Normalise and augment a batch, or with `seeds` those of several clients; see `Augment.together`.
+
+        `augment` is applied to pixels in [0, 1] or after normalisation.
+        """
+        change = partial(augment.together, seeds=seeds) if seeds else augment
         if not augment.after_normalisation:
             pixels = x.dtype == torch.uint8
-            x = augment(x.float().div_(255) if pixels else x)
+            x = change(x.float().div_(255) if pixels else x)
             x = x.mul(self.scale * 255).add_(self.shift) if pixels else x
         x = self(x)
-        return augment(x) if augment.after_normalisation else x
+        return change(x) if augment.after_normalisation else x
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:

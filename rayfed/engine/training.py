@@ -1,6 +1,7 @@
 """Local training: clients one after the other, or a block of clients at once with `torch.vmap`.
 
 A step of a block takes the same number of operations for any number of clients, and none of them waits for the device.
+Only the draws of an augmentation, and batches that each client makes alone (`_stacked`), take more for more clients.
 """
 
 from collections import Counter
@@ -29,6 +30,8 @@ Rows = list[np.ndarray]
 """The row numbers of each batch."""
 Phases = Sequence[tuple[Phase, Rows]]
 """A client's phases, each with its batches."""
+SeedBatch = Callable[..., None]
+"""Seeds the random draws of a client's batch; called with `step=`."""
 
 WIDTHS = (1, 4, 16, 64, 256)
 """The numbers of clients that `fastest_width` tries."""
@@ -68,13 +71,14 @@ def train(
     work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
     totals = [_Sums() for _ in jobs]
     parts, down = [job.part for job in jobs], jobs[0].down  # the fields that a step reads are common to all clients
-    takes_rows = augment is None and not exchange.prepares_batches
+    takes_rows = (augment is None or augment.draws_apart) and not exchange.prepares_batches
     on_device = all(isinstance(part.x, Tensor) for part in parts)
-    pool = Pool(parts) if takes_rows and len(jobs) > 1 and on_device else None
+    pool = Pool(parts, augment) if takes_rows and len(jobs) > 1 and on_device else None
     for number, phases in enumerate(zip(*(job.phases for job in jobs), strict=True)):
         ctx = jobs[0].ctx.at(phase=phases[0][0].name, data=NO_DATA)
         seed_torch(seed, "steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
-        own = [_batches(exchange, job, number, augment, seed) for job in jobs]
+        seeds = [partial(seed_torch, seed, "batch", job.ctx.moment, phase=number, client=job.client) for job in jobs]
+        own = [_batches(exchange, job, number, augment, each) for job, each in zip(jobs, seeds, strict=True)]
         if len(jobs) == 1:
             take_step: Step = exchange.step if graphs is None else GraphedStep(graphs, exchange, exchange.step)
             for step, batch in enumerate(own[0]):
@@ -88,7 +92,7 @@ def train(
         drawn = [rows for _, rows in phases]
         order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
         counts = [len(drawn[i]) for i in order]
-        batches = _stacked([own[i] for i in order], counts) if pool is None else pool.batches(drawn, order)
+        batches = _stacked([own[i] for i in order], counts) if pool is None else pool.batches(drawn, order, seeds)
         ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts, graphs)
         for i, end, of_client in zip(order, ends, sums.of_clients(), strict=True):
             work[i] = end
@@ -142,7 +146,7 @@ class _Sums(dict[str, Tensor | float]):
         return {name: total / self._counts[name] for name, total in totals.items()}
 
 
-def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None, seed: int) -> Iterator[Batch]:
+def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None, seed: SeedBatch) -> Iterator[Batch]:
     """Yield a client's batches of the phase at position `number`; random draws are seeded for each batch."""
     phase, drawn = job.phases[number]
     if not drawn:
@@ -153,7 +157,7 @@ def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None,
         yield from part.taken(rows, sizes)
         return
     for step, here in enumerate(rows.split(sizes)):
-        seed_torch(seed, "batch", job.ctx.moment, phase=number, client=job.client, step=step)
+        seed(step=step)
         batch = part.take(here) if augment is None else part.augmented(here, augment)
         yield exchange.prepare(job.ctx.at(phase=phase.name, step=step), batch) if exchange.prepares_batches else batch
 
@@ -167,18 +171,19 @@ def _stacked(batches: Sequence[Iterator[Batch]], counts: Sequence[int]) -> Itera
 class Pool:
     """The training examples of all clients of a block in one tensor, from which their batches are taken at once."""
 
-    def __init__(self, parts: Sequence[Part]):
-        self._normalise = parts[0].normalise
+    def __init__(self, parts: Sequence[Part], augment: Augment | None = None):
+        self._normalise, self._augment = parts[0].normalise, augment
         self._x = torch.cat([part.x for part in parts if isinstance(part.x, Tensor)])
         self._y = torch.cat([part.y for part in parts])
         self._first = np.cumsum([0, *map(len, parts)])
 
-    def batches(self, rows: Sequence[Rows], order: Sequence[int]) -> Iterator[Batch]:
+    def batches(self, rows: Sequence[Rows], order: Sequence[int], seeds: Sequence[SeedBatch]) -> Iterator[Batch]:
         """Yield the batch [clients, batch, ...] of each step, of the clients that still train.
 
         Args:
             rows: The row numbers of every client's batches, all of one size.
             order: The positions of the clients, those with the most batches first.
+            seeds: For each client what seeds the draws of an augmentation.
         """
         counts = [len(rows[i]) for i in order]
         if not counts[0]:
@@ -191,7 +196,11 @@ class Pool:
         for step, live in enumerate(_live_clients(counts)):
             now = on_device[step, :live]
             flat = now.flatten()
-            x, y = self._normalise(self._x.index_select(0, flat)), self._y.index_select(0, flat)
+            x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
+            if self._augment is None:
+                x = self._normalise(x)
+            else:
+                x = self._normalise.augmented(x, self._augment, [partial(seeds[i], step=step) for i in order[:live]])
             yield Batch(x.unflatten(0, now.shape), y.unflatten(0, now.shape))
 
 

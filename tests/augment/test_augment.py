@@ -1,5 +1,7 @@
 """Augmentations against torchvision's, image by image with the same parameters, and how they are drawn and used."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from helpers.federations import blueprint, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.augment import AUGMENTS
 from rayfed.augment.base import Noise
 from rayfed.augment.images import (
     Blur,
@@ -24,15 +27,21 @@ from rayfed.augment.images import (
     adjust_saturation,
     crop_and_resize,
     draw_boxes,
+    draw_chances,
+    draw_jitter,
+    first_that_fits,
     gaussian_blur,
+    grey_below,
     jitter_colours,
-    random_grey,
     rotate,
 )
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
+from rayfed.core.registry import resolve
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Client, Examples, Population
+from rayfed.engine import training
+from rayfed.engine.training import train_block
 
 
 def pictures(count=6, channels=3, height=17, width=17, seed=0):
@@ -106,7 +115,7 @@ def test_every_image_has_its_own_draw():
 
 def test_boxes():
     torch.manual_seed(0)
-    top, left, height, width = draw_boxes(4000, 100, 100, (0.7, 1.0), torch.device("cpu"))
+    top, left, height, width = first_that_fits(100, 100, *draw_boxes(4000, (0.7, 1.0), torch.device("cpu")))
     area, ratio = height * width / 1e4, width / height
     assert 0.68 < area.min() < 0.72
     assert 0.95 < area.max() <= 1
@@ -124,7 +133,7 @@ def test_shares():
     mirrored = HorizontalFlip(probability=0.3)(ramp)[:, 0, 0, 0] == 8
     assert mirrored.float().mean().item() == pytest.approx(0.3, abs=0.03)
     coloured = pictures(1).expand(4000, -1, -1, -1)
-    lost = random_grey(coloured, 0.1)
+    lost = grey_below(coloured, 0.1, *draw_chances(coloured))
     assert (lost[:, 0] == lost[:, 1]).all((1, 2)).float().mean().item() == pytest.approx(0.1, abs=0.02)
 
 
@@ -132,7 +141,7 @@ def test_jitter_in_every_order():
     """With two orders alone the outcome of one image would be one of two; all 24 are met."""
     x = pictures(1).expand(600, -1, -1, -1)
     torch.manual_seed(0)
-    found = jitter_colours(x, 0.3)
+    found = jitter_colours(x, *draw_jitter(x, 0.3))
     assert 0 <= found.min() < found.max() <= 1
     torch.manual_seed(0)
     orders = torch.rand(600, 4).argsort(1)
@@ -160,9 +169,9 @@ def test_noise():
 class Pictures(nn.Module):
     feature_shape = (4,)
 
-    def __init__(self):
+    def __init__(self, channels=1):
         super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+        self.conv, self.head = nn.Conv2d(channels, 4, 3), nn.Linear(4, 3)
 
     def features(self, x):
         return self.conv(x).relu().mean((2, 3))
@@ -171,16 +180,15 @@ class Pictures(nn.Module):
         return self.head(self.features(x))
 
 
-def people(dtype=np.uint8, count=10):
+def people(sizes=(10, 10, 10), channels=1):
     rng = np.random.default_rng(0)
 
     def examples(n):
-        x = rng.integers(0, 256, (n, 1, 8, 8)).astype(np.uint8)
-        x = x if dtype == np.uint8 else (x / 255).astype(dtype)
+        x = rng.integers(0, 256, (n, channels, 8, 8)).astype(np.uint8)
         return Examples(x, rng.integers(0, 3, n).astype(np.int64))
 
-    clients = tuple(Client(i, "d", examples(count), examples(4), examples(4)) for i in range(3))
-    return Population("pictures", clients, 3, (1, 8, 8), (0.4,), (0.2,))
+    clients = tuple(Client(i, "d", examples(size), examples(4), examples(4)) for i, size in enumerate(sizes))
+    return Population("pictures", clients, 3, (channels, 8, 8), (0.4,) * channels, (0.2,) * channels)
 
 
 def seen_by_steps(augment, population, **changes):
@@ -188,7 +196,7 @@ def seen_by_steps(augment, population, **changes):
 
     class Spy(FedAvg):
         def step(self, ctx, work, down, batch):
-            if changes.get("width", 1) == 1:
+            if changes.get("vmap_clients", 1) == 1:
                 seen.append((ctx.round, ctx.client, ctx.step, batch))
             return super().step(ctx, work, down, batch)
 
@@ -198,7 +206,7 @@ def seen_by_steps(augment, population, **changes):
             return super().finish(ctx, work, client, down, data)
 
     torch.manual_seed(0)
-    plan = blueprint(Spy(), population, model=Pictures(), augment=augment, **changes)
+    plan = blueprint(Spy(), population, model=Pictures(population.shape[0]), augment=augment, **changes)
     server, _ = simulate(plan, population)
     return server, {key: batch for *key, batch in seen for key in [tuple(key)]}
 
@@ -229,6 +237,37 @@ def test_any_width_augments_alike(augment):
     for name, value in narrow.items():
         torch.testing.assert_close(value, wide[name], rtol=1e-4, atol=1e-5)
     assert any(not torch.allclose(value, narrow[name], atol=1e-4) for name, value in plain.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Crop):
+    """An augmentation that draws and changes a batch in one hook."""
+
+    def __call__(self, x):
+        return super().__call__(x) * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", [*list(AUGMENTS)[1:], "own"])
+def test_clients_that_train_at_once_have_the_bits_that_each_has_alone(name, channels, monkeypatch):
+    population, together = people((10, 21, 15), channels), {}
+    augment = Own() if name == "own" else resolve(name, AUGMENTS, where="augment.name")()
+
+    def watched(exchange, ctx, work, down, batches, counts, graphs):
+        assert counts == [4, 3, 2]
+        batches = list(batches)
+        for step, batch in enumerate(batches):
+            for client, x, y in zip((1, 2, 0), *batch, strict=False):  # those that still train
+                together[ctx.round, client, step] = x, y
+        return train_block(exchange, ctx, work, down, batches, counts, graphs)
+
+    monkeypatch.setattr(training, "train_block", watched)
+    seen_by_steps(augment, population, vmap_clients=3)
+    _, alone = seen_by_steps(augment, population)
+    assert together.keys() == {key for key in alone if key[2] != "finish"}
+    for key, (x, y) in together.items():
+        assert torch.equal(x, alone[key].x), key
+        assert torch.equal(y, alone[key].y), key
 
 
 def test_scores_see_the_data_as_they_are():

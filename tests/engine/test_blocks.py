@@ -17,10 +17,11 @@ from helpers.algorithm_cases import MAIN_CASES, finished, people_of, plan_of
 from helpers.commands import TWO_CLIENTS, command
 from helpers.federations import Busy, blobs, blueprint, new_server, reshaped, simulate
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.augment.images import Crop, Rotation
 from rayfed.core import convolution
 from rayfed.core.network import Network, vectorised, weights_of
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.rng import choose_tf32, torch_state_kept
+from rayfed.core.rng import choose_tf32, seed_torch, torch_state_kept
 from rayfed.core.trees import named_tensors, tree_map
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine import host, training
@@ -61,11 +62,18 @@ def operations_of_a_step(plan, people, clients):
     work = [exchange.start(ctx, plan.algorithm.join(ctx), down)] * clients
     counted = []
     for steps in (2, 3):
-        batches = Pool(parts).batches([[np.arange(BATCH)] * steps] * clients, range(clients))
+        rows, seeds = [[np.arange(BATCH)] * steps] * clients, [partial(seed_torch, 0, "batch")] * clients
+        batches = Pool(parts, plan.augment).batches(rows, range(clients), seeds)
         with Operations() as operations:
             train_block(exchange, ctx, work, down, batches, [steps] * clients)
         counted.append(operations.counts)
     return counted[1] - counted[0]
+
+
+def zeros():
+    x, y = np.zeros((BATCH, *SHAPE), np.uint8), np.zeros(BATCH, np.int64)
+    client = Client(0, "all", Examples(x, y), Examples(x[:0], y[:0]), Examples(x[:0], y[:0]))
+    return Population("zeros", (client,), 10, SHAPE, (0.5,), (0.5,))
 
 
 def convolved(monkeypatch):
@@ -83,10 +91,7 @@ def convolved(monkeypatch):
 )
 def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, options, optimizer, products, monkeypatch):
     seen = convolved(monkeypatch) if products else []
-    x, y = np.zeros((BATCH, *SHAPE), np.uint8), np.zeros(BATCH, np.int64)
-    client = Client(0, "all", Examples(x, y), Examples(x[:0], y[:0]), Examples(x[:0], y[:0]))
-    people = Population("zeros", (client,), 10, SHAPE, (0.5,), (0.5,))
-    model = build_model(network, options, SHAPE, 10)
+    people, model = zeros(), build_model(network, options, SHAPE, 10)
     plan = blueprint(FedAvg(), people, model=model, optimizer=optimizer, batch_size=BATCH)
     alone = operations_of_a_step(plan, people, 1)
     assert alone["index_select"] == 2  # the inputs and the labels of all clients
@@ -94,6 +99,19 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
     for clients in (3, 64):
         assert operations_of_a_step(plan, people, clients) == alone
     assert bool(seen) == (alone["unfold"] > 0) == (products and network != "mlp")
+
+
+@pytest.mark.parametrize(
+    ("augment", "draws"),
+    [(Rotation(), {"empty": 61, "uniform_": 61}), (Crop(), {"rand": 61, "randint": 61, "permute": 61})],
+)
+def test_only_the_draws_of_an_augmentation_take_more_operations_for_more_clients(augment, draws):
+    people, model = zeros(), build_model("mlp", {"hidden": [8]}, SHAPE, 10)
+    plan = blueprint(FedAvg(), people, model=model, augment=augment, batch_size=BATCH)
+    few, many = (operations_of_a_step(plan, people, clients) for clients in (3, 64))
+    assert many - few == draws
+    assert not few - many
+    assert not WAITING & {*many}
 
 
 @pytest.mark.parametrize("products", [False, True])

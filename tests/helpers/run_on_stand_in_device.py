@@ -3,6 +3,7 @@
 A program of its own, because torch counts its devices at the first backward pass of a process.
 """
 
+import itertools
 import json
 import sys
 import tempfile
@@ -103,17 +104,19 @@ def unpacked(server: Any, device: torch.device) -> None:
 
 @contextmanager
 def no_step_waits() -> Iterator[None]:
-    """Let the local training of a client alone fail if a step, or taking its batches, would wait for a GPU."""
+    """Let local training fail if a step, or taking its batches, would wait for a GPU."""
     from rayfed.engine import training
 
-    batches = training._batches
+    def watched(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def watch(*given: Any) -> Iterator[Any]:
+            stand_in_device.waited.clear()
+            yield from batches(*given)  # a step is taken after each
+            assert not stand_in_device.waited, f"training waits for the device: {stand_in_device.waited}"
 
-    def watched(*given: Any) -> Iterator[Any]:
-        stand_in_device.waited.clear()
-        yield from batches(*given)  # a step is taken after each
-        assert not stand_in_device.waited, f"training waits for the device: {stand_in_device.waited}"
+        return watch
 
-    with mock.patch.object(training, "_batches", watched):
+    alone, of_all = watched(training._batches), watched(training.Pool.batches)
+    with mock.patch.object(training, "_batches", alone), mock.patch.object(training.Pool, "batches", of_all):
         yield
 
 
@@ -219,8 +222,9 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
         "unseen": lambda device: run(device, unseen_clients=1),
         "domain left out": lambda device: run(device, leave_out="street"),
     }
-    for name in AUGMENTS:
-        cases[f"augmented by {name}"] = lambda device, name=name: run(device, **{"augment.name": name})
+    for name, width in itertools.product(AUGMENTS, (1, 3)):
+        changes = {"augment.name": name, "placement.vmap_clients": width}
+        cases[f"augmented by {name}, {width} at once"] = lambda device, changes=changes: run(device, **changes)
     return cases
 
 
