@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.core.convolution import convolve, is_faster, is_plain
 from rayfed.core.modules import (
     batch_norm_layers,
     batch_norm_statistics,
@@ -37,12 +34,6 @@ def vectorised() -> Iterator[None]:
 def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """Change the memory format of a layer's inputs where torch's kernel for channels-last cannot be vectorised."""
     return tuple(x.contiguous() for x in inputs) if _vectorised else None
-
-
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Any, padding: Any) -> Tensor:
-    """Return the result of a layer's convolution, computed in the way that is faster."""
-    function = convolve if _vectorised and is_faster(x, weight, stride, padding) else F.conv2d
-    return function(x, weight, bias, stride, padding)
 
 
 def is_vectorised() -> bool:
@@ -86,12 +77,9 @@ class Network:
         self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
-        layer: Any
         for layer in module.modules():
             if isinstance(layer, nn.GroupNorm):
                 layer.register_forward_pre_hook(_contiguous_under_vmap)
-            if is_plain(layer):
-                layer._conv_forward = partial(_convolved, stride=layer.stride, padding=layer.padding)
 
     def run(self, weights: Weights, fn: Callable[[Any], Any], *, train: bool = True) -> tuple[Any, Weights]:
         """Call `fn(module)` with `weights` in the module; return its result and the buffers after the call.

@@ -2,15 +2,12 @@
 
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
-from pickle import dumps, loads
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.algorithm_cases import MAIN_CASES, finished, people_of, plan_of
@@ -18,11 +15,10 @@ from helpers.commands import TWO_CLIENTS, command
 from helpers.federations import Busy, blobs, blueprint, new_server, reshaped, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.images import Crop, Rotation
-from rayfed.core import convolution
-from rayfed.core.network import Network, vectorised, weights_of
+from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.rng import choose_tf32, seed_torch, torch_state_kept
-from rayfed.core.trees import named_tensors, tree_map
+from rayfed.core.rng import seed_torch
+from rayfed.core.trees import named_tensors
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine import host, training
 from rayfed.engine.device_data import Normalise, Part
@@ -76,21 +72,11 @@ def zeros():
     return Population("zeros", (client,), 10, SHAPE, (0.5,), (0.5,))
 
 
-def convolved(monkeypatch):
-    """Convolve as on a GPU; return the list to which the inputs of these layers will be added."""
-    seen = []
-    monkeypatch.setattr(convolution, "_on_gpu", lambda x: seen.append(x) is None)
-    choose_tf32(False)
-    return seen
-
-
-@pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1)], ids=["sgd", "adam"])
 @pytest.mark.parametrize(
     ("network", "options"), [("mlp", {"hidden": [8]}), ("cnn", {}), ("digits_cnn", {"width": 0.02})]
 )
-def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, options, optimizer, products, monkeypatch):
-    seen = convolved(monkeypatch) if products else []
+def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, options, optimizer):
     people, model = zeros(), build_model(network, options, SHAPE, 10)
     plan = blueprint(FedAvg(), people, model=model, optimizer=optimizer, batch_size=BATCH)
     alone = operations_of_a_step(plan, people, 1)
@@ -98,7 +84,6 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
     assert not WAITING & {*alone}
     for clients in (3, 64):
         assert operations_of_a_step(plan, people, clients) == alone
-    assert bool(seen) == (alone["unfold"] > 0) == (products and network != "mlp")
 
 
 @pytest.mark.parametrize(
@@ -114,10 +99,8 @@ def test_only_the_draws_of_an_augmentation_take_more_operations_for_more_clients
     assert not WAITING & {*many}
 
 
-@pytest.mark.parametrize("products", [False, True])
-def test_group_norm_behind_a_convolution_can_be_trained_at_once(products, monkeypatch):
+def test_group_norm_behind_a_convolution_can_be_trained_at_once():
     """On a CPU its inputs are in the memory format channels-last, for which torch's kernel cannot be vectorised."""
-    seen = convolved(monkeypatch) if products else []
     people = reshaped(blobs(3, sizes=(4, 4, 4)), (1, 2, 3))
     model = build_model("cnn_domainbed", {}, people.shape, people.num_classes)
     alone, together = (
@@ -126,49 +109,6 @@ def test_group_norm_behind_a_convolution_can_be_trained_at_once(products, monkey
     )
     torch.testing.assert_close(together.state["weights"], alone.state["weights"], rtol=1e-4, atol=1e-6)
     assert not torch.equal(alone.state["weights"]["head.bias"], model.head.bias)
-    assert len(seen) == 4 * 2 * products  # layers and steps of the block
-
-
-@pytest.mark.parametrize(("padding", "bias"), [((0, 0), False), ((2, 1), True)])
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 4)])
-@pytest.mark.filterwarnings("error:There is a performance drop")  # for a loop over clients
-def test_convolutions_as_products_have_the_derivatives_of_torch(stride, padding, bias):
-    def derivatives(function, weight, x, offset, *along):
-        """The result, and the second derivatives of a loss along directions in both modes."""
-        options = offset if bias else None, stride, padding
-        first = torch.func.grad(lambda weight, x: function(x, weight, *options).sin().sum(), argnums=(0, 1))
-        slope = torch.func.grad(lambda *at: sum((d * g).sum() for d, g in zip(along, first(*at), strict=True)), (0, 1))
-        return function(x, weight, *options), slope(weight, x), torch.func.jvp(first, (weight, x), along)
-
-    shapes = (4, 2, 3, 2), (5, 2, 7, 6), (4,), (4, 2, 3, 2), (5, 2, 7, 6)
-    values = [torch.randn(3, *shape, dtype=torch.float64) for shape in shapes]
-    together = torch.vmap(partial(derivatives, convolution.convolve))(*values)
-    alone = [derivatives(nn.functional.conv2d, *own) for own in zip(*values, strict=True)]
-    torch.testing.assert_close(together, tree_map(lambda *each: torch.stack(each), *alone))
-
-
-def test_small_convolutions_in_float32_are_products(monkeypatch):
-    convolved(monkeypatch)
-    x, weight = torch.zeros(16, 32, 34, 15), torch.zeros(8, 32, 4, 8)  # 16 * 16 * 8 patches of 1024 floats: 8 MB
-    faster = partial(convolution.is_faster, weight=weight, stride=(2, 1), padding=(0, 0))
-    assert [*map(faster, (x, x.new_zeros(17, 32, 34, 15), x[0], x.double()))] == [True, False, False, False]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not faster(x)
-    with torch_state_kept():
-        choose_tf32(True)
-        assert not faster(x)
-
-
-def test_only_plain_convolutions_in_blocks_are_products_also_those_of_copies(monkeypatch):
-    seen, module, x = convolved(monkeypatch), nn.Sequential(nn.Conv2d(2, 2, 3, 2, 1)), torch.randn(4, 2, 28, 28)
-    for options in ({"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
-        module.append(nn.Conv2d(2, 2, 3, **options))
-    expected, weights, network = module(x), weights_of(module), Network(module)
-    for each in (network, Network(deepcopy(module)), Network(loads(dumps(module)))):
-        assert torch.equal(each(weights, x)[0], expected)
-        with vectorised():
-            torch.testing.assert_close(each(weights, x)[0], expected)
-    assert [len(images) for images in seen] == [4, 4, 4]
 
 
 class Shared(FedAvg):
