@@ -153,7 +153,7 @@ class CudaCapture:
     """Captures CUDA graphs, which share memory, since no two of them run at once."""
 
     def __init__(self, device: torch.device):
-        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        self._stream, self._pool = _stream_of(device), torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None  # kept, because the pool ends with its last graph
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
@@ -173,6 +173,12 @@ class CudaCapture:
         outer.wait_stream(self._stream)
         self._first = self._first or graph
         return graph.replay, result
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of captures: one for a process, as cuBLAS keeps 68 MB for each that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 class _Watched(Context):

@@ -243,7 +243,7 @@ class Host:
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
             def block(width: int) -> None:
-                self._train(exchange, [job] * width)
+                self._train(exchange, [job] * width, graphs=None)  # of which few steps would be replayed
                 self._synchronise()
                 if peak_bytes(task.device) > room:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
@@ -273,7 +273,7 @@ class Host:
                 work = exchange.start(ctx, state, fields)
                 jobs.append(Job(client, self.data.parts(client)["train"], phases, work, ctx, state, fields))
             with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
-                results = self._train(exchange, jobs)
+                results = self._train(exchange, jobs, self.graphs)
             for job in jobs:
                 self._check_finite(job, results[0])
                 yield job, results.pop(0)
@@ -293,8 +293,8 @@ class Host:
             while ahead:
                 yield ahead.pop(0)  # which would else keep the client's data
 
-    def _train(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Trained]:
-        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment, self.graphs)
+    def _train(self, exchange: Exchange, jobs: Sequence[Job], graphs: StepGraphs | None) -> list[Trained]:
+        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment, graphs)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
