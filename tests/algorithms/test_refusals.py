@@ -7,8 +7,10 @@ import pytest
 
 from helpers.federations import Maps, Point, blobs, blueprint, net, quadratic, quadratics
 from rayfed.algorithms.adcol import Adcol
+from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.centralised import ERM, MMREx
 from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
+from rayfed.algorithms.dp_fedbn import DPFedBN
 from rayfed.algorithms.fada import FADA
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedgen import FedGen
@@ -18,6 +20,7 @@ from rayfed.algorithms.partialfed import PartialFed
 from rayfed.algorithms.personal_heads import FedBABU, FedPer, FedRep
 from rayfed.algorithms.weights_by_losses import AFL, VM
 from rayfed.core.errors import UsageError
+from rayfed.engine.clock import Availability
 
 PLAIN, FROZEN, TWO = {"model": net(batch_norm=False)}, {"batch_norm": "frozen"}, {"cohort": 2}
 TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
@@ -39,6 +42,8 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (FedBN(), PLAIN, "algorithm.name=fedbn: the model has no batch-norm layer; use another"),
         (FedBN(), FROZEN, "batch_norm=frozen: fedbn trains .* use batch_norm=local"),
         (FedMix(mean_examples=30), {}, "algorithm.mean_examples=30: client 0 has only 20 examples"),
+        (DPFedBN(), {"availability": Availability(dropout=0.1)}, "availability.dropout=0.1: algorithm.name=dp_fedbn"),
+        (APPLE(), {"availability": Availability(deadline=3)}, "availability.deadline=3: algorithm.name=apple needs"),
         (FRAug(), {"model": Maps()}, "algorithm.name=fraug: needs features that are vectors, the model's are 2x4"),
         (FRAug(), {"drop_last": False}, "local.batch_size=5: algorithm.name=fraug cannot train its batch norm on a"),
     ],
@@ -56,6 +61,7 @@ def test_one_line(algorithm, changes, message):
         (LocalDPAdcol(network="resnet18", server_batch_size=999), {}),
         (AFL(lambda_min=1 / 4), {}),
         (VM(), {"batch_norm": "local"}),
+        (APPLE(), {"availability": Availability(least_work=0.5)}),
         (FRAug(), {"drop_last": False, "batch_size": 7}),
         (FRAug(augmenter="gaussian", use_generator=False, use_rtnet=False), {}),
     ],

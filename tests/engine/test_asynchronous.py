@@ -206,23 +206,13 @@ def test_clients_under_way_train_together_and_nothing_is_trained_in_vain():
     waves, exchange = [], fleet.exchange
     fleet.exchange = lambda request, *sent: waves.append(len(request.clients)) or exchange(request, *sent)
     server = new_server(how, EQUAL, fleet, points=("downloaded",))
-    list(server.run())
+    together = list(server.run())
     assert sum(waves) == 24  # as many as replies
     assert len(waves) <= 24 / 3  # at least three at a time on average
-    alone = new_server(how, EQUAL, points=("downloaded", "trained"))
-    list(alone.run())  # where trained models are scored, every client trains for its own update
-    assert alone.state_hash() == server.state_hash()
-
-
-def test_scores_see_the_states_of_clients_by_the_clock():
-    """A client that trains ahead of the clock is scored with the state that it has on the clock."""
-    how = dataclasses.replace(
-        blueprint(FedBN(), EQUAL, model=Net(), rounds=9), clock=SPREAD, buffered=Buffered(concurrency=6, buffer=1)
-    )
-    together, alone = (
-        simulate(how, EQUAL, points=points)[1] for points in (("downloaded",), ("downloaded", "trained"))
-    )
-    for a, b in zip(together, alone, strict=True):
+    # Where trained models are scored, every client trains for its own update.
+    other, alone = simulate(how, EQUAL, points=("downloaded", "trained"))
+    assert other.state_hash() == server.state_hash()
+    for a, b in zip(together, alone, strict=True):  # each client is scored with the state that it has on the clock
         assert a.scores == [score for score in b.scores if score.point == "downloaded" or score.split == "train"]
 
 

@@ -5,13 +5,10 @@ import math
 
 import pytest
 
-from helpers.federations import Point, blobs, blueprint, new_server, quadratic, quadratics, simulate
+from helpers.federations import Point, blueprint, new_server, quadratic, quadratics, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.apple import APPLE
-from rayfed.algorithms.dp_fedbn import DPFedBN
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
 from rayfed.engine.blueprint import Blueprint
@@ -124,14 +121,3 @@ def test_scaffold_counts_the_steps_that_a_client_took():
     for i, a in enumerate((1, 2, 4, 8)):
         k = how.availability.local_work(how.local, 0, Moment("round", 1), i).steps
         assert server.fleet.states[i]["c"]["w"].item() == pytest.approx(-a * (1 - 0.9**k) / (0.1 * k), rel=1e-4)
-
-
-def test_methods_that_need_every_client_are_refused():
-    people = blobs(4)
-    for algorithm, key, message in (
-        (DPFedBN(), {"dropout": 0.1}, "availability.dropout=0.1: algorithm.name=dp_fedbn divides its privacy budget"),
-        (APPLE(), {"deadline": 3.0}, "availability.deadline=3: algorithm.name=apple needs every client in every round"),
-    ):
-        with pytest.raises(UsageError, match=f"^{message}"):
-            blueprint(algorithm, people, availability=Availability(**key)).check(people)
-    blueprint(APPLE(), people, availability=Availability(least_work=0.5)).check(people)

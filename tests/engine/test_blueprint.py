@@ -9,8 +9,6 @@ from helpers.federations import blobs, blueprint, net, quadratic, quadratics, si
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 
-POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
-
 
 class TestChecks:
     def test_a_client_with_less_than_a_batch_trains_on_what_it_has(self):

@@ -86,19 +86,12 @@ def test_each_checkpoint_writes_the_server_and_the_cohort_alone(recorder, folder
     assert len(list(folder.glob("manifest-*"))) == 2
 
 
-@pytest.mark.parametrize("last", [1, 4, ROUNDS])
-def test_a_resumed_simulation_ends_with_the_same_bits(recorder, outcome, last):
-    server, _ = run_and_save(recorder, last)
-    resumed = server_of()
-    assert checkpointer(resumed, recorder).restore(recorder.saved("t")) == []
-    assert (resumed.round, resumed.state_hash()) == (last, server.state_hash())
-    assert go_on(recorder).state_hash() == outcome
-
-
-def test_resumed_again_and_again(recorder, outcome):
+def test_a_simulation_that_is_resumed_again_and_again_ends_with_the_same_bits(recorder, outcome):
     """Each time, the checkpoint after a restored one writes the cohort alone."""
     for last in range(1, ROUNDS + 1):
-        server = go_on(recorder, last)
+        server, resumed = go_on(recorder, last), server_of()
+        assert checkpointer(resumed, recorder).restore(recorder.saved("t")) == []
+        assert (resumed.round, resumed.state_hash()) == (last, server.state_hash())
         content = recorder.saved("t")[0]["content"]
         if last == 2:
             written = [name for name, part in content["clients"].items() if part[0] == content["number"]]

@@ -17,7 +17,7 @@ from rayfed.records.recorder import Recorder
 
 QUICK = TWO_CLIENTS | {"rounds": 12}
 
-LOSS = Selection(metric="loss", higher_is_better=False)
+OF_LOSS = StopRule(patience=2, selection=Selection(metric="loss", higher_is_better=False))
 
 
 def record(round, value, metric="accuracy", **more):
@@ -39,31 +39,24 @@ def stopped_after(rule, values):
 
 class TestRule:
     @pytest.mark.parametrize(
-        ("patience", "min_delta", "values", "stop"),
+        ("rule", "values", "stop"),
         [
-            (1, 0.0, [0.5, 0.6, 0.6], 3),  # a tie is no improvement
-            (2, 0.0, [0.5, 0.4, 0.6, 0.5, 0.5], 5),  # 0.6 starts the count anew
-            (2, 0.0, [0.5, 0.4, 0.6, 0.5], None),
-            (2, 0.1, [0.5, 0.55, 0.59, 0.9], 3),  # small gains do not count, and the best stays 0.5
-            (2, 0.1, [0.5, 0.55, 0.65, 0.7, 0.7], 5),  # 0.65 is better than 0.5 by more than 0.1
-            (3, 0.0, [0.5, None, 0.4, None, 0.4, None, 0.4], 7),  # rounds without scores do not count
-            (1, 0.0, [0.9], None),
+            (StopRule(patience=1), [0.5, 0.6, 0.6], 3),  # a tie is no improvement
+            (StopRule(patience=2), [0.5, 0.4, 0.6, 0.5, 0.5], 5),  # 0.6 starts the count anew
+            (StopRule(patience=2), [0.5, 0.4, 0.6, 0.5], None),
+            (StopRule(patience=2, min_delta=0.1), [0.5, 0.55, 0.59, 0.9], 3),  # the best stays 0.5
+            (StopRule(patience=2, min_delta=0.1), [0.5, 0.55, 0.65, 0.7, 0.7], 5),  # 0.65 is better by more than 0.1
+            (StopRule(patience=3), [0.5, None, 0.4, None, 0.4, None, 0.4], 7),  # rounds without scores do not count
+            (StopRule(patience=1), [0.9], None),
+            (OF_LOSS, [2.0, 1.0, 1.5, 1.0], 4),
+            (OF_LOSS, [2.0, 1.9, 1.8, 1.7], None),
+            (OF_LOSS, [2.0, math.inf, math.nan], 3),  # what is not finite is no improvement
+            (OF_LOSS, [math.nan, math.inf], 2),
+            (OF_LOSS, [math.nan, 2.0, math.nan, 1.0, 1.5], None),
         ],
     )
-    def test_accuracy(self, patience, min_delta, values, stop):
-        assert stopped_after(StopRule(patience=patience, min_delta=min_delta), values) == stop
-
-    @pytest.mark.parametrize(
-        ("values", "stop"),
-        [([2.0, math.inf, math.nan], 3), ([math.nan, math.inf], 2), ([math.nan, 2.0, math.nan, 1.0, 1.5], None)],
-    )
-    def test_what_is_not_finite_is_no_improvement(self, values, stop):
-        assert stopped_after(StopRule(patience=2, selection=LOSS), values) == stop
-
-    def test_loss_falls(self):
-        rule = StopRule(patience=2, selection=LOSS)
-        assert stopped_after(rule, [2.0, 1.0, 1.5, 1.0]) == 4
-        assert stopped_after(rule, [2.0, 1.9, 1.8, 1.7]) is None
+    def test_by_hand(self, rule, values, stop):
+        assert stopped_after(rule, values) == stop
 
     def test_the_reason(self):
         stopping = EarlyStopping(StopRule(patience=2, min_delta=0.01))

@@ -18,8 +18,6 @@ from rayfed.core.records import Record, Score
 from rayfed.core.trees import nbytes, tree_map
 from rayfed.sampling.base import PowerOfChoice, Uniform
 
-POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
-
 
 class TestCohorts:
     def cohorts(self, **changes):
@@ -329,22 +327,15 @@ class TestRandomness:
         assert len(set(noise)) == 4
 
 
-class TestDivergence:
-    def test_of_a_client(self):
-        population = blobs(3)
-        plan = blueprint(FedAvg(), population, model=net(False), optimizer=SGD(lr=1e20), rounds=3)
-        with pytest.raises(Diverged, match=r"round 1, client \d: training loss is (inf|nan)"):
-            simulate(plan, population)
+def test_a_server_that_diverges_is_named():
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(FedAvg):
+        def aggregate(self, ctx, server, replies):
+            return tree_map(lambda t: t / 0, super().aggregate(ctx, server, replies))
 
-    def test_of_the_server(self):
-        @dataclass(frozen=True, kw_only=True)
-        class Broken(FedAvg):
-            def aggregate(self, ctx, server, replies):
-                return tree_map(lambda t: t / 0, super().aggregate(ctx, server, replies))
-
-        population = blobs(3)
-        with pytest.raises(Diverged, match=r"round 1, server: weights\..* is no longer finite"):
-            simulate(blueprint(Broken(), population, model=net(False)), population)
+    population = blobs(3)
+    with pytest.raises(Diverged, match=r"round 1, server: weights\..* is no longer finite"):
+        simulate(blueprint(Broken(), population, model=net(False)), population)
 
 
 def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():

@@ -137,6 +137,11 @@ class TestTypes:
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=.nan", "local.lr=nan: must be a finite number"),
             ("metrics.mdl.seedz=1", "metrics.mdl.seedz: no such key; did you mean metrics.mdl.seeds"),
+            ("metrics.ecee=true", "metrics.ecee: no such metric; did you mean metrics.ece? (your own is written"),
+            ("metrics.ece.bins=0", "metrics.ece.bins=0: must be at least 1"),
+            ("metrics.ece.every=0", "metrics.ece.every=0: must be at least 1"),
+            ("metrics.ece=3", "metrics.ece=3: expected true, or a mapping of options such as every"),
+            ("metrics=[ece, mdl]", "metrics=ece, mdl: expected a mapping, as in metrics.ece=true or metrics.ece.every"),
             ("augment={name: noise, sd: 1}", "augment.sd: no such key"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
         ],
@@ -265,6 +270,8 @@ class TestTrialNames:
         (["local.nesterov=true"], "local.nesterov=true: needs momentum; give local.momentum"),
         (["cohort=2", "cohort_share=0.5"], "cohort=2 and cohort_share=0.5 are both given"),
         (["local.epochs=1", "local.steps=3"], "local.epochs=1 and local.steps=3 are both given"),
+        (["sampling.name=by_sise"], "sampling.name=by_sise: did you mean by_size?"),
+        (["sampling.candidates=3"], "sampling.candidates: no such key"),
     ],
 )
 def test_options_of_training_that_cannot_work_are_refused(pairs, message):

@@ -60,10 +60,7 @@ class TestCommand:
         assert "4 trials in " in err
         assert "Not finished: scaffold-seed0" in out
         assert (here / "results/local/curves.png").exists()
-
-    def test_a_trial_is_what_a_run_of_its_configuration_is(self, here):
-        main(["space.yaml", "seeds=[0]"])
-        result = rayfed.run(TWO_CLIENTS, rounds=2)
+        result = rayfed.run(TWO_CLIENTS, rounds=2)  # of the same configuration
         assert trials().loc[result.trial, "weights_hash"] == result.weights_hash
 
     def test_failed_trials_are_told_once_and_run_again_when_resumed(self, here, capsys):

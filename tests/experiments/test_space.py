@@ -1,9 +1,15 @@
 """Search spaces: which configurations a sweep runs."""
 
+from pathlib import Path
+
 import pytest
 
 from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
+
+SPACES = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
 
 
 def drawn(*sources):
@@ -97,16 +103,6 @@ class TestSeeds:
         space = read_space({"seeds": [3, 1], "arms": [{"rounds": 1}, {"rounds": {"grid": [2, 3]}}]})
         assert [(t["seed"], t["rounds"]) for t in space.trials()] == [(3, 1), (3, 2), (3, 3), (1, 1), (1, 2), (1, 3)]
 
-    @pytest.mark.parametrize("seed", [{"seed": 5}, {"arms": [{"rounds": 1}, {"seed": 0}]}])
-    def test_a_seed_beside_seeds_would_be_ignored(self, seed):
-        value = seed.get("seed", 0)
-        message = f"seed={value}: has no effect beside seeds=[0, 1]; give one of them"
-        assert refusal({"seeds": [0, 1]} | seed) == message
-
-    @pytest.mark.parametrize("space", [{"arms": [{"seed": 1}, {"seed": 2}]}, {"seed": {"grid": [0, 1]}}])
-    def test_several_seeds_are_a_list(self, space):
-        assert refusal(space).startswith("seed: all arms share it; for several seeds, write seeds: [0, 1, 2]")
-
 
 @pytest.mark.parametrize(
     ("space", "message"),
@@ -123,7 +119,19 @@ class TestSeeds:
         ({"seeds": 3}, "seeds=3: expected a list of integers"),
         ({"seeds": [1.5]}, "seeds=[1.5]: expected a list of integers"),
         ({"seeds": []}, "seeds and arms: expected lists with at least one entry"),
+        ({"seeds": [0, 1], "seed": 5}, "seed=5: has no effect beside seeds=[0, 1]; give one of them"),
+        ({"seeds": [0, 1], "arms": [{"rounds": 1}, {"seed": 0}]}, "seed=0: has no effect beside seeds=[0, 1]; give"),
+        ({"arms": [{"seed": 1}, {"seed": 2}]}, "seed: all arms share it; for several seeds, write seeds: [0, 1, 2]"),
+        ({"seed": {"grid": [0, 1]}}, "seed: all arms share it; for several seeds, write seeds: [0, 1, 2]"),
     ],
 )
 def test_what_is_no_space_is_refused_in_one_line(space, message):
     assert refusal(space).startswith(message)
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_spaces_that_ship_are_valid(path):
+    space = read_space(from_file(path))
+    configs = [Config.read(values) for values in space.trials()]
+    assert len(configs) == len(space.seeds) * sum(len(arm) for arm in space.arms)
+    assert {config.experiment for config in configs} == {path.stem}

@@ -14,7 +14,6 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
 from rayfed.engine.scoring import DueMetrics
-from rayfed.experiments.config import Config
 from rayfed.metrics.representations import Mdl, collect_representations
 from rayfed.models.split_model import SplitModel
 
@@ -148,23 +147,6 @@ def test_features_of_dbe_come_before_its_bias():
     x, found = collected(model, ["features", "head"], DBE(), {"dbe.bias": bias})
     torch.testing.assert_close(found["features"], model.features(x))
     torch.testing.assert_close(found["head"] - found["features"], bias.expand(2, -1))
-
-
-@pytest.mark.parametrize(
-    ("metrics", "line"),
-    [
-        ({"ecee": True}, "metrics.ecee: no such metric; did you mean metrics.ece? (your own is written"),
-        ({"ece": {"bins": 0}}, "metrics.ece.bins=0: must be at least 1"),
-        ({"ece": {"every": 0}}, "metrics.ece.every=0: must be at least 1"),
-        ({"ece": {"bin": 3}}, "metrics.ece.bin: no such key; did you mean metrics.ece.bins?"),
-        ({"ece": 3}, "metrics.ece=3: expected true, or a mapping of options such as every"),
-        (["ece", "mdl"], "metrics=ece, mdl: expected a mapping, as in metrics.ece=true or metrics.ece.every=5"),
-    ],
-)
-def test_bad_input_is_one_line(metrics, line):
-    with pytest.raises(UsageError) as error:
-        Config.read({"metrics": metrics})
-    assert str(error.value).startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -184,33 +184,23 @@ def test_a_head_is_named_whatever_the_model_returns(kind):
 
 
 @pytest.mark.parametrize(
-    ("head", "message"),
+    ("module", "head", "message"),
     [
-        ("frist", "model.head: model Plain has no submodule 'frist'; did you mean first"),
-        ("first", "does not end in model.head=first"),
+        (Softmax(), None, "does not end in its last nn.Linear"),
+        (Tied(), None, "does not end in its last nn.Linear"),
+        (nn.Flatten(), None, "no nn.Linear to split at"),
+        (Contradiction(), None, "forward(x) must equal head(features(x))"),
+        (Plain((9,)), None, "an input of shape 6 does not fit"),
+        (Noisy(), None, "gives different outputs for the same input in evaluation mode"),
+        (InPlace(), None, "modifies its input; write x = x + 1 in place of x += 1"),
+        (TwoInputs(), None, "missing 1 required positional argument: 'mask'"),
+        (Plain(), "frist", "model.head: model Plain has no submodule 'frist'; did you mean first"),
+        (Plain(), "first", "does not end in model.head=first"),
     ],
 )
-def test_heads_that_are_none(head, message):
-    with pytest.raises(UsageError, match=message):
-        ensure_split(Plain(), (6,), head=head)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (Softmax(), "does not end in its last nn.Linear"),
-        (Tied(), "does not end in its last nn.Linear"),
-        (nn.Flatten(), "no nn.Linear to split at"),
-        (Contradiction(), "forward(x) must equal head(features(x))"),
-        (Plain((9,)), "an input of shape 6 does not fit"),
-        (Noisy(), "gives different outputs for the same input in evaluation mode"),
-        (InPlace(), "modifies its input; write x = x + 1 in place of x += 1"),
-        (TwoInputs(), "missing 1 required positional argument: 'mask'"),
-    ],
-)
-def test_refusals(module, message):
+def test_refusals(module, head, message):
     with pytest.raises(UsageError) as caught:
-        ensure_split(module, (6,))
+        ensure_split(module, (6,), head=head)
     assert message in str(caught.value)
 
 

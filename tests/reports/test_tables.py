@@ -8,12 +8,9 @@ import pandas as pd
 import pytest
 from small_results import add
 
-from helpers.commands import command
 from rayfed.reports.render import render
 from rayfed.reports.summary import mean_caption
 from rayfed.reports.tables import Stars, latex_table, make_table, markdown_table, text_table
-
-main = command("report")
 
 
 def rows(values: dict[str, dict[str, tuple[float, float]]], *, higher: bool = True, seeds: int = 3) -> pd.DataFrame:

@@ -113,6 +113,9 @@ def test_the_sampler_works_as_it_stands_there(here):
     assert main([*quick, *clients, "sampling.name=stale:NewcomersFirst", "sampling.share=1"]) == 0
     metrics = pd.read_parquet("results/run/metrics").query("point == 'trained'")
     assert set(metrics["client"]) == {0, 1, 2, 3}
+    (row,) = pd.read_parquet("results/run/trials").to_dict("records")
+    assert (row["sampling.name"], row["sampling.share"]) == ("stale:NewcomersFirst", 1)
+    assert row["code_hash"]
 
 
 @pytest.mark.parametrize(
