@@ -14,8 +14,8 @@ _RAYFED = Path(__file__).parents[1]
 _FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
 _LONGEST = 500  # characters of a message
 _MORE_ROOM = (
-    "; give less to do at once (local.batch_size, placement.vmap_clients), keep the inputs elsewhere "
-    "(placement.data_on_device=false), or reserve more of the GPU (placement.gpus)"
+    "; give less to do at once (local.batch_size, placement.vmap_clients), keep less there "
+    "(placement.data_on_device=false, placement.cuda_graphs=false), or reserve more of the GPU (placement.gpus)"
 )
 
 
