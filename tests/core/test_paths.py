@@ -37,7 +37,7 @@ def test_a_path_belongs_to_the_folder_of_the_command(here, monkeypatch):
         ("here.parquet", ["partition={name: file, file: here.parquet}"]),
         ("photos", ["data={name: imagefolder, folder: photos}"]),
         ("set/PACS", ["data.name=pacs"]),
-        ("mine", ["model.name=mine:Net"]),
+        ("no_such_module", ["model.name=no_such_module:Net"]),
     ],
 )
 def test_a_path_that_does_not_exist_is_refused_with_its_folder(name, values, here, monkeypatch, capsys):
