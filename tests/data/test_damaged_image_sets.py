@@ -52,19 +52,10 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
+@pytest.fixture
+def written(roots):
     """A set in its published form, to be damaged: a copy for each test."""
-    folders = {}
-
-    def copy(name, target):
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp(name)
-            WRITERS[name](folders[name])
-        shutil.copytree(folders[name], target, dirs_exist_ok=True)
-        return target
-
-    return copy
+    return lambda name, target: shutil.copytree(roots(name), target, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -106,7 +97,11 @@ def emptied(path):
     path.mkdir()
 
 
-OH = "OfficeHomeDataset_10072016"
+def replaced(old, new):
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+OH, TABLE, TINY = "OfficeHomeDataset_10072016", "camelyon17_v1.0/metadata.csv", "tiny-imagenet-200"
 FOLDERS = [
     ("pacs", "PACS/kfold/photo/dog", lambda p: renamed(p, "god"), ["photo: no class folder dog", "expected 7: dog"]),
     ("pacs", "PACS/kfold/photo/cow", os.mkdir, ["photo: cow is no class; expected 7"]),
@@ -114,16 +109,21 @@ FOLDERS = [
     ("pacs", "PACS/kfold/sketch/dog", emptied, ["sketch/dog: contains no image", ".png"]),
     ("office_home", f"{OH}/Art/Thing_03", shutil.rmtree, ["Art: 64 class folders", "expected 65"]),
     ("imagefolder", "own", emptied, ["no images in folders"]),
-    ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: missing", "tumor, center"]),
+    ("camelyon17", TABLE, os.unlink, ["metadata.csv: missing", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
+    ("tiny_imagenet", f"{TINY}/wnids.txt", replaced("n00000200", "n00000199"), ["199 different classes"]),
+    ("tiny_imagenet", f"{TINY}/val/val_annotations.txt", replaced("n00000197", "tench"), ["an image and its class"]),
+    ("camelyon17", TABLE, replaced(",tumor,", ",cancer,"), ["columns x_coord", "tumor"]),
+    ("camelyon17", TABLE, replaced(",64,1,", ",64,2,"), ["label 2, but there are 2 classes"]),
+    ("camelyon17", TABLE, replaced(",64,", ",65,"), ["y_65.png: missing"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "file", "damage", "facts"), FOLDERS)
-def test_wrong_folders_are_named(name, file, damage, facts, written, tmp_path):
+def test_wrong_folders_and_lists_are_named(name, file, damage, facts, written, tmp_path):
     damage(written(name, tmp_path) / file)
     message = refused(name, tmp_path)
-    assert str(tmp_path) in message
+    assert str(tmp_path) in message or message.startswith(f"dataset {name}: ")
     for fact in facts:
         assert fact in message
 

@@ -31,20 +31,6 @@ def made(name, root, **others):
     return resolve(name, DATASETS, where="data")(**options(name, root, **others)).load()
 
 
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    """Where each set lies, written once."""
-    folders = {}
-
-    def root(name):
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp(name)
-            WRITERS[name](folders[name])
-        return folders[name]
-
-    return root
-
-
 SHAPES = {  # images in all, clients, classes, side
     "digits5": (285, 5, 10, 28),
     "pacs": (140, 4, 7, 224),
@@ -446,21 +432,3 @@ def test_a_class_of_equal_images_and_untested_clients_are_named(tmp_path, capsys
     np.savez(tmp_path / "x.npz", images=rows[:, None] / 9, labels=rows % 2, client=rows % 3, is_test=rows == 4)
     load("npz", {"file": str(tmp_path / "x.npz")})
     assert capsys.readouterr().err == "rayfed: x: 2 of 3 clients have no test examples: 0, 2\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "old", "new", "words"),
-    [
-        ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", "n00000200", "n00000199", "199 different classes"),
-        ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", "n00000197", "tench", "an image and its class"),
-        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",tumor,", ",cancer,", "columns x_coord, .*tumor"),
-        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,1,", ",64,2,", "label 2, but there are 2 classes"),
-        ("camelyon17", "camelyon17_v1.0/metadata.csv", ",64,", ",65,", "y_65.png: missing"),
-    ],
-)
-def test_damaged_lists_are_one_line(tmp_path, name, file, old, new, words):
-    getattr(image_sets, name)(tmp_path)
-    path = tmp_path / file
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UsageError, match=words):
-        made(name, tmp_path, size=8)

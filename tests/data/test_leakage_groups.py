@@ -9,12 +9,7 @@ from rayfed.data.dataset import ClientRows, unheld_rows
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.file import save
 
-DIGITS, TRAIN = 400, 300
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return np.random.default_rng(3).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
+TRAIN, TEST = 300, 100
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +30,7 @@ def digit_of(dataset):
     if dataset.name == "digits5":
         return dataset.index
     files = np.array([name.endswith("t10k") for name in dataset.sources])
-    return dataset.index + 300 * files[dataset.source]
+    return dataset.index + TRAIN * files[dataset.source]
 
 
 def sides(dataset, parts):
@@ -86,7 +81,7 @@ def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, 
     population = load(name, options(name, root), None, {}, "mnist_m")
     (ood,) = population.tests
     left = unheld_rows(dataset, parts, "mnist_m")
-    assert len(ood.examples) == len(left) == DIGITS - len(train | val)
+    assert len(ood.examples) == len(left) == TRAIN + TEST - len(train | val)
     assert not set(digit_of(dataset)[left]) & (train | val)
     with pytest.raises(UsageError, match=r"^test set mnist_m: has no examples, or clients train on all of them$"):
         load(name, options(name, root), "domains", {"test": 0.0}, "mnist_m")

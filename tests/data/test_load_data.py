@@ -78,20 +78,17 @@ def test_own_dataset_and_partition(own):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("arguments", "words"),
     [
-        ("shared", "row 0 of lines is in 2 parts"),
-        ("empty", r"client 0 \(a\) of lines has no training samples"),
+        (("Lines", {}, "my_lines:Chosen", {"what": "shared"}), "row 0 of lines is in 2 parts"),
+        (("Lines", {}, "my_lines:Chosen", {"what": "empty"}), r"client 0 \(a\) of lines has no training samples"),
+        (("Faulty", {}, "iid"), r"^data.name=my_lines:Faulty: images: uint8 \[40, 3\]; uint8 is for images"),
     ],
 )
-def test_own_partitions_are_held_to_the_rules(own, what, words):
+def test_own_datasets_and_partitions_are_held_to_the_rules(own, arguments, words):
+    name, *others = arguments
     with pytest.raises(UsageError, match=words):
-        load("my_lines:Lines", {}, "my_lines:Chosen", {"what": what})
-
-
-def test_own_datasets_are_refused_in_one_line(own):
-    with pytest.raises(UsageError, match=r"^data.name=my_lines:Faulty: images: uint8 \[40, 3\]; uint8 is for images"):
-        load("my_lines:Faulty", {}, "iid", {"clients": 2})
+        load(f"my_lines:{name}", *others)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,6 @@ pytestmark = pytest.mark.usefixtures("root")
 TRAIN, TEST = 180, 20
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return np.random.default_rng(3).integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Two photographs: one all (10, 20, 30), which leaves no doubt about what came of a digit, and a larger one."""

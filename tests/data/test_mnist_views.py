@@ -11,12 +11,6 @@ pytestmark = pytest.mark.usefixtures("root")
 TRAIN, TEST = 100, 25
 
 
-@pytest.fixture(scope="module")
-def digits():
-    random = np.random.default_rng(2)
-    return random.integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
-
-
 def test_each_image_is_in_one_domain_and_keeps_its_label():
     dataset = MnistViews().load()
     assert dataset.domains == tuple(VIEWS)

@@ -63,18 +63,6 @@ class TestPathological:
         assert 240 <= max(drawn) < 250
         assert min(last) > 250
 
-    @pytest.mark.parametrize(
-        ("present", "options", "words"),
-        [
-            (4, {"clients": 1}, r"class 2 of tiny; 1 clients x 2 should be a multiple of its 4"),
-            (4, {"clients": 5, "classes_per_client": 1}, r"no client is left for class 3"),  # 2 for 0 and 1; 1 for 2
-            (4, {"clients": 4, "classes_per_client": 5}, r"classes_per_client=5: tiny has 4 classes"),
-        ],
-    )
-    def test_numbers_that_do_not_fit(self, present, options, words):
-        with pytest.raises(UsageError, match=words):
-            split("pathological", of(np.arange(80) % present, num_classes=4), **options)
-
 
 class TestLabelK:
     def test_client_i_has_class_i_and_one_more(self):
@@ -96,10 +84,6 @@ class TestLabelK:
             [0, 5], [1, 4], [2, 3],
         ]  # fmt: skip
 
-    def test_what_does_not_fit(self):
-        with pytest.raises(UsageError, match=r"classes_per_client=4: tiny has 3 classes"):
-            split("label_k", of(np.arange(9) % 3), clients=3, classes_per_client=4)
-
 
 class TestQuantity:
     def test_sizes_differ_and_class_mixes_do_not(self):
@@ -111,12 +95,6 @@ class TestQuantity:
         largest = np.bincount(dataset.labels[rows[sizes.argmax()]]) / sizes.max()
         np.testing.assert_allclose(largest, 0.25, atol=0.03)
         assert sorted(np.concatenate(rows)) == list(range(20_000))
-
-    def test_what_cannot_be_drawn(self):
-        with pytest.raises(UsageError, match=r"min_size=10: 4 clients would need 40 samples, tiny has 30"):
-            split("quantity", of(np.arange(30) % 2), clients=4)
-        with pytest.raises(UsageError, match=r"partition.alpha=0.01: in 1000 draws, \d+ to 19 of 20 clients"):
-            split("quantity", of(np.arange(300) % 2), clients=20, alpha=0.01)
 
 
 class TestDirichlet:
@@ -164,10 +142,6 @@ class TestDomains:
         more = split("domains", self.dataset(), parts=10, clients_per_domain=4, validation=0.0)
         assert held(parts)[0] == held(more)[0]  # more parties join those that were there
 
-    def test_fewer_parts_than_clients(self):
-        with pytest.raises(UsageError, match=r"parts=1: fewer than partition.clients_per_domain=2"):
-            split("domains", self.dataset(), parts=1, clients_per_domain=2)
-
 
 class TestDomainMixes:
     def dataset(self, size=5000):
@@ -205,6 +179,23 @@ class TestDomainMixes:
             assert min(map(len, held(parts))) > 0
         with pytest.raises(UsageError, match=r"^partition.clients_per_domain=61: in each of 1000 draws, .* got no row"):
             split("domain_mixes", dataset, clients_per_domain=61)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "classes", "options", "words"),
+    [
+        ("pathological", 80, 4, {"clients": 1}, "class 2 of tiny; 1 clients x 2 should be a multiple of its 4"),
+        ("pathological", 80, 4, {"clients": 5, "classes_per_client": 1}, "no client is left for class 3"),
+        ("pathological", 80, 4, {"clients": 4, "classes_per_client": 5}, "classes_per_client=5: tiny has 4 classes"),
+        ("label_k", 9, 3, {"clients": 3, "classes_per_client": 4}, "classes_per_client=4: tiny has 3 classes"),
+        ("quantity", 30, 2, {"clients": 4}, "min_size=10: 4 clients would need 40 samples, tiny has 30"),
+        ("quantity", 300, 2, {"clients": 20, "alpha": 0.01}, r"alpha=0.01: in 1000 draws, \d+ to 19 of 20 clients"),
+        ("domains", 9, 3, {"parts": 1, "clients_per_domain": 2}, "parts=1: fewer than partition.clients_per_domain=2"),
+    ],
+)
+def test_numbers_that_do_not_fit(name, size, classes, options, words):
+    with pytest.raises(UsageError, match=words):
+        split(name, of(np.arange(size) % classes), **options)
 
 
 class TestNatural:

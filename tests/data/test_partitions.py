@@ -1,24 +1,13 @@
 """Every partition: who gets what, pinned for ever, and what cannot be divided."""
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import pytest
 
-from helpers.partitions import OWNED, split, toy
+from helpers.partitions import OWNED, pin_of_parts, split, toy
 from rayfed.core.errors import UsageError
 from rayfed.data.partitions.base import draw_until
-
-
-def pin(parts):
-    """A hash of who has which rows in which part, whatever their order."""
-    found = hashlib.sha256()
-    for part in parts:
-        for rows in part[2:]:
-            found.update(np.sort(rows).astype("<i8").tobytes() + b"|")
-    return found.hexdigest()[:16]
-
 
 MIXED = {"domain": (np.arange(1200) % 2).astype(np.int16)}  # so that both domains have examples of most classes
 
@@ -50,9 +39,9 @@ MIXED = {"domain": (np.arange(1200) % 2).astype(np.int16)}  # so that both domai
 def test_rows_are_the_same_for_ever(name, options, changes, expected):
     dataset = toy(**changes)
     parts = split(name, dataset, **options)
-    assert pin(parts) == expected
-    assert pin(split(name, dataset, **options)) == expected
-    assert pin(split(name, dataset, **{**options, "seed": 11})) != expected
+    assert pin_of_parts(parts) == expected
+    assert pin_of_parts(split(name, dataset, **options)) == expected
+    assert pin_of_parts(split(name, dataset, **{**options, "seed": 11})) != expected
     rows = np.concatenate([rows for part in parts for rows in part[2:]])
     assert len(np.unique(rows)) == len(rows)
     if "per_client" not in options and name != "domain_mixes":
@@ -152,7 +141,7 @@ def test_the_datasets_own_split_is_kept_unless_a_share_is_given(name):
         assert set(np.concatenate(part[2:])) == set(np.concatenate(other[2:]))  # a share changes who tests on what only
     assert dataset.is_test[np.concatenate([part.train for part in drawn])].any()
     without = toy(is_test=np.zeros(1200, bool))
-    assert pin(split(name, without, clients=5)) == pin(split(name, without, clients=5, test=0.25))
+    assert pin_of_parts(split(name, without, clients=5)) == pin_of_parts(split(name, without, clients=5, test=0.25))
 
 
 def test_clients_hold_groups_of_classes_and_are_tested_on_them_or_on_the_others():

@@ -1,12 +1,11 @@
 """The same seed gives the same examples for ever: what datasets draw before any partition, and the newcomers."""
 
-import hashlib
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers.federations import blobs
+from helpers.partitions import pin, pin_of_parts
 from rayfed.core.registry import resolve
 from rayfed.data.dataset_options import DomainSampling
 from rayfed.data.loading import load_partitioned
@@ -15,13 +14,6 @@ from rayfed.experiments.plan import with_unseen_clients
 
 SIZES = {"art": 157, "photo": 1123, "art_again": 157}
 TRAIN, TEST = 300, 100
-
-
-def pin(*arrays):
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).astype("<i8").tobytes() + b"|")
-    return found.hexdigest()[:16]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_which_image_is_seen_where(root, name, options, rows, split):
     tests = [test.examples.y for test in dataset.tests]
     assert pin(dataset.source, dataset.index, dataset.domain, dataset.is_test, dataset.labels, *tests) == rows
     _, parts = load_partitioned(name, options)
-    assert pin(*(np.sort(held) for part in parts for held in part[2:])) == split
+    assert pin_of_parts(parts) == split
 
 
 def test_which_piece_of_a_photograph_a_digit_lies_on(root, tmp_path):
