@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from helpers.comparison import equal
 from helpers.federations import Maps, blobs, blueprint, net, new_server, simulate
+from helpers.reference import batch
 from rayfed.algorithm import ClientData
 from rayfed.algorithms.dbe import BIAS, CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
@@ -18,7 +19,6 @@ from rayfed.algorithms.personal_heads import FedBABU, FedRep
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
-from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 
 LR = 0.05
@@ -31,11 +31,6 @@ def stepwise(algorithm, population=None, **changes):
     plan.check(population)
     server = new_server(plan, population, points=(algorithm.default_eval_point,))
     return server, server.run()
-
-
-def batch(seed=0, n=5):
-    draw = torch.Generator().manual_seed(seed)
-    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
 
 
 def client_at_work(algorithm, *, bias=0.3, consensus=0.2, **changes):
@@ -107,10 +102,10 @@ class Data:
 def test_the_mean_sent_may_be_that_of_all_data_and_noisy():
     algorithm = DBE(init_mean="full", noise_scale=0.5, noise_mix=0.2)
     ctx, client, down, work = client_at_work(algorithm)
-    data = ClientData(Data(batch(0, 7), batch(1, 4)), None)
+    data = ClientData(Data(batch(7), batch(4, seed=1)), None)
     torch.manual_seed(3)
     _, up = algorithm.setup_exchanges[0].finish(ctx.at(stage="setup"), work, client, down, data)
-    x = torch.cat([batch(0, 7).x, batch(1, 4).x])
+    x = torch.cat([batch(7).x, batch(4, seed=1).x])
     mean = net().eval().features(x).mean(0).detach()
     torch.manual_seed(3)
     torch.testing.assert_close(up["mean"], 0.8 * mean + 0.5 * torch.randn(8))

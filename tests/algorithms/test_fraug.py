@@ -9,14 +9,14 @@ from torch import nn
 
 from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import batch
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fraug import FRAug, Generator, RTNet, cycled_classes, entropy, mmd
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
-from rayfed.core.task import Batch
 from rayfed.core.trees import clone, nbytes
 
-LR, B, LATENT = 0.05, 6, 4
+LR, LATENT = 0.05, 4
 
 
 def small(**options):
@@ -34,13 +34,8 @@ def client_at_work(algorithm, *, rounds=200, round=150, model=None):
     torch.manual_seed(1)
     client, down = algorithm.join(ctx), algorithm.broadcast(ctx, algorithm.init(ctx))
     work = clone(algorithm.start(ctx, client, down))
-    work, _ = algorithm.step(ctx, work, down, batch(7))
+    work, _ = algorithm.step(ctx, work, down, batch(seed=7))
     return ctx, down, work
-
-
-def batch(seed=0, classes=3):
-    draw = torch.Generator().manual_seed(seed)
-    return Batch(torch.randn(B, 6, generator=draw), torch.randint(0, classes, (B,), generator=draw))
 
 
 # Parts

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.federations import blobs, blueprint, net
+from helpers.reference import batch
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.dbe import CONSENSUS, DBE, MEAN
 from rayfed.algorithms.ditto import Ditto
@@ -14,18 +15,12 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.personal_heads import FedBABU, FedPer, FedRep
 from rayfed.core.ids import Moment
-from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.fleet import Request
 from rayfed.engine.host import Host
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
-BODY, HEAD = "body.3.weight", "fc.weight"
-
-
-def batch(n=5):
-    draw = torch.Generator().manual_seed(1)
-    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
+HEAD = "fc.weight"
 
 
 def one_step(base, kappa, **now):

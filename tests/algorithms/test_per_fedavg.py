@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
-from helpers.reference import LR, data, descend, plan, population
+from helpers.reference import LR, batch, data, descend, plan, population
 from rayfed.algorithms.per_fedavg import PerFedAvg, split
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Batch
@@ -19,11 +19,6 @@ def at_work(algorithm, **changes):
     ctx = plan(algorithm, people, net(batch_norm=False), **changes).context(people, "cpu").at(round=1, client=0)
     down = algorithm.broadcast(ctx, algorithm.init(ctx))
     return ctx, down, clone(algorithm.start(ctx, algorithm.join(ctx), down))
-
-
-def batch(n, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
 
 
 def loss_at(weights, part):

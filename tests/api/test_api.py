@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import rayfed
-from helpers.federations import blobs, net
+from helpers.federations import as_mappings, blobs, net
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
@@ -23,12 +23,7 @@ from rayfed.reports.selection import group_trials
 
 def own(number=4, kind=torch.from_numpy):
     """Clients as mappings, with a validation part for all but the last."""
-    made = []
-    for client in blobs(number).clients:
-        part = {
-            name: (kind(getattr(client, name).x), kind(getattr(client, name).y)) for name in ("train", "val", "test")
-        }
-        made.append(part | {"domain": client.domain})
+    made = as_mappings(blobs(number), kind)
     del made[-1]["val"], made[-1]["domain"]
     return made
 
@@ -298,7 +293,8 @@ def spectral():
 
 
 ZEROS = np.zeros((3, 6), np.float32), np.zeros(3, int)
-VMAP_SUGGESTED = "use placement.vmap_clients=1"
+AT_ONCE, SUGGESTED = {"placement.vmap_clients": 3}, "use placement.vmap_clients=1"
+IN_FORWARD = r"test_api\.py, line \d+, in forward\)"
 
 
 class TestErrors:
@@ -317,25 +313,16 @@ class TestErrors:
             ({}, {"num_classes": 2}, r"^clients: label 2, but there are 2 classes \(0..1\); see num_classes"),
             ({"partition.name": "iid", "partition.clients": 3}, {}, r"^partition\.\*: clients= are given in place of"),
             ({"data.name": "mnist"}, {}, r"^data\.\*: clients= are given in place of data and partition"),
+            ({}, {"model": nn.Linear(6, 3).requires_grad_(False)}, "model: no parameter is trained; set requires_grad"),
+            ({}, {"model": Auxiliary}, rf"^model: returns tuple in training mode, .*{IN_FORWARD}$"),
+            ({}, {"model": Failing}, rf"^model: a training step fails: KeyError: 'mask' .*{IN_FORWARD}$"),
+            (AT_ONCE, {"model": Asking}, rf"^placement.vmap_clients=3: torch cannot .*test_api\.py, .*; {SUGGESTED}"),
+            (AT_ONCE, {"model": spectral}, rf"^placement.vmap_clients=3: torch cannot vectorise .* {SUGGESTED}, or"),
         ],
     )
     def test_usage(self, run, tmp_path, config, changes, message):
         with pytest.raises(UsageError, match=message):
             run(config, **changes)
-        assert not (tmp_path / "results").exists()
-
-    @pytest.mark.parametrize(
-        ("model", "vmap", "message"),
-        [
-            (Auxiliary, 1, r"^model: returns tuple in training mode, .*test_api\.py, line \d+, in forward\)$"),
-            (Failing, 1, r"^model: a training step fails: KeyError: 'mask' \(.*test_api\.py, line \d+, in forward\)$"),
-            (Asking, 3, rf"^placement.vmap_clients=3: torch cannot vectorise .*test_api\.py, .*; {VMAP_SUGGESTED}"),
-            (spectral, 3, rf"^placement.vmap_clients=3: torch cannot vectorise .* {VMAP_SUGGESTED}, or auto$"),
-        ],
-    )
-    def test_a_training_step_is_tried(self, run, tmp_path, model, vmap, message):
-        with pytest.raises(UsageError, match=message):
-            run({"placement.vmap_clients": vmap, "local.drop_last": True}, model=model)
         assert not (tmp_path / "results").exists()
 
     def test_batch_norm_without_statistics_scores_each_part_alone(self, run):

@@ -12,7 +12,7 @@ from torch import nn
 
 import rayfed
 from helpers.algorithm_cases import MAIN_CASES, everything, finished, plan_of
-from helpers.federations import adapted, blobs, blueprint, net, reshaped, simulate
+from helpers.federations import adapted, as_mappings, blobs, blueprint, net, reshaped, simulate
 from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, vectorised, weights_of
@@ -47,9 +47,7 @@ class Half(nn.Module):
 
 
 def clients(count=3, seed=0):
-    parts = ("train", "val", "test")
-    people = blobs(count, sizes=(20,), seed=seed).clients
-    return [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in people]
+    return as_mappings(blobs(count, sizes=(20,), seed=seed))
 
 
 @pytest.fixture

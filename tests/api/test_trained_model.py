@@ -9,7 +9,7 @@ from torch import nn
 
 import rayfed
 from helpers.commands import TWO_CLIENTS
-from helpers.federations import Net, blobs
+from helpers.federations import Net, as_mappings, blobs
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
 from rayfed.experiments.trained_model import save_module
@@ -29,8 +29,7 @@ class Own(nn.Module):
 
 
 def own(number=4):
-    parts = ("train", "val", "test")
-    return [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs(number).clients]
+    return as_mappings(blobs(number))
 
 
 @pytest.fixture

@@ -231,6 +231,7 @@ class TestTrials:
         up.run("laptop", "mkdir -p jobs && ray rsync-down cluster.yaml '~/results/' jobs/")
         trials = read(up.path("laptop", "jobs"), "job").trials
         assert trials[["status", "weights_hash"]].values.tolist() == [["done", expected]]
+        assert not (study / "results").exists()
 
     def test_the_doctor_is_content_with_data_on_the_head(self, up):
         done = up.run("laptop", "ray exec cluster.yaml 'rayfed doctor'", check=False)

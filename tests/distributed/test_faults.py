@@ -14,7 +14,7 @@ import rayfed
 from helpers.commands import TWO_CLIENTS
 from helpers.ray_processes import meanwhile, processes, send, wait_until
 from helpers.ray_session import start_ray
-from helpers.sleeping import ran, sleeping_here
+from helpers.sleeping import last_rounds, ran, sleeping_here
 from rayfed.reports.read import read, read_events
 
 pytestmark = pytest.mark.ray
@@ -35,20 +35,12 @@ def undisturbed(here):
     return rayfed.run({**COMMON, "results": "undisturbed", "checkpoint.every": 0}, keep_state=False).weights_hash
 
 
-def last_round(folder):
-    """The last round on disk, or -1."""
-    try:
-        return max(pd.read_parquet(f"{folder}/run/rounds", columns=["round"])["round"], default=-1)
-    except (OSError, ValueError):  # no folder, or nothing in it yet
-        return -1
-
-
 def disturbed(folder, *faults):
     """Kill the process with each (round, title) of `faults` once that round is on disk; None: Ctrl-C, here."""
 
     def disturb():
         for round, title in faults:
-            wait_until(lambda round=round: last_round(folder) >= round)
+            wait_until(lambda round=round: max(last_rounds(folder), default=0) >= round)
             send(title, signal.SIGKILL) if title else os.kill(os.getpid(), signal.SIGINT)
 
     return meanwhile(disturb)
@@ -143,7 +135,7 @@ def test_a_killed_command_resumes(here, undisturbed):
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: last_round("killed") >= 12, seconds=300)
+        wait_until(lambda: max(last_rounds("killed"), default=0) >= 12, seconds=300)
     finally:
         process.kill()
     wait_until(lambda: set(read("killed").trials["status"]) == {"lost"})

@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 import ray
 
 import rayfed
 from helpers.ray_processes import meanwhile, processes, wait_until
-from helpers.sleeping import ran, sleeping_here
+from helpers.sleeping import last_rounds, ran, sleeping_here
 from rayfed.distributed.cluster import protect_token
 from rayfed.reports.read import read, read_events
 
@@ -63,15 +62,6 @@ def cluster(here, monkeypatch, cpus):
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-
-
-def last_rounds(folder):
-    """The last round on disk of each trial that has any."""
-    files = Path(folder).glob("run/rounds/*.parquet")
-    try:
-        return [max(pd.read_parquet(file, columns=["round"])["round"], default=0) for file in files]
-    except OSError:  # pandas opens a file twice, and it was replaced in between
-        return []
 
 
 def once(ready, act):

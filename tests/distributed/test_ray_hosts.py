@@ -26,6 +26,7 @@ from helpers import algorithm_cases, federations
 from helpers.algorithm_cases import SIX, everything, sampled_plan
 from helpers.federations import Busy, Net, blobs, blueprint
 from helpers.final_weights import assert_as_recorded
+from helpers.ray_processes import actor_names
 from helpers.ray_session import start_ray
 from helpers.slow import slow_but
 from rayfed.algorithms import ALGORITHMS
@@ -93,9 +94,14 @@ def session():
 
 @pytest.fixture(scope="module")
 def pool(session):
-    made = HostPool([{}] * 5, None)
+    made = HostPool([{}] * 5, None, name="fedavg-seed0")
     yield made
     made.close()
+
+
+def test_the_dashboard_names_hosts_after_their_trial(pool):
+    ray.get([actor.__ray_ready__.remote() for actor in pool.actors])
+    assert {"fedavg-seed0 host 0", "fedavg-seed0 host 1"} <= actor_names("RayHost")
 
 
 class Outcome(NamedTuple):
@@ -157,28 +163,31 @@ def test_a_measured_number_of_clients_at_once_is_the_same_on_all_hosts(pool):
     assert measured[1:] == outcome(given, SIX, LocalFleet(given, SIX))[1:]
 
 
+def end_alike(plan, people, fleet, points=None):
+    """Check that `fleet` computes what this process does, and return its outcome."""
+    there = outcome(plan, people, fleet, points)
+    assert there[1:] == outcome(plan, people, LocalFleet(plan, people), points)[1:]
+    return there
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_asynchronous_rounds_end_with_the_same_bits(hosts, pool):
     schedule = {"clock": Clock(step_seconds=1.0, speed_spread=1.0), "buffered": Buffered(concurrency=4, buffer=1)}
     for algorithm, points in ((Scaffold(), ("downloaded",)), (FedBN(), ("downloaded", "trained"))):
         plan = blueprint(algorithm, SIX, rounds=8, **schedule)
-        fleets = LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, hosts, seed=hosts)
-        here, there = (outcome(plan, SIX, fleet, points)[1:] for fleet in fleets)
-        assert here == there
+        end_alike(plan, SIX, SharedFleet(plan, SIX, pool, hosts, seed=hosts), points)
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
 def test_with_every_batch_norm_policy(policy, pool):
-    plan, points = blueprint(FedAvg(), SIX, batch_norm=policy, cohort=3), ("downloaded", "adapted")
-    fleets = LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, 3)
-    here, there = (outcome(plan, SIX, fleet, points)[1:] for fleet in fleets)
-    assert here == there
+    plan = blueprint(FedAvg(), SIX, batch_norm=policy, cohort=3)
+    end_alike(plan, SIX, SharedFleet(plan, SIX, pool, 3), ("downloaded", "adapted"))
 
 
 def test_more_hosts_than_clients_whose_states_are_kept_without_what_they_arrived_with(pool):
     plan = blueprint(Scaffold(), SIX, rounds=1, cohort=3)
     fleet = SharedFleet(plan, SIX, pool, 4)
-    assert outcome(plan, SIX, fleet)[1:] == outcome(plan, SIX, LocalFleet(plan, SIX))[1:]
+    end_alike(plan, SIX, fleet)
     assert len(fleet.states) == 3  # clients that never trained have no state
     messages = list(fleet.states.sent(fleet.states)[0].values())
     assert len(messages) == 3
@@ -213,13 +222,12 @@ def equal_hosts(monkeypatch):
 def test_the_bytes_that_cross_processes_are_counted(pool, equal_hosts):
     population = blobs(2)  # a client for each host
     plan = blueprint(FedAvg(), population, model=Net(False), rounds=2)
-    parameters = PARAMETERS
     server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=2, points=("global",)))
     trained, scored = server.run()
-    assert trained.bytes_to_hosts == 4 * parameters  # once for both
-    assert scored.bytes_to_hosts == 4 * parameters + 4 * parameters  # the model that is scored, too
-    assert trained.bytes_from_hosts == scored.bytes_from_hosts == 2 * 4 * parameters  # a reply of each host
-    assert sum(trained.bytes_down.values()) == sum(trained.bytes_up.values()) == 2 * 4 * parameters
+    assert trained.bytes_to_hosts == 4 * PARAMETERS  # once for both
+    assert scored.bytes_to_hosts == 4 * PARAMETERS + 4 * PARAMETERS  # the model that is scored, too
+    assert trained.bytes_from_hosts == scored.bytes_from_hosts == 2 * 4 * PARAMETERS  # a reply of each host
+    assert sum(trained.bytes_down.values()) == sum(trained.bytes_up.values()) == 2 * 4 * PARAMETERS
     for record in Server(plan, population, LocalFleet(plan, population), Evaluation(points=("global",))).run():
         assert record.bytes_to_hosts == record.bytes_from_hosts == 0
 
@@ -331,10 +339,8 @@ class Greeting(FedAvg):
 def test_unseen_clients_are_the_same_wherever_they_live(pool):
     people = dataclasses.replace(SIX, unseen_clients=2)
     plan = blueprint(DBE(), people, cohort=3)
-    here = outcome(plan, people, LocalFleet(plan, people))
-    there = outcome(plan, people, SharedFleet(plan, people, pool, 2))
-    assert here.scores == there.scores
-    assert len({score.client for score in here.scores[-1] if score.unseen}) == 2
+    found = end_alike(plan, people, SharedFleet(plan, people, pool, 2))
+    assert len({score.client for score in found.scores[-1] if score.unseen}) == 2
 
 
 def test_divergence_in_a_host_arrives(pool):

@@ -14,7 +14,7 @@ import yaml
 
 import rayfed
 from helpers.commands import command
-from helpers.federations import blobs
+from helpers.federations import as_mappings, blobs
 from helpers.ray_session import start_ray
 
 main = command("sweep")
@@ -254,10 +254,8 @@ def test_a_refusal_is_one_line_with_nothing_started_or_written(here, capsys, tmp
 @pytest.mark.slow
 def test_pieces_given_in_python_reach_the_processes_of_the_trials(here):
     """A model and a loss that are written here, and that no other process could import."""
-    parts = ("train", "val", "test")
-    clients = [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs().clients]
     given = {
-        "clients": clients,
+        "clients": as_mappings(blobs()),
         "model": lambda: torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.ReLU(), torch.nn.Linear(9, 3)),
         "loss": lambda logits, y: 2 * torch.nn.functional.cross_entropy(logits, y),
     }

@@ -14,7 +14,7 @@ from rayfed.algorithm import Algorithm, Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import SGD, Optimizer
 from rayfed.core.records import Record
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import SPLITS, Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -143,6 +143,15 @@ def blobs(clients: int = 4, *, sizes: Sequence[int] = (20, 26, 33, 41), seed: in
         shift = rng.normal(size=6)
         made.append(Client(i, f"d{i % 2}", draw(sizes[i % len(sizes)], shift), draw(9, shift), draw(15, shift)))
     return Population("blobs", tuple(made), 3, (6,))
+
+
+def as_mappings(population: Population, kind: Callable[[Any], Any] = np.asarray) -> list[dict[str, Any]]:
+    """The clients as users give them: each part as a pair of inputs and labels of a kind of array, and the domain."""
+
+    def parts(client: Client) -> dict[str, Any]:
+        return {name: (kind(part.x), kind(part.y)) for name, part in zip(SPLITS, client.parts, strict=True)}
+
+    return [{"domain": client.domain, **parts(client)} for client in population.clients]
 
 
 def with_inputs(population: Population, change: Callable[[Any], Any], **others: Any) -> Population:

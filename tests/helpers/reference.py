@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithm import Phase
 from rayfed.core.optim import SGD
+from rayfed.core.task import Batch
 
 SIZES = (8, 12, 20)
 LR = 0.1
@@ -35,6 +36,12 @@ def run(algorithm, people, model, **changes):
 def data(people, client):
     train = people.clients[client].train
     return torch.from_numpy(train.x), torch.from_numpy(train.y)
+
+
+def batch(n=5, seed=0):
+    """A batch of noise like the examples of `population`."""
+    draw = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
 
 
 def cross_entropy(model, x, y):

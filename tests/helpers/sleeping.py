@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helpers.commands import command
@@ -34,6 +35,15 @@ def sleeping_here(folder: Path, module: str, *, seeds: Sequence[int]) -> Iterato
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         yield
+
+
+def last_rounds(folder: str | Path) -> list[int]:
+    """Return the last round on disk of each trial of the experiment `run` that has any."""
+    files = Path(folder).glob("run/rounds/*.parquet")
+    try:
+        return [max(pd.read_parquet(file, columns=["round"])["round"], default=0) for file in files]
+    except OSError:  # pandas opens a file twice, and it was replaced in between
+        return []
 
 
 def ran(name: str, values: Sequence[str], *arguments: str) -> tuple[int, str]:

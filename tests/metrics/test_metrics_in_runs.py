@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import rayfed
-from helpers.federations import blobs, blueprint, net
+from helpers.federations import as_mappings, blobs, blueprint, net
 from helpers.run_on_stand_in_device import METRICS
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
@@ -21,13 +21,8 @@ ALL = METRICS | {"class_accuracy": {"every": 2}, "gradient_norm": {"every": 2}}
 
 
 def run(tmp_path, config=None, **keys):
-    people = blobs(4)
-    clients = [
-        {part: (getattr(c, part).x, getattr(c, part).y) for part in ("train", "val", "test")} | {"domain": c.domain}
-        for c in people.clients
-    ]
     base = {"rounds": 3, "local.batch_size": 5, "results": str(tmp_path / "results"), "evaluate.points": ["global"]}
-    return rayfed.run({**base, **(config or {}), **keys}, clients=clients, model=net)
+    return rayfed.run({**base, **(config or {}), **keys}, clients=as_mappings(blobs(4)), model=net)
 
 
 def test_all_metrics_arrive_where_they_should(tmp_path):

@@ -11,7 +11,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.network import logits_of
 from rayfed.core.task import Task
 from rayfed.models.base import build_model, check_model
-from rayfed.models.split_model import ensure_split, split_last_linear
+from rayfed.models.split_model import ensure_split
 
 
 class Plain(nn.Module):
@@ -78,16 +78,6 @@ class Tied(nn.Module):
         return self.only(torch.relu(self.only(x)))
 
 
-def test_last_linear_layer_is_found_and_outputs_stay():
-    plain = Plain()
-    x = torch.randn(5, 6)
-    before = plain(x)
-    model = split_last_linear(plain, (6,))
-    assert model.feature_shape == (4,)
-    assert torch.equal(model(x), before)
-    assert {name for name in model.state_dict() if name.startswith("head.")} == {"head.weight", "head.bias"}
-
-
 class Mask(nn.Module):
     """Outputs for every pixel; ends in a convolution."""
 
@@ -112,13 +102,14 @@ class Kinds(Plain):
         return {"mapping": {"logits": z, "h": h}, "object": SimpleNamespace(logits=z), "tuple": (z, h)}[self.kind]
 
 
-def test_a_last_convolution_is_the_head():
-    mask, x = Mask(), torch.randn(2, 1, 5, 6)
-    before = mask(x)
-    model = ensure_split(mask, (1, 5, 6))
-    assert model.feature_shape == (3, 5, 6)
-    assert isinstance(model.head, nn.Conv2d)
+@pytest.mark.parametrize(("kind", "shape", "features"), [(Plain, (6,), (4,)), (Mask, (1, 5, 6), (3, 5, 6))])
+def test_the_last_layer_is_the_head_and_outputs_stay(kind, shape, features):
+    whole, x = kind(), torch.randn(2, *shape)
+    before = whole(x)
+    model = ensure_split(whole, shape)
+    assert model.feature_shape == features
     assert torch.equal(model(x), before)
+    assert {name for name in model.state_dict() if name.startswith("head.")} == {"head.weight", "head.bias"}
 
 
 class Moving(nn.Module):

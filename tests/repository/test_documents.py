@@ -53,11 +53,17 @@ def test_what_a_client_keeps_is_what_it_has_after_the_setup_and_a_round(name, ke
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def write_module(page: str, name: str) -> str:
+    """Write the module of that name on a page into the working directory, and return its code."""
+    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.S)
+    Path(f"{name}.py").write_text(code)
+    return code
+
+
 @pytest.fixture
 def anchored(here):
-    """Return the final weights by an algorithm's keys; the page's anchored.py is in the working directory."""
-    (code,) = re.findall(r"```python\n# anchored.py\n(.*?)```", EXTENDING, re.S)
-    (here / "anchored.py").write_text(code)
+    """Return the final weights by an algorithm's keys."""
+    write_module(EXTENDING, "anchored")
     generator = torch.Generator().manual_seed(0)
     clients = []
     for _ in range(2):
@@ -92,10 +98,8 @@ def test_the_clients_state_there_pulls_towards_where_the_client_left(anchored):
 
 
 def test_own_pieces_work_as_they_stand_there(here, capsys):
-    text = EXTENDING
-    (code,) = re.findall(r"```python\n# own.py\n(.*?)```", text, re.S)
-    (command,) = re.findall(r"^    rayfed run (data.name=own:.*)$", text, re.M)
-    (here / "own.py").write_text(code)
+    write_module(EXTENDING, "own")
+    (command,) = re.findall(r"^    rayfed run (data.name=own:.*)$", EXTENDING, re.M)
     assert main([*command.split(), "data.classes=4", "model.width=8", "augment.share=0.2", "rounds=1"]) == 0
     metrics = pd.read_parquet("results/run/metrics")
     assert {"accuracy", "loss", "margin"} == set(metrics["metric"])
@@ -106,8 +110,7 @@ def test_own_pieces_work_as_they_stand_there(here, capsys):
 
 
 def test_the_sampler_works_as_it_stands_there(here):
-    (code,) = re.findall(r"```python\n# stale.py\n(.*?)```", EXTENDING, re.S)
-    (here / "stale.py").write_text(code)
+    write_module(EXTENDING, "stale")
     quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "local.batch_size=4"]
     clients = ["partition.name=iid", "partition.clients=4", "cohort=2", "rounds=2"]
     assert main([*quick, *clients, "sampling.name=stale:NewcomersFirst", "sampling.share=1"]) == 0
@@ -140,16 +143,6 @@ def test_every_column_is_documented(table, columns):
     section = (DOCS / "results.md").read_text().split(f"## Columns of `{table}`\n")[1].split("\n## ")[0]
     first = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     assert set(re.findall(r"`([a-z_]+)`", first)) == set(columns)
-
-
-@pytest.fixture
-def own_method(tmp_path, monkeypatch):
-    """The README's mine.py, in a folder that the user stands in."""
-    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if block.startswith("# mine.py"))
-    (tmp_path / "mine.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return code
 
 
 def demo_table() -> list[list[str]]:
@@ -185,8 +178,8 @@ def test_the_demo_prints_the_table(here):
         assert means[0] == pytest.approx(means[1], abs=2.0)
 
 
-def test_own_method_is_short_and_runs(own_method):
-    assert len(own_method.splitlines()) < 40
+def test_own_method_is_short_and_runs(here):
+    assert len(write_module(README, "mine").splitlines()) < 40
     algorithm = build_algorithm({"name": "mine:Median", "step_size": 0.8})
     population = blobs(3)
     server, records = simulate(blueprint(algorithm, population, rounds=1), population)
@@ -194,7 +187,8 @@ def test_own_method_is_short_and_runs(own_method):
     assert all(torch.isfinite(tensor).all() for tensor in server.state["weights"].values())
 
 
-def test_own_method_takes_the_median(own_method):
+def test_own_method_takes_the_median(here):
+    write_module(README, "mine")
     algorithm = build_algorithm({"name": "mine:Median"})
     from rayfed.algorithm import Replies, Reply
 

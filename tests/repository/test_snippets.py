@@ -74,24 +74,17 @@ def own_folder(tmp_path, monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
-def scanners() -> None:
-    """Write the results that recipes begin with."""
-    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=3"]
-    for seed in (0, 1):
-        assert command("run")([*quick, "experiment=scanners", f"seed={seed}"]) == 0
+QUICK = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}"]
 
 
 def methods() -> None:
     """Write results of three methods: one is scored once more after its fine-tuning, as round 4, and one has mu."""
-    scanners()
-    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=3"]
-    for algorithm in ("algorithm.name=fedbabu", "algorithm={name: fedprox, mu: 0.1}"):
-        assert command("run")([*quick, "experiment=scanners", algorithm]) == 0
+    for method in ("seed=0", "seed=1", "algorithm.name=fedbabu", "algorithm={name: fedprox, mu: 0.1}"):
+        assert command("run")([*QUICK, "rounds=3", "experiment=scanners", method]) == 0
 
 
 def question() -> None:
-    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=6"]
-    assert command("run")([*quick, "experiment=question"]) == 0
+    assert command("run")([*QUICK, "rounds=6", "experiment=question"]) == 0
 
 
 def skew() -> None:
