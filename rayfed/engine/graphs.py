@@ -27,6 +27,7 @@ Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 
 ENOUGH_STEPS = 20
 """Steps of a kind that a host takes before it captures one, which takes as long as several of them."""
+_BRIEF = 5  # times as many where a schedule of learning rates ends a kind with its round
 REPLAYED = "replayed"
 _MOST_KINDS = 8  # of steps, whose graphs a host keeps
 _LASTING = (
@@ -89,8 +90,9 @@ class GraphedStep:
             self._graphs.counts[REPLAYED] += 1
             return kind.graph.replay(work, batch)
         kind.steps += 1
-        self._graphs.counts[kind.reason or f"fewer than {ENOUGH_STEPS} steps alike"] += 1
-        if kind.reason or kind.steps < ENOUGH_STEPS:
+        enough = ENOUGH_STEPS if ctx.schedule.is_constant else ENOUGH_STEPS * _BRIEF
+        self._graphs.counts[kind.reason or f"fewer than {enough} steps alike"] += 1
+        if kind.reason or kind.steps < enough:
             return self._step(ctx, work, down, batch)
         take = self._captured if kind.graph is None else self._checked
         result = take(kind, ctx, work, down, batch)

@@ -14,6 +14,7 @@ from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.lr_schedule import Exponential
 from rayfed.core.optim import Adam
 from rayfed.core.trees import tree_map
 from rayfed.engine import graphs
@@ -60,6 +61,13 @@ def test_steps_are_replayed_for_clients_that_end_earlier_and_short_last_batches_
     counts = replayed(blueprint(FedAvg(), people, vmap_clients=width, **changes), people)
     assert set(counts) == {REPLAYED}
     assert counts[REPLAYED] > {1: 70, 3: 20, 4: 15}[width]
+
+
+def test_a_rate_that_falls_has_a_graph_in_each_round_after_more_steps():
+    people = blobs()
+    taken = 4 + 5 + 6 + 8  # batches of 5 of 20, 26, 33 and 41 examples
+    plan = blueprint(FedAvg(), people, schedule=Exponential(decay=0.5), rounds=3)
+    assert replayed(plan, people) == {REPLAYED: 3 * (taken - 5 * 2 - 1)}
 
 
 class Swaps(Scaffold):
