@@ -5,6 +5,7 @@ CUDA is not needed: `helpers.taped_graphs` repeats recorded operations as a grap
 
 import dataclasses
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,13 +34,13 @@ def soon(monkeypatch):
     monkeypatch.setattr(graphs, "ENOUGH_STEPS", 2)
 
 
-def replayed(plan, people):
+def replayed(plan, people, capture=taped_graphs.capture):
     """Return what became of the steps of a run with graphs, whose states are those of a run without."""
     found = []
-    for capture in (None, taped_graphs.capture):
+    for given in (None, capture):
         server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
         assert server.fleet.host.graphs is None  # on a CPU
-        server.fleet.host.graphs = StepGraphs(capture) if capture else None
+        server.fleet.host.graphs = StepGraphs(given) if given else None
         scores = [record.scores for record in server.run()]  # those of training
         found.append((facts(everything(server)), scores))
     assert found[0] == found[1]
@@ -117,6 +118,15 @@ def test_a_step_that_reads_what_changes_runs_by_itself(attribute):
 def test_a_step_that_waits_for_the_device_runs_by_itself_and_others_are_captured():
     people = blobs()
     assert set(replayed(blueprint(Reads(what="waits"), people), people)) == {"the step cannot be captured: it waits"}
+
+
+def test_nothing_is_captured_after_cuda_broke_off_a_capture():
+    broken = Mock(side_effect=RuntimeError("broken off"))
+    people = blobs()  # with short last batches, which are steps of another kind
+    plan = blueprint(FedAvg(), people, model=net(batch_norm=False), rounds=3, drop_last=False)
+    (reason,) = replayed(plan, people, broken)
+    assert reason.startswith("a capture failed: RuntimeError: broken off")
+    broken.assert_called_once()
 
 
 def test_a_graph_is_compared_with_the_step_on_other_inputs_than_those_it_was_captured_with(monkeypatch):
