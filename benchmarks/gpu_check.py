@@ -181,29 +181,19 @@ def replays(check: Check) -> Iterator[Row]:
         changes = {"optimizer": optimizer, "vmap_clients": width, "rounds": 3, "deterministic": True}
         given = job(network, 20, 4, **changes)
         yield check.row(f"{network}, {name}, K={width}", partial(_graphs_beside_steps, check.device, *given))
-    for width in (1, 3):
+    for width, share in ((1, 0.5), (3, 1.0)):
         compare = partial(_case_with_graphs, check.device)
-        part = check.part(0.5 if width == 1 else 1)
-        yield from _of_cases(part, f"{width} at once", compare, width, variants=False)
+        yield from _of_cases(check.part(share), f"{width} at once", compare, width, variants=False)
 
 
 def _graphs_beside_steps(device: torch.device, plan: Blueprint, population: Population) -> Values:
-    states, counts = list[Any](), Counter[str]()
-    for with_graphs in (True, False):
-        given = dataclasses.replace(plan, cuda_graphs=with_graphs)
-        fleet = LocalFleet(given, population, device)
-        server = Server(given, population, fleet, Evaluation(points=()), device)
-        list(server.run())
-        states.append(server.state)
-        counts += fleet.host.graphs.counts if fleet.host.graphs else Counter()
-    replayed, taken = states
-    return _compared(replayed, taken, tolerance=0) | _use(counts)
-
-
-def _use(counts: Counter[str]) -> Values:
-    """Return the share of steps that were replayed, and why the others were not."""
+    """Compare both, and say which share of the steps was replayed, and why the others were not."""
+    replayed, fleet = _run(plan, population, device)
+    taken = _finished(dataclasses.replace(plan, cuda_graphs=False), population, device)
+    counts = fleet.host.graphs.counts if fleet.host.graphs else Counter[str]()
     reasons = "; ".join(sorted({*counts} - {graphs.REPLAYED})) if counts else "no CUDA device"
-    return {"replayed": counts[graphs.REPLAYED] / max(1, counts.total()), "not_used": reasons}
+    share = counts[graphs.REPLAYED] / max(1, counts.total())
+    return _compared(replayed, taken, tolerance=0) | {"replayed": share, "not_used": reasons}
 
 
 def _case_with_graphs(device: torch.device, case: Callable[[Any], Any]) -> Values:
@@ -289,10 +279,16 @@ def _compared(here: Any, there: Any, tolerance: float = TOLERANCE) -> Values:
     return {"difference": worst} if worst <= tolerance else {"failed": f"{place} differs by {worst:.2g}"}
 
 
-def _finished(plan: Blueprint, population: Population, device: torch.device) -> Any:
-    server = Server(plan, population, LocalFleet(plan, population, device), Evaluation(points=()), device)
+def _run(plan: Blueprint, population: Population, device: torch.device) -> tuple[Any, LocalFleet]:
+    """Run all rounds; return the server's state, and the fleet."""
+    fleet = LocalFleet(plan, population, device)
+    server = Server(plan, population, fleet, Evaluation(points=()), device)
     list(server.run())
-    return server.state
+    return server.state, fleet
+
+
+def _finished(plan: Blueprint, population: Population, device: torch.device) -> Any:
+    return _run(plan, population, device)[0]
 
 
 def networks(check: Check) -> Iterator[Row]:
