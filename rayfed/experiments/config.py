@@ -204,7 +204,7 @@ class Placement:
     )
     cuda_graphs: bool = option(
         True,
-        help="on a GPU, replay local steps from CUDA graphs where that gives the same numbers, two to ten times faster",
+        help="on a GPU, replay local steps from CUDA graphs where that gives the same numbers, several times as fast",
     )
     autoscale: bool = option(False, help="wait for an autoscaling cluster to start missing nodes")
 
