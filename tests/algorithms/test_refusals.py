@@ -23,6 +23,7 @@ from rayfed.core.errors import UsageError
 from rayfed.engine.clock import Availability
 
 PLAIN, FROZEN, TWO = {"model": net(batch_norm=False)}, {"batch_norm": "frozen"}, {"cohort": 2}
+DROPOUT, DEADLINE = {"availability": Availability(dropout=0.1)}, {"availability": Availability(deadline=3.0)}
 TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
 
 
@@ -42,8 +43,8 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (FedBN(), PLAIN, "algorithm.name=fedbn: the model has no batch-norm layer; use another"),
         (FedBN(), FROZEN, "batch_norm=frozen: fedbn trains .* use batch_norm=local"),
         (FedMix(mean_examples=30), {}, "algorithm.mean_examples=30: client 0 has only 20 examples"),
-        (DPFedBN(), {"availability": Availability(dropout=0.1)}, "availability.dropout=0.1: algorithm.name=dp_fedbn"),
-        (APPLE(), {"availability": Availability(deadline=3)}, "availability.deadline=3: algorithm.name=apple needs"),
+        (DPFedBN(), DROPOUT, "availability.dropout=0.1: algorithm.name=dp_fedbn divides its privacy budget"),
+        (APPLE(), DEADLINE, "availability.deadline=3: algorithm.name=apple needs every client in every round"),
         (FRAug(), {"model": Maps()}, "algorithm.name=fraug: needs features that are vectors, the model's are 2x4"),
         (FRAug(), {"drop_last": False}, "local.batch_size=5: algorithm.name=fraug cannot train its batch norm on a"),
     ],

@@ -128,6 +128,12 @@ class TestRun:
         assert "not scored" not in capsys.readouterr().err
 
 
+def test_a_refusal_is_one_line_and_exit_code_2(here, capsys):
+    assert main(["try.yaml", "local.lr=-1"]) == 2
+    assert capsys.readouterr() == ("", "rayfed: local.lr=-1.0: must be more than 0\n")
+    assert not (here / "results").exists()
+
+
 def test_divergence_is_one_line_and_exit_code_1(here):
     """In a process of its own, as a shell sees it."""
     command = [sys.executable, "-m", "rayfed", "run", "try.yaml", "local.lr=1e30", "model.hidden=[]"]

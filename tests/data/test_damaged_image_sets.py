@@ -2,6 +2,7 @@
 
 import bz2
 import os
+import re
 import shutil
 
 import numpy as np
@@ -97,10 +98,6 @@ def emptied(path):
     path.mkdir()
 
 
-def replaced(old, new):
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
 OH, TABLE, TINY = "OfficeHomeDataset_10072016", "camelyon17_v1.0/metadata.csv", "tiny-imagenet-200"
 FOLDERS = [
     ("pacs", "PACS/kfold/photo/dog", lambda p: renamed(p, "god"), ["photo: no class folder dog", "expected 7: dog"]),
@@ -111,21 +108,32 @@ FOLDERS = [
     ("imagefolder", "own", emptied, ["no images in folders"]),
     ("camelyon17", TABLE, os.unlink, ["metadata.csv: missing", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
-    ("tiny_imagenet", f"{TINY}/wnids.txt", replaced("n00000200", "n00000199"), ["199 different classes"]),
-    ("tiny_imagenet", f"{TINY}/val/val_annotations.txt", replaced("n00000197", "tench"), ["an image and its class"]),
-    ("camelyon17", TABLE, replaced(",tumor,", ",cancer,"), ["columns x_coord", "tumor"]),
-    ("camelyon17", TABLE, replaced(",64,1,", ",64,2,"), ["label 2, but there are 2 classes"]),
-    ("camelyon17", TABLE, replaced(",64,", ",65,"), ["y_65.png: missing"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "file", "damage", "facts"), FOLDERS)
-def test_wrong_folders_and_lists_are_named(name, file, damage, facts, written, tmp_path):
+def test_wrong_folders_are_named(name, file, damage, facts, written, tmp_path):
     damage(written(name, tmp_path) / file)
     message = refused(name, tmp_path)
-    assert str(tmp_path) in message or message.startswith(f"dataset {name}: ")
+    assert str(tmp_path) in message
     for fact in facts:
         assert fact in message
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "words"),
+    [
+        ("tiny_imagenet", f"{TINY}/wnids.txt", "n00000200", "n00000199", "199 different classes"),
+        ("tiny_imagenet", f"{TINY}/val/val_annotations.txt", "n00000197", "tench", "an image and its class"),
+        ("camelyon17", TABLE, ",tumor,", ",cancer,", "columns x_coord, .*tumor"),
+        ("camelyon17", TABLE, ",64,1,", ",64,2,", "label 2, but there are 2 classes"),
+        ("camelyon17", TABLE, ",64,", ",65,", "y_65.png: missing"),
+    ],
+)
+def test_damaged_lists_are_one_line(name, file, old, new, words, written, tmp_path):
+    path = written(name, tmp_path) / file
+    path.write_text(path.read_text().replace(old, new))
+    assert re.search(words, refused(name, tmp_path))
 
 
 BATCH = image_sets.cifar_batch(4, "labels", 10)

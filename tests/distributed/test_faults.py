@@ -40,7 +40,7 @@ def disturbed(folder, *faults):
 
     def disturb():
         for round, title in faults:
-            wait_until(lambda round=round: max(last_rounds(folder), default=0) >= round)
+            wait_until(lambda round=round: max(last_rounds(folder), default=-1) >= round)
             send(title, signal.SIGKILL) if title else os.kill(os.getpid(), signal.SIGINT)
 
     return meanwhile(disturb)
@@ -135,7 +135,7 @@ def test_a_killed_command_resumes(here, undisturbed):
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: max(last_rounds("killed"), default=0) >= 12, seconds=300)
+        wait_until(lambda: max(last_rounds("killed"), default=-1) >= 12, seconds=300)
     finally:
         process.kill()
     wait_until(lambda: set(read("killed").trials["status"]) == {"lost"})

@@ -327,6 +327,13 @@ class TestRandomness:
         assert len(set(noise)) == 4
 
 
+def test_a_client_that_diverges_is_named():
+    population = blobs(3)
+    plan = blueprint(FedAvg(), population, model=net(False), optimizer=SGD(lr=1e20), rounds=3)
+    with pytest.raises(Diverged, match=r"round 1, client \d: training loss is (inf|nan)"):
+        simulate(plan, population)
+
+
 def test_a_server_that_diverges_is_named():
     @dataclass(frozen=True, kw_only=True)
     class Broken(FedAvg):

@@ -14,6 +14,7 @@ from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import Noise
+from rayfed.core.errors import UsageError
 from rayfed.data.on_disk import ArrayFile, LazyRows, as_lazy_rows, memory_mapped
 from rayfed.data.population import Examples
 from rayfed.engine import device_data
@@ -24,6 +25,7 @@ from rayfed.engine.host import LocalFleet
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def on_disk(population):
@@ -208,3 +210,14 @@ class TestBetweenProcesses:
             for name in one:
                 assert type(other[name].x) is kind
                 assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])
+
+    def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, home):
+        from rayfed.distributed.host_actor import HostMethods
+
+        people = on_disk(blobs(3))
+        sent = pickle.dumps(people)
+        (path,) = home.glob("*/*.npy")
+        path.unlink()
+        plan, unpickled = blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent)
+        with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
+            HostMethods().take_up(plan, unpickled, 0.0)

@@ -119,6 +119,9 @@ class TestArguments:
         assert refusal("rounds=3 # few") == "rounds='3 # few': expected an integer, got str"
 
 
+A_MAPPING = "expected a mapping, as in metrics.ece=true or metrics.ece.every=5"
+
+
 class TestTypes:
     def test_whole_numbers_stand_for_floats_and_back_only_without_loss(self):
         assert type(written("local.lr=1").local.lr) is float
@@ -138,10 +141,11 @@ class TestTypes:
             ("local.lr=.nan", "local.lr=nan: must be a finite number"),
             ("metrics.mdl.seedz=1", "metrics.mdl.seedz: no such key; did you mean metrics.mdl.seeds"),
             ("metrics.ecee=true", "metrics.ecee: no such metric; did you mean metrics.ece? (your own is written"),
+            ("metrics.ece.bin=3", "metrics.ece.bin: no such key; did you mean metrics.ece.bins?"),
             ("metrics.ece.bins=0", "metrics.ece.bins=0: must be at least 1"),
             ("metrics.ece.every=0", "metrics.ece.every=0: must be at least 1"),
             ("metrics.ece=3", "metrics.ece=3: expected true, or a mapping of options such as every"),
-            ("metrics=[ece, mdl]", "metrics=ece, mdl: expected a mapping, as in metrics.ece=true or metrics.ece.every"),
+            ("metrics=[ece, mdl]", f"metrics=ece, mdl: {A_MAPPING}"),
             ("augment={name: noise, sd: 1}", "augment.sd: no such key"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
         ],

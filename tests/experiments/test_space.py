@@ -103,6 +103,12 @@ class TestSeeds:
         space = read_space({"seeds": [3, 1], "arms": [{"rounds": 1}, {"rounds": {"grid": [2, 3]}}]})
         assert [(t["seed"], t["rounds"]) for t in space.trials()] == [(3, 1), (3, 2), (3, 3), (1, 1), (1, 2), (1, 3)]
 
+    @pytest.mark.parametrize("seed", [{"seed": 5}, {"arms": [{"rounds": 1}, {"seed": 0}]}])
+    def test_a_seed_beside_seeds_would_be_ignored(self, seed):
+        value = seed.get("seed", 0)
+        message = f"seed={value}: has no effect beside seeds=[0, 1]; give one of them"
+        assert refusal({"seeds": [0, 1]} | seed) == message
+
 
 @pytest.mark.parametrize(
     ("space", "message"),
@@ -119,8 +125,6 @@ class TestSeeds:
         ({"seeds": 3}, "seeds=3: expected a list of integers"),
         ({"seeds": [1.5]}, "seeds=[1.5]: expected a list of integers"),
         ({"seeds": []}, "seeds and arms: expected lists with at least one entry"),
-        ({"seeds": [0, 1], "seed": 5}, "seed=5: has no effect beside seeds=[0, 1]; give one of them"),
-        ({"seeds": [0, 1], "arms": [{"rounds": 1}, {"seed": 0}]}, "seed=0: has no effect beside seeds=[0, 1]; give"),
         ({"arms": [{"seed": 1}, {"seed": 2}]}, "seed: all arms share it; for several seeds, write seeds: [0, 1, 2]"),
         ({"seed": {"grid": [0, 1]}}, "seed: all arms share it; for several seeds, write seeds: [0, 1, 2]"),
     ],
