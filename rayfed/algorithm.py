@@ -38,6 +38,7 @@ from rayfed.core.ids import ClientId, ClientIndex, Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.optim import Optimizer
 from rayfed.core.task import Batch, Task
+from rayfed.core.trees import bytes_by_field
 
 State = dict[str, Any]
 
@@ -63,10 +64,18 @@ class Reply(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """All replies of an exchange: the weighted `mean` of every averaged field, and `each` reply in client order."""
+    """All replies of an exchange.
+
+    Attributes:
+        mean: The weighted mean of every averaged field.
+        each: Each reply, in client order.
+        weights: The weight of each reply in the mean. They sum to 1 unless the sampler or the staleness of replies says
+            otherwise.
+    """
 
     mean: State
     each: Sequence[Reply]
+    weights: Sequence[float] = ()
 
 
 class ClientData(NamedTuple):
@@ -264,6 +273,10 @@ class Exchange:
         """Return (the client's next state, `up`) after the last step."""
         return client, {}
 
+    def sent_bytes(self, up: State) -> Mapping[str, int]:
+        """Return the bytes that `up` takes on the wire, by field; only encodings differ from the bytes of tensors."""
+        return bytes_by_field(up)
+
     # Derived from the hooks that a class overrides
 
     @property
@@ -323,6 +336,7 @@ class Delegate(Exchange):
     prepare = delegated(Exchange.prepare, "target")
     step = delegated(Exchange.step, "target")
     finish = delegated(Exchange.finish, "target")
+    sent_bytes = delegated(Exchange.sent_bytes, "target")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 
 from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
 from rayfed.data.population import SPLITS, Population
 from rayfed.distributed.cluster import is_private, on_node
@@ -24,7 +25,6 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import room_for
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients, Scored

@@ -14,13 +14,13 @@ import torch
 from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
 from rayfed.core.modules import ALIGNMENT
 from rayfed.core.trees import tensor_bytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeResult
 from rayfed.engine.host import Host
 

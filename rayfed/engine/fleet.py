@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
 from rayfed.algorithm import Reply, State
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Score
 from rayfed.engine.client_store import ClientStates
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Gradients, Scored
 
 States = Mapping[ClientIndex, State]

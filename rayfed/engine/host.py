@@ -14,15 +14,15 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.core.trees import bytes_by_field, nbytes, owned
+from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStore
 from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, room_for_states, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.purity import untouched
@@ -119,7 +119,7 @@ class Host:
             next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
-        result.sent[client] = bytes_by_field(up)
+        result.sent[client] = dict(exchange.sent_bytes(up))
         others = owned({name: up[name] for name in up if name not in exchange.averaged})
         result.replies.append(Reply(client, ctx.examples, others))
         return {name: up[name] for name in exchange.averaged if name in up}

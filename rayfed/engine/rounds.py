@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Exchange, State
 from rayfed.core.errors import BadHook
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Record
 from rayfed.core.rng import generator
@@ -23,7 +24,6 @@ from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, participants_of
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, States, add_to
 from rayfed.engine.timetable import Durations, Update, timetable
 from rayfed.metrics.base import OfTraining
@@ -246,10 +246,14 @@ class Rounds:
         """Return the replies of the clients of `request`."""
         return self._fleet.exchange(request, down, unicast)
 
+    def in_mean(self, ctx: Context, weights: Weights) -> Weights:
+        """Return the weights that replies have in the mean, given those of their clients."""
+        return weights
+
     def total(
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
-        """Return the weighted mean of the averaged fields of an exchange."""
+        """Return the weighted mean of the averaged fields of an exchange; `weights` are those of `in_mean`."""
         total = self._fleet.weigh(weights) if exchange.server_side_weighting else result.total
         if ctx.stage != "round" or not self._cohorts.has_factors or total.value is None:
             return total
@@ -353,16 +357,19 @@ class BufferedRounds(Rounds):
             self._waiting[i] = ExchangeResult(replies=[reply], training=training, sent={i: result.sent[i]})
         return replace(result, replies=[], training=[], sent={})
 
+    def in_mean(self, ctx: Context, weights: Weights) -> Weights:
+        replies = self.updates[ctx.round - 1].replies
+        return {i: weights[i] * self._schedule.weight(ctx.round - 1 - start) for i, start in replies}
+
     def total(
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
         update, version = self.updates[ctx.round - 1], ctx.round - 1
-        shares = {i: weights[i] * self._schedule.weight(version - start) for i, start in update.replies}
-        total, weight, buffers = self._fleet.weigh(shares), math.fsum(shares.values()), ctx.task.untrained
+        total, weight, buffers = self._fleet.weigh(weights), math.fsum(weights.values()), ctx.task.untrained
         self._fleet.commit(update.clients)
         missing = {version: 1 - weight}  # the factors of versions that are added to the sum
         if not self._schedule.adds_models:
-            missing = {s: -math.fsum(shares[i] for i, start in update.replies if start == s) for s in {*update.starts}}
+            missing = {s: -math.fsum(weights[i] for i, start in update.replies if start == s) for s in {*update.starts}}
             missing[version] = 1 + missing.get(version, 0.0)
         factors = {start: factor for start, factor in sorted(missing.items()) if abs(factor) > _ROUNDING}
         sent = [down, *(down if start == version else self.ring[start].down for start in factors)]

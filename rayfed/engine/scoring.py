@@ -17,12 +17,12 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.outputs import scored_values
 from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.metrics.base import (
     OF_CLASSES,
     Metric,

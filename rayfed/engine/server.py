@@ -10,6 +10,7 @@ import torch
 
 from rayfed.algorithm import Algorithm, Context, Exchange, Replies, State
 from rayfed.core.errors import BadHook, Diverged
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.records import BestRound, Record, Score
 from rayfed.core.rng import seed_torch
@@ -18,7 +19,6 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request, States, add_to
 from rayfed.engine.purity import untouched
 from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weights
@@ -205,12 +205,14 @@ class Server:
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
             weights = {reply.client: float(weight) for reply, weight in zip(replies, values, strict=True)}
+        weights = dict(self.rounds.in_mean(ctx, weights))
         total = self.rounds.total(exchange, ctx, result, down, weights)
         mean = {} if total.value is None else ctx.task.to_memory_format(total.result())
         total = result.total = ExactSum()  # twice the memory of the mean
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
-            state = self._aggregated(exchange, ctx, Replies(mean, replies))
+            in_order = [weights[reply.client] for reply in replies]
+            state = self._aggregated(exchange, ctx, Replies(mean, replies, in_order))
             self.state = ctx.task.model.consistent(state)
         self._check_finite(ctx)
         times.append(time.perf_counter())

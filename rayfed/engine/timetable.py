@@ -83,7 +83,7 @@ class Durations:
             down = exchange.broadcast(ctx, server) | exchange.unicast(ctx, server)
             state = how.algorithm.join(ctx)
             _, up = exchange.finish(ctx, exchange.start(ctx, state, down), state, down, ctx.data)
-            return nbytes(down), nbytes(up)
+            return nbytes(down), sum(exchange.sent_bytes(up).values())
 
 
 def timetable(

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import rayfed
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.modules import make_picklable
-from rayfed.engine.exact_sum import ExactSum
 
 CLIENTS = 3
 QUIET = {"experiment": "own_state", "resume": False, "local.batch_size": 30, "local.lr": 0.1}

@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import cross_entropy
 
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.task import Task
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.models.base import build_model
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rayfed.core import exact_sum
+from rayfed.core.exact_sum import ExactSum
 from rayfed.core.trees import clone, state_hash, tree_map
-from rayfed.engine import exact_sum
-from rayfed.engine.exact_sum import ExactSum
 
 TERMS = 600
 
