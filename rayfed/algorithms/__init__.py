@@ -1,4 +1,4 @@
-"""The algorithms and the table of their names. A small method is a file, a large one a package."""
+"""The algorithms and the table of their names. A method, or a family of methods, is a file."""
 
 FAMILIES = {
     "Standard methods": {

@@ -4,6 +4,7 @@ import argparse
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.registry import resolve
 from rayfed.data.published import Source, sources
 from rayfed.data.readers.files import ROOT_HELP, datasets_folder
 from rayfed.data.sets import DATASETS
@@ -41,7 +42,9 @@ def _texts(name: str, root: str | None) -> list[str]:
         return [_text(source, name, root) for source in found]
     if name not in DATASETS:
         raise UsageError(f"{name}: no such dataset; {suggestion(name, [*sources(), *DATASETS])}")
-    return [f"{name}: nothing to download: embedded, drawn, or your own files; rayfed list {name}"]
+    kind = resolve(name, DATASETS, where="data.name")
+    what = "needs no files" if getattr(kind, "embedded", False) else "reads your own files"
+    return [f"{name}: {what}, so there is nothing to download; rayfed list {name}"]
 
 
 def _text(source: Source, dataset: str, root: str | None) -> str:

@@ -32,20 +32,6 @@ _BOUNDS = (
 )
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
 
-REMOVED = {
-    "algorithm.means_per_step": "every example of a batch is mixed with a mean of its own; leave it out",
-    "availability.speed_spread": "use clock.speed_spread",
-    "availability.step_seconds": "use clock.step_seconds",
-    "data.drop_clients": "leave the rows of these clients out of the data",
-    "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
-    "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
-    "faults.stop_early": "a sweep runs all its trials; leave it out",
-    "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
-    "tracking.mlflow": "use tracking.tensorboard, or read the tables with pandas",
-    "tracking.wandb": "give tracking.tensorboard=true; `wandb sync` uploads the folder tensorboard",
-}
-"""The keys and options of earlier versions, with what to do without them."""
-
 _Options = TypeVar("_Options")
 
 
@@ -269,9 +255,7 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
 
 
 def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageError:
-    """Return the error for a key that is none of the `known` keys; it says what replaces a key that was removed."""
-    if removed := REMOVED.get(f"{prefix}{name}"):
-        return UsageError(f"{prefix}{name}: was removed; {removed}")
+    """Return the error for a key that is none of the `known` keys."""
     return UsageError(f"{prefix}{name}: no such key; {suggestion(name, known, prefix=prefix)}")
 
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.trees import named_tensors
+from rayfed.core.trees import as_real, is_counter, named_tensors
 from rayfed.data.population import Population, small_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.clock import ALWAYS, NO_CLOCK
@@ -37,6 +39,8 @@ _CLIENTS, _ROUNDS = 4, 4
 _BATCHES = (2, 3, 4)  # numbers of batches of the clients in turn, so that some clients of a block end early
 _BATCH = 8  # examples at most
 _SCORED = 16  # examples of each part that are scored
+_SHARE_OF_UPDATE = 1e-3  # of the norm of an update, by which clients trained at once and alone may differ
+_ROUNDING = 1e-6  # of the norm of a field, which rounding may change in a few steps
 
 Launch = Callable[[Plan], str]
 
@@ -219,16 +223,101 @@ def _clients_at_once(small: _SmallTrial) -> str:
     width = small.clients - 1
     if width < 2:
         return "not tried: fewer than three clients"
-    together, alone = (small.finished(vmap_clients=number, drop_last=True) for number in (width, 1))
+    watch = _LocalTraining()
+    together = small.finished(vmap_clients=width, drop_last=True)
+    alone = small.finished(vmap_clients=1, drop_last=True, algorithm=intercepted(small.algorithm, watch))
     _check_finite(together)
-    largest = 0.0
-    for (path, a), (other, b) in zip(named_tensors(_state(alone)), named_tensors(_state(together)), strict=True):
+    if watch.step_draws:
+        return f"{width} clients train at once; `step` draws random numbers, so they may end elsewhere than alone"
+    for field, norms in _compare(watch.before, _state(alone), _state(together)).items():
+        if not norms.agree:
+            raise _Broken(
+                f"{width} clients trained at once (placement.vmap_clients) end with another {field} than when trained "
+                f"alone: it differs by {norms.difference:.2g}, where training changes it by {norms.update:.2g}; `step` "
+                "may know a client only by `work` and `down`"
+            )
+    return f"{width} clients trained at once (placement.vmap_clients) end as when trained alone"
+
+
+class _LocalTraining:
+    """Stands around hooks, and sees the states before the first exchange, and whether `step` draws random numbers."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Any] = {"server": {}, "clients": {}}
+        self.step_draws = False
+
+    def __call__(self, name: str, hook: Callable[..., Any], self_: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        random = _random_states() if name == "step" else None
+        result = hook(self_, ctx, *args, **kwargs)
+        if name == "init":
+            self.before["server"] = result
+        elif name == "join":
+            self.before["clients"][ctx.client] = result
+        elif name == "step" and _random_states() != random:
+            self.step_draws = True
+        return result
+
+
+def _random_states() -> list[bytes]:
+    """Return the states of torch's global generators."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    return [state.numpy().tobytes() for state in states]
+
+
+class _Norms:
+    """Norms of a field: of the difference between two ends, of the update to the first, and of the first itself."""
+
+    def __init__(self) -> None:
+        self._squares = [0.0, 0.0, 0.0]
+
+    def add(self, start: torch.Tensor | None, alone: torch.Tensor, together: torch.Tensor) -> None:
+        """Add the numbers of a tensor of the field; a `start` that is missing counts as zeros."""
+        a, b = as_real(alone).double(), as_real(together).double()
+        update = a
+        if start is not None and start.shape == alone.shape:
+            update = a - as_real(start).double()
+        for position, values in enumerate((b - a, update, a)):
+            self._squares[position] += float(values.square().sum())
+
+    @property
+    def difference(self) -> float:
+        return math.sqrt(self._squares[0])
+
+    @property
+    def update(self) -> float:
+        return math.sqrt(self._squares[1])
+
+    @property
+    def agree(self) -> bool:
+        """Whether the difference is small beside the update, or a matter of rounding."""
+        size = math.sqrt(self._squares[2])
+        return self.difference <= _SHARE_OF_UPDATE * self.update + _ROUNDING * size
+
+
+def _compare(before: dict[str, Any], alone: dict[str, Any], together: dict[str, Any]) -> dict[str, _Norms]:
+    """Return the norms of each field of the server's and the clients' states.
+
+    Raises:
+        _Broken: The states have different fields, tensors of different forms, or other counters.
+    """
+    first = dict(named_tensors(before))
+    norms: dict[str, _Norms] = {}
+    for (path, a), (other, b) in zip(named_tensors(alone), named_tensors(together), strict=True):
         if (path, a.shape, a.dtype) != (other, b.shape, b.dtype):
             raise _Broken(f"trained alone, clients have {path} {tuple(a.shape)}, and together {other} {tuple(b.shape)}")
-        largest = max(largest, float((a.double() - b.double()).abs().max()) if a.numel() else 0.0)
-    if largest > 1e-3:
-        return f"it runs; results differ by up to {largest:.1g}, by rounding or by random numbers in `step`"
-    return f"{width} clients trained at once (placement.vmap_clients) end as when trained alone"
+        if not is_counter(a):
+            norms.setdefault(_field(path), _Norms()).add(first.get(path), a, b)
+        elif not torch.equal(a, b):
+            raise _Broken(f"trained alone, clients have another {path} than when trained together")
+    return norms
+
+
+def _field(path: str) -> str:
+    """Return the part of a path in `_state` that names the owner and the field, such as "server.weights"."""
+    parts = path.split(".")
+    return ".".join(parts[:2] if parts[0] == "server" else parts[:3])
 
 
 def _part_of_the_clients(small: _SmallTrial) -> str:

@@ -65,7 +65,6 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.muu=3", "algorithm.name=fedprox"], "algorithm.muu: no such key; did you mean algorithm.mu?"),
         (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
-        (["placement.graphs=auto"], "placement.graphs: was removed; rayfed uses no CUDA graphs; leave it out"),
         # types and ranges
         ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
         ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),

@@ -10,7 +10,7 @@ import socket
 import tarfile
 import threading
 import zipfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,10 @@ from helpers import image_sets
 from helpers.file_server import serving
 from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
+from rayfed.core.options import is_required
+from rayfed.core.registry import resolve
 from rayfed.data.loading import load, load_partitioned
-from rayfed.data.published import obtain, sources
+from rayfed.data.published import Published, obtain, sources
 from rayfed.data.sets import DATASETS
 
 DATA_PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -334,8 +336,14 @@ class TestTable:
             checks = [*source.files.values(), *source.archives.values(), *source.verify.values()]
             assert all(check or source.verify for check in checks), source.name
             assert set(source.datasets) <= set(DATASETS)
-        own = {"mini_digits", "mini_scans", "synthetic", "imagefolder", "npz", "parquet", "csv", "huggingface"}
-        assert {name for source in sources().values() for name in source.datasets} == set(DATASETS) - own
+
+    @pytest.mark.parametrize("name", DATASETS)
+    def test_a_dataset_is_embedded_or_published_or_reads_files_that_the_user_names(self, name):
+        kind = resolve(name, DATASETS, where="data.name")
+        has_source = any(name in source.datasets for source in sources().values())
+        assert has_source == issubclass(kind, Published)
+        names_files = any(field.name in ("file", "folder") and is_required(field) for field in fields(kind))
+        assert [getattr(kind, "embedded", False), has_source, names_files].count(True) == 1
 
     def test_the_page_has_the_sources_and_licences_of_the_table(self):
         rows = [line for line in DATA_PAGE.read_text().splitlines() if line.startswith("| `")]

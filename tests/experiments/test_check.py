@@ -66,6 +66,26 @@ class Halves(FedAvg):
         return super().predict(ctx, model, x)[: len(x) // 2]
 
 
+class ReadsClient(FedAvg):
+    """Makes a weight of client 1 larger by 0.04, though in a step of several clients `ctx` has no client."""
+
+    def step(self, ctx, work, down, batch):
+        work, metrics = super().step(ctx, work, down, batch)
+        if ctx.client == 1 and ctx.round == 2 and ctx.step == 0:
+            name = ctx.task.trainable[-1]
+            weight = work["weights"][name].clone()
+            weight.view(-1)[0] += 0.04
+            work["weights"] = work["weights"] | {name: weight}
+        return work, metrics
+
+
+class Noisy(FedAvg):
+    """Draws noise of 0.04 in `step`, which differs between clients trained at once and alone."""
+
+    def correct(self, ctx, grads, work, down):
+        return {name: grad + 0.04 * torch.randn_like(grad) for name, grad in grads.items()}
+
+
 class Misspelt(FedAvg):
     default_eval_point = "train"
 
@@ -98,6 +118,7 @@ def test_an_algorithm_of_a_user_that_keeps_it():
         ("Zeroes", {"hooks", "seeds"}, "finish changed `ctx` and `data`; other clients and rounds share it"),
         ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
         ("Branches", {"at once"}, "data-dependent control flow"),
+        ("ReadsClient", {"at once"}, "end with another server.weights than when trained alone"),
         ("Halves", {"hooks"}, "predict returned 8 rows for 16 inputs"),
         ("Misspelt", {"hooks"}, "default_eval_point is train; known: global, downloaded, trained, adapted"),
         ("OneHot", {"pixels", "next words"}, "must match the size of tensor b"),
@@ -108,8 +129,14 @@ def test_what_breaks_it_is_found(algorithm, subjects, words):
     found = broken(algorithm)
     assert subjects <= set(found)
     assert any(words in text for text in found.values()), found
-    if algorithm in ("Zeroes", "Branches", "OneHot"):
+    if algorithm in ("Zeroes", "Branches", "ReadsClient", "OneHot"):
         assert set(found) == subjects | ({*TASKS} if algorithm == "Zeroes" else set())
+
+
+def test_numbers_drawn_in_step_may_differ_between_clients_at_once_and_alone():
+    found = {finding.subject: finding for finding in rayfed.check(SMALL, algorithm={"name": f"{__name__}:Noisy"})}
+    assert found["at once"].kept
+    assert "`step` draws random numbers" in found["at once"].found
 
 
 def test_nothing_is_kept_and_random_numbers_go_on(here):

@@ -261,7 +261,7 @@ class TestTrialNames:
         (["lr_schedule.name=exponential"], "lr_schedule.decay: required (factor per round"),
         (["lr_schedule={name: cosine, every: 3}"], "lr_schedule.every: no such key"),
         (["availability.deadline=3"], "availability.deadline=3: needs a clock; give clock.step_seconds, such as 1"),
-        (["availability.step_seconds=3"], "availability.step_seconds: was removed; use clock.step_seconds"),
+        (["availability.step_seconds=3"], "availability.step_seconds: no such key; known: deadline"),
         (["clock.speed_spread=1"], "clock.speed_spread=1: needs a clock; give clock.step_seconds, such as 1"),
         (["clock.server_seconds=1"], "clock.server_seconds=1: needs a clock; give clock.step_seconds, such as 1"),
         (["clock.profile=f.csv", "clock.up_mbps=2"], "clock.up_mbps=2: clock.profile says this of every client"),

@@ -28,6 +28,7 @@ class MiniDomains(DomainSelection):
     seed: int = option(0, low=0, help="seed of the assignment of digits to domains and of all drawing")
     per_domain: int | None = option(None, low=10, high=PER_DOMAIN, help="maximum of images per domain; null: all")
 
+    embedded: ClassVar[bool] = True  # there are no files
     default_partition: ClassVar[str] = "domains"
     all_domains: ClassVar[tuple[str, ...]]
     most: ClassVar[int]

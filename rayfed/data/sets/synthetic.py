@@ -41,6 +41,7 @@ class Synthetic:
     seed: int = option(0, low=0, help="seed of all draws")
 
     name: ClassVar[str] = "synthetic"
+    embedded: ClassVar[bool] = True  # there are no files
     default_partition: ClassVar[str] = "natural"
     partition_defaults: ClassVar[dict[str, float]] = {"test": 0.2}
 
