@@ -72,6 +72,7 @@ class Dataset:
         tests: Further test sets for the server's model.
         layout: Where the parts of an input lie in its row of `images`, if it has several.
         client_view: How a client's images differ from the pooled ones, or None.
+        is_val: Whether a row is one of the dataset's own validation examples, bool [N]; None: it has none.
     """
 
     name: str
@@ -93,11 +94,14 @@ class Dataset:
     tests: tuple[TestSet, ...] = ()
     client_view: ClientView | None = None
     layout: Layout | None = None
+    is_val: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         where, size = f"dataset {self.name}", len(self.labels)
-        kinds = {"images": ("biuf", "numbers"), "labels": ("iuf", "numbers"), "is_test": ("b", "booleans")}
-        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "strata", "leakage_group"):
+        kinds = {"images": ("biuf", "numbers"), "labels": ("iuf", "numbers")}
+        kinds |= dict.fromkeys(("is_test", "is_val"), ("b", "booleans"))
+        integers = ("domain", "source", "index", "client", "strata", "leakage_group")
+        for name in (*kinds, *integers):
             values, (kind, what) = getattr(self, name), kinds.get(name, ("iu", "integers"))
             if values is None:
                 continue
@@ -114,6 +118,8 @@ class Dataset:
                 allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
                 raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
         check_finite(where, self.labels)
+        if self.is_val is not None and len(both := np.flatnonzero(self.is_val & self.is_test)):
+            raise UsageError(f"{where}: is_val and is_test both mark row {both[0]}; a row has one split")
 
     @classmethod
     def of(
@@ -124,6 +130,7 @@ class Dataset:
         *,
         inputs: Any = None,
         is_test: np.ndarray | None = None,
+        is_val: np.ndarray | None = None,
         num_classes: int | None = None,
         **others: Any,
     ) -> "Dataset":
@@ -134,9 +141,10 @@ class Dataset:
             images: Inputs [N, ...], an array or a tensor; floats become float32. Or a dict or a tuple of them,
                 which the model takes by keyword or by position.
             labels: Class indices [N], an array or a tensor; or other targets, as `Dataset.labels` has them. Floats [N]
-                that are not all integers from 0 are numbers.
+                that are not all integers from 0 are numbers, and integers [N, 1] are class indices.
             inputs: Another name of `images`.
             is_test: Test examples, bool [N]; None: there are none.
+            is_val: Validation examples, bool [N]; None: there are none.
             num_classes: Number of classes; None: the highest label plus 1, or 1 for floats.
             **others: Further attributes of `Dataset`.
 
@@ -151,11 +159,11 @@ class Dataset:
         labels = as_array(f"dataset {name}: labels", labels)
         if not labels.ndim or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
-        labels, size = targets(f"dataset {name}", labels), len(labels)
-        given = np.zeros(size, bool) if is_test is None else np.asarray(is_test)
+        labels, size = targets(f"dataset {name}: labels", labels), len(labels)
         counted = [labels] if labels.dtype.kind == "i" and (labels.ndim == 1 or num_classes is None) else []
         defaults = {
-            "is_test": given.astype(bool) if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all() else given,
+            "is_test": np.zeros(size, bool) if is_test is None else as_mask(is_test),
+            "is_val": None if is_val is None else as_mask(is_val),
             "domain": np.zeros(size, np.int16),
             "domains": (name,),
             "source": np.zeros(size, np.int8),
@@ -210,6 +218,13 @@ class Dataset:
         return self.domains[present[0]] if len(present) == 1 else "mixed"
 
 
+def as_mask(given: Any) -> np.ndarray:
+    """Return marks of rows as booleans if they are 0 or 1, and others unchanged."""
+    marks = np.asarray(given)
+    is_binary = marks.dtype.kind in "iu" and np.isin(marks, (0, 1)).all()
+    return marks.astype(bool) if is_binary else marks
+
+
 def from_two_files(is_test: np.ndarray, sources: tuple[str, str]) -> dict[str, Any]:
     """Return the columns of a `Dataset` whose training and test examples come from `sources`, in the files' order."""
     source = is_test.astype(np.int8)
@@ -234,9 +249,24 @@ def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
 
 def own_tests(dataset: Dataset) -> np.ndarray:
     """Return a mask, bool [N], of the dataset's own test examples and all rows of their leakage groups."""
+    return _with_groups(dataset, dataset.is_test)
+
+
+def own_validation(dataset: Dataset) -> np.ndarray | None:
+    """Return a mask, bool [N], of the dataset's own validation examples and all rows of their leakage groups.
+
+    Rows of `own_tests` are not among them. The result is None if the dataset has no validation examples.
+    """
+    if dataset.is_val is None or not dataset.is_val[dataset.rows()].any():
+        return None
+    return np.asarray(_with_groups(dataset, dataset.is_val) & ~own_tests(dataset))
+
+
+def _with_groups(dataset: Dataset, marked: np.ndarray) -> np.ndarray:
+    """Return a mask, bool [N], of the `marked` rows and all rows of their leakage groups."""
     if dataset.leakage_group is None:
-        return dataset.is_test
-    return np.isin(dataset.leakage_group, dataset.leakage_group[dataset.is_test])
+        return marked
+    return np.isin(dataset.leakage_group, dataset.leakage_group[marked])
 
 
 def expand_groups(dataset: Dataset, rows: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -12,7 +12,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
 from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.population import Examples
+from rayfed.data.readers.files import note
 
+MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
 MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
 
 
@@ -53,9 +55,44 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
     return labels.astype(np.int64)
 
 
+def numbered_words(where: str, words: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the place of each word in the alphabetical order, int64 [n], and the different words in order.
+
+    UsageError if two words differ only in spaces. A word that usually stands for a missing value is noted.
+    """
+    names, codes = np.unique(words.astype(str), return_inverse=True)
+    _, of_stripped, counts = np.unique(np.char.strip(names), return_inverse=True, return_counts=True)
+    if len(alike := np.flatnonzero(counts[of_stripped] > 1)):
+        pair = " and ".join(map(repr, names[of_stripped == of_stripped[alike[0]]].tolist()[:2]))
+        raise UsageError(f"{where} has {pair}, which differ only in spaces; write them alike")
+    for row in np.flatnonzero(np.isin(names, MISSING)).tolist():
+        count = int((codes == row).sum())
+        note(f"{where}: {names[row].item()!r} in {count} of {len(codes)} rows is taken for a name")
+    return codes.astype(np.int64), tuple(names.tolist())
+
+
+def names_as_integers(where: str, values: np.ndarray) -> np.ndarray:
+    """Return the numbers of clients or the like as int64 [n]; words are numbered in alphabetical order."""
+    if values.dtype.kind in "US":
+        return numbered_words(where, values)[0]
+    is_whole = values.dtype.kind in "biu" or (values.dtype.kind == "f" and (values == np.floor(values)).all())
+    if values.ndim != 1 or not is_whole:
+        raise UsageError(f"{where}: is {values.dtype} {list(values.shape)}; expected integers or words [n]")
+    return values.astype(np.int64)
+
+
 def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
     """Return labels [n, ...] as classes, int64 [n], if they are integers [n] from 0, also as floats; else as int64 or
-    float32. The errors are those of `class_labels`."""
+    float32. Words [n] are classes in alphabetical order, and integers [n, 1] are classes [n]. The errors are those of
+    `class_labels`."""
+    if labels.dtype.kind in "US" and labels.ndim == 1:
+        return numbered_words(where, labels)[0]
+    if labels.dtype.kind not in "biuf":
+        raise UsageError(
+            f"{where}: are {labels.dtype} {list(labels.shape)}; expected numbers, or one word for each row"
+        )
+    if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     is_float = labels.dtype.kind == "f"
     if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
         return class_labels(where, labels, place)

@@ -16,7 +16,7 @@ from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
 from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
-from rayfed.data.partitions.base import Partition, partition_hash
+from rayfed.data.partitions.base import Partition, describe_validation, partition_hash
 from rayfed.data.partitions.domains import Natural
 from rayfed.data.population import ClientTable, Examples, MadeClients, PooledExamples, Population, TestSet
 from rayfed.data.readers.files import note
@@ -87,9 +87,15 @@ def load(
         std=dataset.std,
         tests=(*(_lazy_test_set(test, dataset.layout) for test in dataset.tests), *ood),
         partition_hash=partition_hash(dataset, held_rows),
-        test_source=partition.test_source(dataset) if isinstance(partition, Partition) else "",
+        test_source=_sources(dataset, partition, held_rows),
         layout=dataset.layout and dataset.layout.normalised(dataset.mean, dataset.std),
     )
+
+
+def _sources(dataset: Dataset, partition: Any, clients: list[ClientRows]) -> str:
+    """Return on which examples clients are tested and validated, as far as it is known, as the end of a sentence."""
+    tested = partition.test_source(dataset) if isinstance(partition, Partition) else ""
+    return ", ".join(filter(None, [tested, describe_validation(dataset, clients)]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,7 +325,8 @@ class Population:
             for a user's own clients, whose tables show `population_hash` instead.
         unseen_clients: Number of clients that take no part in training and join when it is over.
         layout: Where the parts of an input lie in its row, if it has several; None for one array.
-        test_source: On which examples clients are tested, as the end of a sentence; empty: not known.
+        test_source: On which examples clients are tested, and what becomes of validation examples that the data have.
+            It is the end of a sentence; empty: not known.
     """
 
     name: str

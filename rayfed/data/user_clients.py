@@ -93,7 +93,7 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
     maker = replace(maker, first=first.select(slice(0)))
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
     table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
-    return Population("clients", table, num_classes or 1, first.shape, layout=first.layout)
+    return _population(table, num_classes or 1, first)
 
 
 def user_population(
@@ -136,7 +136,12 @@ def user_population(
     if num_classes is None and not classes:  # of integers that may count from anything
         num_classes = int(max((label.max() for label in numbers), default=0)) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
-    return Population("clients", ClientTable.of(checked), num_classes, first.shape, layout=first.layout)
+    return _population(ClientTable.of(checked), num_classes, first)
+
+
+def _population(clients: ClientTable, num_classes: int, first: Examples) -> Population:
+    validated = "validated on their own validation examples" if clients.have_validation else ""
+    return Population("clients", clients, num_classes, first.shape, layout=first.layout, test_source=validated)
 
 
 def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Client:

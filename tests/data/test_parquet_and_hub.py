@@ -153,7 +153,7 @@ class TestRows:
             ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
             ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
             ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
-            ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),
+            ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected train, val or test"),
             ({"x": [1.0, 2.0], "label": [0, 1]}, {"features": ["x", "label"]}, r"^data\.features: label is data"),
             ({"label": [0, 1]}, {"features": None}, r"no column image or img; set data.features .*x, label"),
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),

@@ -10,11 +10,20 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import floor_share, numpy_generator
-from rayfed.data.dataset import ClientRows, Dataset, cap_rows, expand_groups, first_of_each_group, own_tests
+from rayfed.data.dataset import (
+    ClientRows,
+    Dataset,
+    cap_rows,
+    expand_groups,
+    first_of_each_group,
+    own_tests,
+    own_validation,
+)
 from rayfed.data.population import SPLITS
 
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
 TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
+VALIDATION_SHARE = 0.1  # of a client's training part, where the dataset has no validation examples of its own
 MAX_DRAWS = 1000  # attempts after which a partition with a minimum size gives up
 
 
@@ -36,13 +45,26 @@ class Partition:
         help="seed of all draws of the partition; null: that of the run, or 0 where the data say who holds what "
         "(domains, natural, file)",
     )
-    validation: float = option(
-        0.1, low=0, below=1, help="share of each client's training part that is kept for validation, rounded down"
+    validation: float | None = option(
+        None,
+        low=0,
+        below=1,
+        help="share of each client's training part that is kept for validation, rounded down; null: the dataset's own "
+        f"validation examples, else {VALIDATION_SHARE}",
     )
+
+    @property
+    def drawn_validation(self) -> float:
+        """The share of a training part that is kept for validation where no validation examples are given."""
+        return VALIDATION_SHARE if self.validation is None else self.validation
 
     def test_source(self, dataset: Dataset) -> str:
         """Return on which examples clients are tested, as the end of a sentence; empty: not known."""
         return ""
+
+    def given_validation(self, dataset: Dataset) -> np.ndarray | None:
+        """Return a mask, bool [N], of the validation examples that the dataset gives; None: they are drawn."""
+        return own_validation(dataset) if self.validation is None else None
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         """Return one `ClientRows` per client, with ids 0..N-1 in order; no row is used twice.
@@ -57,12 +79,13 @@ class Partition:
     ) -> ClientRows:
         """Return a client's rows, with the validation part taken from `train` and the rest shuffled.
 
-        `validated` is a mask of the rows to use for validation, bool [N]; None: they are drawn.
+        `validated` is a mask of the rows to use for validation, bool [N], such as `given_validation`; None: they are
+        drawn.
         """
         order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
         if validated is not None:
             return ClientRows(client, domain, order[~validated[order]], order[validated[order]], test)
-        count = floor_share(len(train), self.validation)
+        count = floor_share(len(train), self.drawn_validation)
         return ClientRows(client, domain, order[count:], order[:count], test)
 
 
@@ -97,7 +120,7 @@ class PooledPartition(Partition):
             if len(tests) < self.clients:
                 raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own")
             common_tests = np.array_split(tests, self.clients)
-        share, tested = self._drawn_share(dataset), own_tests(dataset)
+        share, tested, validated = self._drawn_share(dataset), own_tests(dataset), self.given_validation(dataset)
         clients = []
         for client, assigned in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
             capped = cap_rows(dataset, assigned, rows, self.per_client)
@@ -108,8 +131,8 @@ class PooledPartition(Partition):
             elif share is None:
                 train, test = shuffled[~tested[shuffled]], shuffled[tested[shuffled]]
             else:
-                train, test = np.split(shuffled, [floor_share(len(shuffled), 1 - share)])
-            parts = self.client_rows(client, domain, train, test)[2:]
+                train, test = without_share(shuffled, share, validated)
+            parts = self.client_rows(client, domain, train, test, validated)[2:]
             held = ClientRows(client, domain, *(expand_groups(dataset, part, rows) for part in parts))
             clients.append(held if common_tests is None else held._replace(test=common_tests[client]))
         return clients
@@ -122,6 +145,29 @@ class PooledPartition(Partition):
     def _drawn_share(self, dataset: Dataset) -> float | None:
         """Return the share of a client's rows that is drawn for testing; None: its tests are the dataset's own."""
         return 0.25 if self.test is None and not _has_tests(dataset) else self.test
+
+
+def without_share(rows: np.ndarray, share: float, validated: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return `rows` without a share at their end, rounded up, and that share.
+
+    Rows that `validated` marks, bool [N], are never in it and do not count.
+    """
+    if validated is None:
+        count = floor_share(len(rows), 1 - share)
+        return rows[:count], rows[count:]
+    train, test = without_share(rows[~validated[rows]], share)
+    return np.concatenate([train, rows[validated[rows]]]), test
+
+
+def describe_validation(dataset: Dataset, clients: list[ClientRows]) -> str:
+    """Return what becomes of the dataset's own validation examples, as the end of a sentence; empty: it has none."""
+    own = own_validation(dataset)
+    if own is None:
+        return ""
+    trained = sum(int(own[client.train].sum()) for client in clients)
+    if trained:
+        return f"trained on {trained:,} of the dataset's own validation examples"
+    return "validated on the dataset's own validation examples"
 
 
 def describe_tests(dataset: Dataset, share: float | None) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.rng import floor_share, numpy_generator
+from rayfed.core.rng import numpy_generator
 from rayfed.data.dataset import ClientRows, Dataset, draw_groups
 from rayfed.data.partitions.base import (
     ASSIGNMENT,
@@ -18,6 +18,7 @@ from rayfed.data.partitions.base import (
     Partition,
     by_class,
     describe_tests,
+    without_share,
 )
 
 
@@ -51,8 +52,11 @@ class Domains(Partition):
     def split(self, dataset: Dataset) -> list[ClientRows]:
         clients: list[ClientRows] = []
         pools = self._pools(dataset)
-        train_rows = np.concatenate([np.empty(0, int), *(train for train, _ in pools.values())])
-        validated = draw_groups(dataset, train_rows, numpy_generator(self.seed, VALIDATION), 1 - self.validation)
+        validated = self.given_validation(dataset)
+        if validated is None:
+            train_rows = np.concatenate([np.empty(0, int), *(train for train, _ in pools.values())])
+            random = numpy_generator(self.seed, VALIDATION)
+            validated = draw_groups(dataset, train_rows, random, 1 - self.drawn_validation)
         for position, (train, test) in pools.items():
             domain = dataset.domains[position]
             parts = zip(self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True)
@@ -69,9 +73,11 @@ class Domains(Partition):
 
     def _pools(self, dataset: Dataset) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return the shuffled training and test rows of each domain that clients may hold, by its position."""
-        pools, tested = {}, None
+        pools, tested, validated = {}, None, self.given_validation(dataset)
         if self.test is not None:
-            tested = draw_groups(dataset, dataset.rows(), numpy_generator(self.seed, TEST), 1 - self.test)
+            rows = dataset.rows()
+            rows = rows if validated is None else rows[~validated[rows]]
+            tested = draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - self.test)
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
@@ -84,9 +90,10 @@ class Domains(Partition):
                 )
             else:
                 rows = numpy_generator(self.seed, TEST, position).permutation(dataset.rows(domain=domain))
-                count = floor_share(len(rows), 1 - self.test)
-                is_test = np.arange(len(rows)) >= count if tested is None else tested[rows]
-                train, test = rows[~is_test], rows[is_test]
+                if tested is None:
+                    train, test = without_share(rows, self.test, validated)
+                else:
+                    train, test = rows[~tested[rows]], rows[tested[rows]]
             pools[position] = train, test
         return pools
 
@@ -159,7 +166,7 @@ class Classes(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         labels, count = dataset.divided_by()
-        groups = np.array_split(np.arange(count), self.groups)
+        groups, validated = np.array_split(np.arange(count), self.groups), self.given_validation(dataset)
         clients: list[ClientRows] = []
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
@@ -169,7 +176,8 @@ class Classes(Partition):
             for group, classes in enumerate(groups):
                 rows = train[np.isin(labels[train], classes)]
                 rows = numpy_generator(self.seed, ASSIGNMENT, position, group).permutation(rows)[: self.per_client]
-                clients.append(self.client_rows(len(clients), domain, rows, test[test_groups == group]))
+                tests = test[test_groups == group]
+                clients.append(self.client_rows(len(clients), domain, rows, tests, validated))
         return clients
 
     def _test_groups(self, labels: np.ndarray, groups: list[np.ndarray], position: int) -> np.ndarray:
@@ -203,14 +211,15 @@ class Natural(Partition):
         rows = dataset.rows()
         file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
         by_client = rows[np.argsort(dataset.client[rows], kind="stable")]
+        validated = self.given_validation(dataset)
         clients = []
         for number, held in enumerate(np.split(by_client, np.cumsum(counts)[:-1])):
             if self.test is None:
                 train, test = held[~dataset.is_test[held]], held[dataset.is_test[held]]
             else:
-                train, test = self._drawn(held, self.test, number)
+                train, test = self._drawn(held, self.test, number, validated)
             domain = dataset.domain_of(held) if len(dataset.domains) > 1 else f"client-{file_numbers[number]}"
-            clients.append(self.client_rows(number, domain, train, test))
+            clients.append(self.client_rows(number, domain, train, test, validated))
         return clients
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:
@@ -228,7 +237,7 @@ class Natural(Partition):
         train, test = (rows, rows[:0]) if self.test is None else self._drawn(rows, self.test, number)
         return self.client_rows(number, "", train, test)[2:]
 
-    def _drawn(self, rows: np.ndarray, test: float, client: int) -> tuple[np.ndarray, np.ndarray]:
-        shuffled = numpy_generator(self.seed, TEST, client).permutation(rows)
-        count = floor_share(len(rows), 1 - test)
-        return shuffled[:count], shuffled[count:]
+    def _drawn(
+        self, rows: np.ndarray, test: float, client: int, validated: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return without_share(numpy_generator(self.seed, TEST, client).permutation(rows), test, validated)

@@ -16,6 +16,7 @@ from rayfed.data.partitions.base import Partition, columns_of
 from rayfed.data.population import SPLITS
 from rayfed.data.readers.files import existing, readable
 from rayfed.data.readers.tables import check_columns
+from rayfed.data.splits import split_masks
 
 if TYPE_CHECKING:
     import pandas  # imported late by pyarrow: takes a second
@@ -27,7 +28,8 @@ COLUMNS = ("client", "split", "source", "index")
 class File(Partition):
     """The partition in a Parquet file with one row per example and the columns client, split, source and index.
 
-    `split` is train, val or test; if there is no val row, the validation share is drawn from each training part.
+    `split` is train, val or test, or another spelling of these. If there is no val row, the training rows that are
+    validation examples of the dataset are for validation; without such rows, a share of each training part is drawn.
     `source` and `index` identify the example as in the dataset (MNIST: train or t10k, and the row in that IDX file).
     Clients are renumbered from 0 in the order of their numbers in the file. An optional column `domain` gives the
     domain of each client. `rayfed partition … --save FILE` writes such a file for any partition.
@@ -40,20 +42,28 @@ class File(Partition):
     def split(self, dataset: Dataset) -> list[ClientRows]:
         table = self._read()
         rows = self._rows(table, dataset)
-        client, split = table["client"].to_numpy(), table["split"].to_numpy()
-        has_val = bool((split == "val").any())
+        client = table["client"].to_numpy()
+        is_test, is_val = split_masks(f"partition.file={self.file}: column 'split'", table["split"])
+        has_val = bool(is_val.any())
+        masks = {"train": ~is_test & ~is_val, "val": is_val, "test": is_test}
+        validated = self._validated(dataset, rows[masks["train"]])
         clients = []
         for number, file_number in enumerate(np.unique(client)):
-            train, val, test = (rows[(client == file_number) & (split == name)] for name in SPLITS)
+            train, val, test = (rows[(client == file_number) & masks[name]] for name in SPLITS)
             if "domain" in table:
                 domain = str(table["domain"].to_numpy()[np.argmax(client == file_number)])
             else:
                 domain = dataset.domain_of(np.concatenate([train, val, test]))
-            if has_val or not self.validation:
+            if has_val or self.validation == 0:
                 clients.append(ClientRows(number, domain, train, val, test))
             else:
-                clients.append(self.client_rows(number, domain, train, test))
+                clients.append(self.client_rows(number, domain, train, test, validated))
         return clients
+
+    def _validated(self, dataset: Dataset, train: np.ndarray) -> np.ndarray | None:
+        """Return a mask, bool [N], of the dataset's own validation examples; None if none is among `train`."""
+        validated = self.given_validation(dataset)
+        return None if validated is None or not validated[train].any() else validated
 
     def _read(self) -> "pandas.DataFrame":
         where = f"partition.file={self.file}"
@@ -68,9 +78,6 @@ class File(Partition):
             if table[name].dtype.kind not in "iu" or (name == "client" and (table[name] < 0).any()):
                 found = f"{table[name].dtype} from {table[name].min()}"
                 raise UsageError(f"{where}: column {name!r} is {found}; expected integers from 0 and no empty cells")
-        unknown = sorted(set(table["split"].unique()) - set(SPLITS), key=str)
-        if unknown:
-            raise UsageError(f"{where}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
         return table
 
     def _rows(self, table: "pandas.DataFrame", dataset: Dataset) -> np.ndarray:

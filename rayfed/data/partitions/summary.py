@@ -8,7 +8,7 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset, index_within_group, unheld_rows
-from rayfed.data.partitions.base import partition_hash
+from rayfed.data.partitions.base import describe_validation, partition_hash
 
 MAX_CLIENTS = 60  # clients listed in a table; the others are only counted
 
@@ -39,6 +39,8 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
     plural = "s" * (len(clients) > 1)
     classes = f"{dataset.num_classes} classes" if dataset.has_classes else f"labels {_classes(dataset.labels)}"
     head = f"{dataset.name}: {len(clients)} client{plural}, {classes}, inputs {shape}"
+    validated = describe_validation(dataset, clients)
+    head += f", {validated}" if validated else ""
     return "\n".join([head, *lines, f"partition {partition_hash(dataset, clients)}"])
 
 

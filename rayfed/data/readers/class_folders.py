@@ -11,24 +11,26 @@ import numpy as np
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.readers.files import in_words, is_hidden, tell_left_out
+from rayfed.data.readers.files import in_words, is_hidden, note, tell_left_out
 
 EXPECTED = "files that end in .png, .jpg or another format that Pillow reads"
+MOST_TOLD = 8  # folders without a class that are named in one line
 _RECOGNISED_ONLY = ("BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF")  # by Pillow, which decodes none of them
 
 
 class Entry(NamedTuple):
-    """One image file: path below the root, class, domain, whether it is a test image, and client."""
+    """One image file: path below the root, class, domain, whether it is for testing, client, whether for validation."""
 
     file: str
     label: int
     domain: int
     is_test: bool = False
     client: int = 0
+    is_val: bool = False
 
 
 def as_columns(entries: Iterable[Entry]) -> tuple[np.ndarray, ...]:
-    """Return the files, labels, domains, marks of test images and clients of `entries`, each [n]."""
+    """Return the fields of `entries` as one array [n] each, in their order."""
     return tuple(np.array(column) for column in zip(*entries, strict=True))
 
 
@@ -87,36 +89,71 @@ def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ..
     return names
 
 
-def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, ignore_others: bool = False) -> list[Entry]:
+def walk(
+    root: Path,
+    domains: Mapping[int, str],
+    classes: Sequence[str],
+    *,
+    ignore_others: bool = False,
+    may_lack_classes: bool = False,
+) -> list[Entry]:
     """Return the images of `<root>/<domain>/<class>/` and of the folders below.
 
     Args:
         root: Folder of the dataset.
         domains: Number and folder of each domain ("" if the class folders are in `root` itself).
         classes: Names of the class folders, in the order of the class indices.
-        ignore_others: Ignore folders of other classes instead of refusing them. Missing and empty folders, and images
-            outside of class folders, are always refused.
+        ignore_others: Ignore folders of other classes instead of refusing them. Images outside of class folders are
+            always refused.
+        may_lack_classes: Accept missing and empty folders of classes instead of refusing them.
     """
     entries, left_out = [], Counter[str]()
     for number, name in domains.items():
         folder = root / name
         present = folders(folder) if folder.is_dir() else []
-        absent = [title for title in classes if title not in present]
+        absent = [title for title in classes if title not in present and not may_lack_classes]
         unknown = [title for title in present if title not in classes and not ignore_others]
         if absent or unknown:
             problem = f"no class folder {absent[0]}" if absent else f"{unknown[0]} is no class"
             raise UsageError(f"{folder}: {problem}; expected {len(classes)}: {_abbreviated(classes)}")
-        refuse_loose_images(folder)
+        if present:
+            refuse_loose_images(folder)
         for label, title in enumerate(classes):
             of_class = Counter[str]()
             files = image_files(folder / title, of_class)
-            if not files:
+            if not files and not may_lack_classes:
                 others = f" but {in_words(of_class)}" if of_class.total() else ""
                 raise UsageError(f"{folder / title}: contains no image{others}; expected {EXPECTED}")
             left_out += of_class
             entries += [Entry(os.path.join(name, title, file), label, number) for file in files]
     tell_left_out(root, left_out)
     return entries
+
+
+def tell_absent_classes(root: Path, held: Mapping[str, set[int]], classes: Sequence[str]) -> None:
+    """Print which folders have no image of which classes, as a misspelt name is a class of its own.
+
+    Args:
+        root: Folder of the dataset.
+        held: The classes of the images in each folder of a client or a domain, by its path below the root.
+        classes: Names of the class folders, in the order of the class indices.
+
+    Raises:
+        UsageError: A class has no image at all, or no two folders have a class in common.
+    """
+    counts = Counter(label for labels in held.values() for label in labels)
+    for label, title in enumerate(classes):
+        if not counts[label]:
+            raise UsageError(f"{root}: the folders of the class {title} contain no image; expected {EXPECTED}")
+    if len(held) > 1 and max(counts.values()) == 1:
+        first, second = list(held)[:2]
+        remedy = f"if {first} and {second} are classes, give data.domains=[images]"
+        raise UsageError(f"{root}: no class is in two folders, so {classes[0]} may be no class; {remedy}")
+    lacking = {name: [title for label, title in enumerate(classes) if label not in held[name]] for name in held}
+    told = [f"{name.rstrip('/')} has no image of {_abbreviated(absent)}" for name, absent in lacking.items() if absent]
+    if told:
+        more = f", and {len(told) - MOST_TOLD} more folders lack some" if len(told) > MOST_TOLD else ""
+        note(f"{root}: {'; '.join(told[:MOST_TOLD])}{more}")
 
 
 def _abbreviated(names: Sequence[str]) -> str:

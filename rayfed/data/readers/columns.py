@@ -10,14 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.data.inputs import count_classes, targets
+from rayfed.data.inputs import count_classes, numbered_words, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
-from rayfed.data.readers.files import existing, note
-from rayfed.data.readers.tables import TEST, TRAINING
+from rayfed.data.readers.files import existing
+from rayfed.data.splits import split_masks
 
 IMAGE_COLUMNS = ("image", "img")
-MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
 NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
 
 
@@ -108,26 +107,18 @@ def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[st
 
 def _numbered(files: Sequence[Path], name: str, values: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the place of each string in the alphabetical order, int64 [rows], and the different strings in order."""
-    names, codes = np.unique(values.to_numpy().astype(str), return_inverse=True)
-    _, of_stripped, counts = np.unique(np.char.strip(names), return_inverse=True, return_counts=True)
-    if len(alike := np.flatnonzero(counts[of_stripped] > 1)):
-        pair = " and ".join(map(repr, names[of_stripped == of_stripped[alike[0]]].tolist()[:2]))
-        raise UsageError(f"{files[0]}: column {name!r} has {pair}, which differ only in spaces; write them alike")
-    for row in np.flatnonzero(np.isin(names, MISSING)).tolist():
-        count = int((codes == row).sum())
-        note(f"{files[0]}: column {name!r}: {names[row].item()!r} in {count} of {len(codes)} rows is taken for a name")
-    return codes.astype(np.int64), tuple(names.tolist())
+    return numbered_words(f"{files[0]}: column {name!r}", values.to_numpy())
 
 
-def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
-    """Return the test mask, bool [rows], from a column of booleans or of "test", "train", "validation", …."""
+def split_rows(files: Sequence[Path], name: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return which rows are test examples and which are validation examples, bool [rows] each.
+
+    The column has booleans, which mark test examples, or names of splits. Booleans mark no validation examples: None.
+    """
     values = _typed(files, column(files, name))
     if pa.types.is_boolean(values.type):
-        return values.to_numpy()
-    splits = np.char.lower(np.char.strip(values.to_numpy().astype(str)))
-    for unknown in sorted(set(splits.tolist()) - {*TEST, *TRAINING}):
-        raise misfit(files[0], name, f"has {unknown!r}", ", ".join((*TEST, *TRAINING)))
-    return np.isin(splits, TEST)
+        return values.to_numpy(), None
+    return split_masks(f"{files[0]}: column {name!r}", values.to_numpy())
 
 
 def _declared_classes(path: Path, name: str) -> int | None:

@@ -7,7 +7,6 @@ raise UsageError if a file is missing, empty, truncated or damaged.
 import csv
 import functools
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,11 +18,11 @@ from pyarrow import ipc, parquet
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.files import existing, files_below, readable
+from rayfed.data.splits import EXPECTED, split_in
 
 ENDINGS = (".parquet", ".arrow")
 CSV = ".csv"
 SEPARATORS = ",;\t|"
-TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", "dev")
 
 
 def schema(path: Path) -> pa.Schema:
@@ -143,12 +142,10 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
         return {split: _saved(folder / split) for split in splits}
     if (folder / "state.json").is_file():
         return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
-    by_split: dict[str, list[Path]] = {}
-    for path in files_below(folder):
-        if path.suffix in ENDINGS and not path.name.startswith("cache-"):
-            by_split.setdefault(_split_of(path), []).append(path)
-    if not by_split:
+    found = [path for path in files_below(folder) if path.suffix in ENDINGS and not path.name.startswith("cache-")]
+    if not found:
         raise UsageError(f"data.folder={folder}: no .parquet or .arrow files; {FORMATS}")
+    by_split = _named_splits(folder, found)
     for split, paths in by_split.items():
         parents = sorted({path.parent for path in paths})
         if len(parents) > 1:
@@ -171,10 +168,17 @@ def _json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _split_of(path: Path) -> str:
-    """Return the split in the name of a file (mnist-train-00000-of-00001.parquet), else of its folder, else train."""
-    for text in (path.stem, path.parent.name):
-        for word in re.split(r"[^a-z]+", text.lower()):
-            if word in (*TEST, *TRAINING):
-                return word
-    return "train"
+def _named_splits(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the files of each split in their names, such as mnist-train-00000-of-00001.parquet, else of their folders.
+
+    If no file below `root` names a split, all are of the split train.
+    """
+    folders = {path: path.relative_to(root).parent.name for path in files}
+    splits = {path: split_in(path.stem) or split_in(folder) for path, folder in folders.items()}
+    unnamed = [path for path, split in splits.items() if split is None]
+    if 0 < len(unnamed) < len(files):
+        raise UsageError(f"{unnamed[0]}: its name has no split, as other files have; expected {EXPECTED}")
+    by_split: dict[str, list[Path]] = {}
+    for path, split in splits.items():
+        by_split.setdefault(split or "train", []).append(path)
+    return by_split

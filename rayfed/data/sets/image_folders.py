@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -29,10 +29,12 @@ from rayfed.data.readers.class_folders import (
     folders,
     image_files,
     refuse_loose_images,
+    tell_absent_classes,
     walk,
 )
 from rayfed.data.readers.decoding import decode_images
 from rayfed.data.readers.files import existing, readable, tell_left_out
+from rayfed.data.splits import split_named
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 Spellings = dict[str, tuple[str, ...]]  # the common spellings of the folder of each domain
@@ -60,19 +62,23 @@ class ImageFiles(DomainSampling):
     ) -> Dataset:
         """Return the images of `entries`, below `root`, that are kept.
 
-        `source` is the domain, `index` the position of an image among the entries of its domain. The test images are
-        those of `entries` if `published`, else they are drawn; the clients are those of `entries` if `natural`.
+        `source` is the domain, `index` the position of an image among the entries of its domain. If `published`, the
+        test and validation images are those of `entries`; else test images are drawn. If `natural`, the clients are
+        those of `entries`.
         """
-        files, labels, domain, is_test, client = as_columns(entries)
+        files, labels, domain, is_test, client, is_val = as_columns(entries)
         rows_of = {name: np.flatnonzero(domain == number) for number, name in enumerate(domains)}
         sizes = {name: len(rows) for name, rows in rows_of.items()}
-        kept = self.sample(sizes, {name: is_test[rows] for name, rows in rows_of.items()} if published else None)
+        held_out = {name: (is_test | is_val)[rows] for name, rows in rows_of.items()}
+        kept = self.sample(sizes, held_out if published else None)
         rows = np.concatenate([rows_of[name][part.rows] for name, part in kept.items()])
+        drawn = np.concatenate([part.is_test for part in kept.values()])
         return Dataset.of(
             self.name,
             decode_images(self.name, root, files[rows].tolist(), self.size),
             labels[rows],
-            is_test=np.concatenate([part.is_test for part in kept.values()]),
+            is_test=is_test[rows] if published else drawn,
+            is_val=is_val[rows] if published else None,
             num_classes=num_classes,
             domain=domain[rows],
             domains=domains,
@@ -236,25 +242,47 @@ class TinyImageNet(Published, ChannelNormalisation):
             with readable(path, "lines with an image and its class"):
                 pairs = [line.split()[:2] for line in path.read_text().splitlines()]
                 entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
-        paths, labels, _, is_test, _ = as_columns(entries)
+        paths, labels, _, is_test, *_ = as_columns(entries)
         images = decode_images(self.name, folder, paths.tolist(), self.size)
         columns = from_two_files(is_test, PARTS) | self.normalisation(3)
         return Dataset.of(self.name, images, labels, num_classes=CLASSES, **columns)
 
 
-TRAIN, TEST, VAL = {"train", "training"}, {"test", "testing"}, {"val", "valid", "validation"}
 LAYOUT = "expected <class>/*, <domain>/<class>/*, or either of them in train/ beside test/ or val/"
+WHOLE = "images"  # the only domain of folders without domains
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the folders of a user's images stand for.
+
+    Attributes:
+        splits: The folders of splits, and train, val or test for each; {"": "train"}: there are none.
+        domains: The folders of the domains, or `WHOLE`.
+        classes: The folders of the classes.
+    """
+
+    splits: dict[str, str]
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether there are folders of splits."""
+        return "" not in self.splits
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(ImageFiles):
     """Images in `<folder>/<class>/` or `<folder>/<domain>/<class>/`, or in either below `train` beside `test` or `val`.
 
-    Every domain has the same classes, numbered in the order of their folders' names; images in folders below a class
-    belong to it. Without domain folders, there is one domain, "images"; `domains=[images]` says so where the folders of
-    classes have folders. The split is drawn (`test`), unless there are folders `train` and `test` or `val`, as
-    torchvision has them: then these are the test images. With both, those of `val` are training images, of which each
-    client's validation part is drawn. Folders named like splits are domains only if `domains` names them.
+    Classes are numbered in the order of their folders' names; images in folders below a class belong to it. A domain
+    may have no image of a class, which a line says. Without domain folders, there is one domain, "images";
+    `domains=[images]` says so where the folders of classes have folders.
+
+    The split is drawn (`test`), unless there are folders `train` and `test` or `val`, as torchvision has them: then
+    these are the test images. With both, those of `val` are for validation. Other names of `val` are valid, validation
+    and dev. Folders named like splits are domains only if `domains` names them.
     """
 
     name: ClassVar[str] = "imagefolder"
@@ -262,36 +290,67 @@ class ImageFolder(ImageFiles):
     folder: str = option(help="folder that contains the folders of the domains, of the classes, or train and test")
 
     def available_domains(self) -> tuple[str, ...]:
-        return self._layout()[1]
+        return self._layout().domains
 
     def load(self) -> Dataset:
         """Return the images that are kept; UsageError if folders or files are missing, or do not fit the options."""
-        root, (splits, available, classes) = absolute(self.folder), self._layout()
-        domains, entries = self.selected_domains(), list[Entry]()
-        for split, is_test in splits.items():
-            if available != ("images",):
-                refuse_loose_images(root / split)
-            inner = domains if available != ("images",) else ("",)
-            found = walk(root, {n: os.path.join(split, name) for n, name in enumerate(inner)}, classes)
-            entries += [entry._replace(is_test=is_test) for entry in found]
-        return self.dataset(root, entries, domains, len(classes), published="" not in splits)
+        root, layout = absolute(self.folder), self._layout()
+        domains, entries, held = self.selected_domains(), list[Entry](), dict[str, set[int]]()
+        inner = ("",) if layout.domains == (WHOLE,) else domains
+        may_lack_classes = len(layout.splits) * len(inner) > 1
+        for folder, split in layout.splits.items():
+            if inner != ("",):
+                refuse_loose_images(root / folder)
+            paths = {number: os.path.join(folder, name) for number, name in enumerate(inner)}
+            found = walk(root, paths, layout.classes, may_lack_classes=may_lack_classes)
+            entries += [entry._replace(is_test=split == "test", is_val=split == "val") for entry in found]
+            held |= {path: set() for path in paths.values()}
+            for entry in found:
+                held[paths[entry.domain]].add(entry.label)
+        if may_lack_classes:
+            tell_absent_classes(root, held, layout.classes)
+        return self.dataset(root, entries, domains, len(layout.classes), published=layout.has_splits)
 
-    def _layout(self) -> tuple[dict[str, bool], tuple[str, ...], tuple[str, ...]]:
-        """Return whether each folder of a split ("": there are none) has test images, the domains, and the classes."""
+    def _layout(self) -> Layout:
+        """Return what the folders stand for; UsageError if that cannot be seen."""
         root, where = existing("data.folder", self.folder, LAYOUT, "folder"), f"data.folder={self.folder}"
         outer = folders(root)
-        names = {name.lower() for name in outer}
-        tests = TEST if names & TEST else VAL
-        splits = {"": False}
-        if names & TRAIN and names & tests and names <= TRAIN | TEST | VAL and not set(self.domains) & set(outer):
-            splits = {name: name.lower() in tests for name in outer}
-            outer = folders(root / outer[0])
-        inner = sorted({name for title in outer for name in folders(root / next(iter(splits)) / title)})
-        domains, classes = (["images"], outer) if not inner or self.domains == ["images"] else (outer, inner)
+        splits = self._splits(outer)
+        if "" not in splits:
+            outer = _inner_folders(root, splits)
+            self._refuse_untrained(root, splits, outer)
+        inner = _inner_folders(root, [os.path.join(split, name) for split in splits for name in outer])
+        is_whole = not inner or self.domains == [WHOLE]
+        domains, classes = ([WHOLE], outer) if is_whole else (outer, inner)
         for name in (*domains, *classes):
-            if name.lower() in TRAIN | TEST | VAL and name not in self.domains:
+            if split_named(name) and name not in self.domains:
                 remedy = f"to make the folders domains, name them with data.domains=[{','.join(outer)}]"
                 raise UsageError(f"{where}: {name} is named like a split; {LAYOUT}; {remedy}")
         if not classes:
             raise UsageError(f"{where}: no images in folders; {LAYOUT}")
-        return splits, tuple(domains), tuple(classes)
+        return Layout(splits, tuple(domains), tuple(classes))
+
+    def _splits(self, names: Sequence[str]) -> dict[str, str]:
+        """Return train, val or test for each of the folders `names`; {"": "train"} if they are no splits."""
+        splits = {name: split_named(name) or "" for name in names}
+        kinds = set(splits.values())
+        if "" in kinds or "train" not in kinds or len(kinds) == 1 or set(self.domains) & set(names):
+            return {"": "train"}
+        if "test" in kinds:
+            return splits
+        return {name: "test" if split == "val" else split for name, split in splits.items()}  # as torchvision has it
+
+    def _refuse_untrained(self, root: Path, splits: Mapping[str, str], names: Sequence[str]) -> None:
+        """Raise UsageError if one of the folders `names` is in no folder for training."""
+        training = [split for split, kind in splits.items() if kind == "train"]
+        trained = _inner_folders(root, training)
+        for name in names:
+            if name not in trained:
+                there = next(split for split in splits if (root / split / name).is_dir())
+                raise UsageError(f"{root / training[0]}: no folder {name}, which {there} has; write names alike")
+
+
+def _inner_folders(root: Path, paths: Iterable[str]) -> list[str]:
+    """Return the sorted names of the folders in those of `paths`, below `root`, that exist."""
+    existing_paths = [root / path for path in paths if (root / path).is_dir()]
+    return sorted({name for path in existing_paths for name in folders(path)})

@@ -18,6 +18,7 @@ from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.files import files_below, tell_left_out
 from rayfed.data.readers.tables import tables_by_split
+from rayfed.data.splits import split_in, split_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,15 @@ class LabelledTable(ChannelNormalisation):
         return "natural" if self.client else "domains" if self.domain else "iid"
 
     def dataset(
-        self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test: Any
+        self,
+        name: str,
+        files: Sequence[Path],
+        source: np.ndarray,
+        sources: tuple[str, ...],
+        is_test: np.ndarray,
+        is_val: np.ndarray | None,
     ) -> Dataset:
-        """Return the rows of `files`; `source` and `is_test` have one value per row."""
+        """Return the rows of `files`; `source`, `is_test` and `is_val` have one value per row."""
         label_columns = [self.label] if isinstance(self.label, str) else self.label
         parts = self.parts(files[0])
         features = [column for chosen in parts.values() for column in chosen]
@@ -63,7 +70,7 @@ class LabelledTable(ChannelNormalisation):
             optional = [self.client, self.domain, self.strata]
             tables.check_columns(path, [*features, *label_columns, *(name for name in optional if name)])
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
-        per_row = {"source": source, "is_test": is_test, "index": index_within_group(source)}
+        per_row = {"source": source, "is_test": is_test, "is_val": is_val, "index": index_within_group(source)}
         names = dict[str, Any]()
         if self.domain:
             domain, names["domains"] = columns.encode_names(files, self.domain)
@@ -113,11 +120,13 @@ class Table(LabelledTable):
     commas, or by semicolons, tabs or | if these give more names. `parquet` and `csv` are two names of this reader.
 
     Images are encoded (PNG, JPEG, …) in a column of bytes or of structs with a field `bytes`. `split` names a column
-    that marks test examples; without it, the partition holds out a quarter of each client or domain.
+    that marks test and validation examples; without it, the partition holds out a quarter of each client or domain.
     """
 
     file: str = option(help="path of the Parquet or CSV file, or of a folder of files of one kind")
-    split: str | None = option(None, help="column with test (or true) for test examples, train or val for others")
+    split: str | None = option(
+        None, help="column with train, val or test for each row, or with true for test examples and false for others"
+    )
 
     @property
     def partition_defaults(self) -> dict[str, Any]:
@@ -138,17 +147,19 @@ class Table(LabelledTable):
         if not files or not files[0].is_file():
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
         size = sum(len(tables.read(file, [self._first_label])) for file in files)
-        is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
-        return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)
+        is_test, is_val = columns.split_rows(files, self.split) if self.split else (np.zeros(size, bool), None)
+        return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test, is_val)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubTables(LabelledTable):
-    """Base class of datasets in tables of the hub, of which the split named test has the test examples."""
+    """Base class of datasets in tables of the hub, in which the names of splits say what they are for."""
 
     name: ClassVar[str] = ""  # "": that of the folder
 
-    splits: list[str] | None = option(None, help="splits to read; null: all")
+    splits: list[str] | None = option(
+        None, help="splits to read; null: all; those that are neither for testing nor for validation are trained on"
+    )
 
     @property
     def tables_folder(self) -> Path:
@@ -162,13 +173,24 @@ class HubTables(LabelledTable):
         for split in self.splits or []:
             if split not in by_split:
                 raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
-        splits = sorted(self.splits or by_split, key=lambda split: (split in tables.TEST, split))
+        kinds = {split: _kind(split) for split in self.splits or by_split}
+        splits = sorted(kinds, key=lambda split: (kinds[split] == "test", split))
+        unknown = [split for split in splits if kinds[split] is None]
+        if unknown and len(splits) > 1 and not self.splits:
+            remedy = f"name those to read, data.splits=[{', '.join(splits)}], in which others are trained on"
+            raise UsageError(f"data.folder={folder}: the split {unknown[0]} is none of train, val and test; {remedy}")
         files = [path for split in splits for path in by_split[split]]
         counts = [sum(len(tables.read(path, [self._first_label])) for path in by_split[split]) for split in splits]
         source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
-        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in tables.TEST])
+        kind = np.array([str(kinds[split]) for split in splits])[source]
         name = self.name or folder.name.removeprefix("datasets--").rpartition("--")[2]
-        return self.dataset(name, files, source, tuple(splits), is_test)
+        return self.dataset(name, files, source, tuple(splits), kind == "test", kind == "val")
+
+
+def _kind(split: str) -> str | None:
+    """Return whether a split, such as validation_matched, is train, val or test; None: its name does not say."""
+    word = split_in(split)
+    return None if word is None else split_named(word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +200,8 @@ class HuggingFace(HubTables):
     `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, or is a copy of the dataset's
     repository with its Parquet files (`hf download … --repo-type dataset`). For licences, see the datasets' pages.
 
-    Columns are used as in `parquet`. The split named test contains the test examples; all others are for training.
-    Without such a split, the partition holds out a quarter of each client or domain.
+    Columns are used as in `parquet`. The names of the splits say what is for testing (test) and for validation (val,
+    valid, validation or dev). Without a split for testing, the partition holds out a quarter of each client or domain.
     """
 
     folder: str = option(help="folder of the dataset")
@@ -208,7 +230,7 @@ class HuggingFace(HubTables):
         if self.default_partition == "iid":
             return {}
         splits = self.splits or tables_by_split(self.tables_folder)
-        return {} if any(split in tables.TEST for split in splits) else {"test": 0.25}
+        return {} if any(_kind(split) == "test" for split in splits) else {"test": 0.25}
 
 
 @dataclass(frozen=True, kw_only=True)
