@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts import KINDS, plot
-from rayfed.reports.comparison import Pairs, compare, pairs_table, stars_against_best
+from rayfed.reports.comparison import Pairs, compare
+from rayfed.reports.pairs import pairs_table, stars_against_best
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
 from rayfed.reports.selection import RULES

@@ -1,28 +1,19 @@
-"""Paired comparison of methods over common seeds, with tests of significance.
+"""Paired comparison of methods over common seeds, with tests of significance."""
 
-Sources: Wilcoxon (1945), "Individual comparisons by ranking methods"; Holm (1979), "A simple sequentially rejective
-multiple test procedure"; Cohen (1988), "Statistical power analysis for the behavioral sciences", for d_z.
-"""
-
-import csv
 import itertools
-import math
-import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.records import is_fraction
-from rayfed.core.terminal import plain_table
+from rayfed.reports.groups import LOCATION_KEYS
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import LOCATION_KEYS, TRIAL, pick_rounds, scores_of
+from rayfed.reports.selection import TRIAL, pick_rounds, scores_of
+from rayfed.reports.significance import NOISE, cohens_dz, holm, paired_t, wilcoxon
 from rayfed.reports.summary import RULE_CAPTIONS, Summary, View, average_words, filter_rows, seed_values, summarise
-from rayfed.reports.tables import Stars, markdown_columns
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 # The columns that decide which client holds which examples: the hash names rows of the dataset that data.* describe.
@@ -30,8 +21,6 @@ _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_sh
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
 _NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
 _CONFIDENCE = 0.95
-_NOISE = 1e-12  # differences up to this are rounding errors of means
-_LEVELS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
 class Comparison(NamedTuple):
@@ -59,7 +48,7 @@ class Comparison(NamedTuple):
     @property
     def wins(self) -> int:
         """The number of seeds at which the second has the greater value."""
-        return int((self.differences > _NOISE).sum())
+        return int((self.differences > NOISE).sum())
 
 
 class Pairs(NamedTuple):
@@ -95,47 +84,78 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
     Raises:
         UsageError: Several experiments, no values, a name that is not in the results, or no methods that can be paired.
     """
-    if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
-        raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
+    experiment = _only_experiment(tables)
     rows = (summary or summarise(tables)).rows
-    # hyperparameters may be chosen at one point and not at another; the shown point counts
     shown = filter_rows(rows, tables, view)
-    split, metric = str(shown["split"].iloc[0]), str(shown["metric"].iloc[0])
-    values, rule = _values(tables, replace(view, metric=metric, split=split))
-    groups = pd.concat([shown, rows.assign(chosen=False)])[[*_GROUP, "chosen"]].drop_duplicates("order")
-    groups = groups.sort_values("order", ignore_index=True)
+    scores = _scores(tables, shown, view)
+    groups = _groups(rows, shown)
     if names:
         first, second = (find_group(name, groups) for name in names)
-        pairs, labels, best = [(first, second)], {first: names[0], second: names[1]}, None
+        labels = {first: names[0], second: names[1]}
+        best = None
+        pairs = [(first, second)]
     else:
-        labels = _chosen_methods(groups[groups["order"].isin(values.columns)])
-        ascending = bool(shown["higher_is_better"].iloc[0])
-        ranked = values[list(labels)].mean().sort_values(ascending=ascending, kind="stable").index.tolist()
-        pairs, best = list(itertools.combinations(ranked, 2)), ranked[-1]
-    data, comparisons, notes = _data(tables), list[Comparison](), list[str]()
-    for first, second in pairs:
-        title = f"{labels[second]} − {labels[first]}"
-        try:
-            if absent := [labels[order] for order in (first, second) if order not in values]:
-                raise UsageError(f"compare: {absent[0]} has no {split} {metric} under rule={rule}; use final")
-            comparisons.append(_compared(values, data, (first, second), (labels[first], labels[second])))
-        except UsageError as error:
-            if names:
-                raise
-            notes.append(f"{title} is missing: {str(error).removeprefix('compare: ')}.")
-            continue
-        if left_out := values.index[values[first].notna() != values[second].notna()].tolist():
-            seeds = ", ".join(map(str, left_out))
-            notes.append(f"{title}: only the seeds that both have count; left out: {seeds}.")
-    if not comparisons:
-        raise UsageError(f"compare: no two methods can be paired; {notes[0]}")
-    p_values = [holm([pair.p_t for pair in comparisons]), holm([pair.p_wilcoxon for pair in comparisons])]
-    comparisons = [
-        pair._replace(p_t=p_t, p_wilcoxon=p_w) for pair, p_t, p_w in zip(comparisons, *p_values, strict=True)
-    ]
-    average = average_words(tables.counts, tables.trials, split, metric)
-    caption = f"{average}, {RULE_CAPTIONS[rule].format(criterion=tables.criteria[experiments[0]])}"
-    return Pairs(experiments[0], split, metric, caption, comparisons, notes, best)
+        labels = _chosen_methods(groups[groups["order"].isin(scores.values.columns)])
+        ranked = _ranked(scores.values[list(labels)], shown)
+        best = ranked[-1]
+        pairs = list(itertools.combinations(ranked, 2))
+    comparisons, notes = _compared_pairs(scores, pairs, labels, strict=bool(names))
+    average = average_words(tables.counts, tables.trials, scores.split, scores.metric)
+    picked = RULE_CAPTIONS[scores.rule].format(criterion=tables.criteria[experiment])
+    return Pairs(
+        experiment=experiment,
+        split=scores.split,
+        metric=scores.metric,
+        caption=f"{average}, {picked}",
+        comparisons=_corrected(comparisons),
+        notes=notes,
+        best=best,
+    )
+
+
+def _only_experiment(tables: Tables) -> str:
+    experiments = sorted(set(tables.trials["experiment"]))
+    if len(experiments) > 1:
+        raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
+    return str(experiments[0])
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The scores to compare.
+
+    Attributes:
+        values: The means over clients at the picked rounds: a row per seed, a column per `order`.
+        data: What decides which client holds which examples, as text by order and seed.
+        split, metric, rule: What the values are.
+    """
+
+    values: pd.DataFrame
+    data: pd.DataFrame
+    split: str
+    metric: str
+    rule: str
+
+
+def _scores(tables: Tables, shown: pd.DataFrame, view: View) -> _Scores:
+    split = str(shown["split"].iloc[0])
+    metric = str(shown["metric"].iloc[0])
+    values, rule = _values(tables, replace(view, metric=metric, split=split))
+    return _Scores(values, _data(tables), split, metric, rule)
+
+
+def _groups(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per group of trials, with `chosen` at the point that is shown, which may differ between points."""
+    everything = pd.concat([shown, rows.assign(chosen=False)])
+    groups = everything[[*_GROUP, "chosen"]].drop_duplicates("order")
+    return groups.sort_values("order", ignore_index=True)
+
+
+def _ranked(values: pd.DataFrame, shown: pd.DataFrame) -> list[int]:
+    """Return the columns of `values`, the best one last."""
+    ascending = bool(shown["higher_is_better"].iloc[0])
+    means = values.mean().sort_values(ascending=ascending, kind="stable")
+    return [int(order) for order in means.index]
 
 
 def _chosen_methods(groups: pd.DataFrame) -> dict[int, str]:
@@ -144,62 +164,155 @@ def _chosen_methods(groups: pd.DataFrame) -> dict[int, str]:
     Raises:
         UsageError: There are fewer than two.
     """
-    groups = groups[groups["chosen"] | ~groups.groupby("algorithm")["chosen"].transform("any")]
+    has_choice = groups.groupby("algorithm")["chosen"].transform("any")
+    groups = groups[groups["chosen"] | ~has_choice]
     if len(groups) < 2:
         raise UsageError("compare: needs two methods or more with finished trials")
     alone = ~groups["algorithm"].duplicated(keep=False)
-    names = groups["algorithm"].where(alone, (groups["algorithm"] + " " + groups["hyperparameters"]).str.strip())
+    names = groups["algorithm"].where(alone, _labels(groups))
     return dict(zip(groups["order"].tolist(), names, strict=True))
+
+
+def _labels(groups: pd.DataFrame) -> pd.Series:
+    """Return the algorithms with their hyperparameters, as the table shows them."""
+    return (groups["algorithm"] + " " + groups["hyperparameters"]).str.strip()
 
 
 def _values(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:
     """Return the means over clients at the picked rounds: a row per seed, a column per `order`; and the rule."""
-    done, criteria = tables.done, tables.criteria
-    curves = tables.curves[~tables.curves["unseen"]].merge(done[TRIAL], on=TRIAL)
     assert view.metric is not None and view.split is not None  # noqa: PT018
-    rows = pick_rounds(scores_of(curves, view.metric, view.split, criteria), criteria)
-    rows = filter_rows(rows.merge(done[[*TRIAL, *_GROUP]], on=TRIAL), tables, view)
+    done = tables.done
+    criteria = tables.criteria
+    curves = tables.curves[~tables.curves["unseen"]].merge(done[TRIAL], on=TRIAL)
+    picked = pick_rounds(scores_of(curves, view.metric, view.split, criteria), criteria)
+    rows = filter_rows(picked.merge(done[[*TRIAL, *_GROUP]], on=TRIAL), tables, view)
     rows = rows[rows["quantity"] == "mean"]
-    trials = rows.groupby("rule")["trial"].agg(set)
-    rule = view.rule or ("selected" if trials.get("selected") == trials.get("final") else "final")
+    rule = view.rule or _default_rule(rows)
     keys = ["metric", "higher_is_better", "quantity"]
-    values = seed_values(rows.loc[rows["rule"] == rule, [*TRIAL, *keys, "value"]], done, keys)
+    of_rule = rows.loc[rows["rule"] == rule, [*TRIAL, *keys, "value"]]
+    values = seed_values(of_rule, done, keys)
     return values.pivot_table(index="seed", columns="order", values="value"), rule
+
+
+def _default_rule(rows: pd.DataFrame) -> str:
+    trials = rows.groupby("rule")["trial"].agg(set)
+    if trials.get("selected") == trials.get("final"):
+        return "selected"
+    return "final"
 
 
 def _data(tables: Tables) -> pd.DataFrame:
     """Return the columns that decide which client holds which examples, as text by order and seed."""
     trials = tables.trials.merge(tables.done[[*TRIAL, "order"]], on=TRIAL)
-    columns = [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
-    texts = trials[columns].astype(object).where(trials[columns].notna(), None).map(str)
-    return texts.groupby([trials["order"], trials["seed"]]).agg(lambda column: ", ".join(sorted(set(column))))
+    columns = [name for name in trials if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
+    values = trials[columns].astype(object)
+    texts = values.where(values.notna(), None).map(str)
+    return texts.groupby([trials["order"], trials["seed"]]).agg(_joined)
 
 
-def _compared(values: pd.DataFrame, data: pd.DataFrame, orders: tuple[int, int], names: tuple[str, str]) -> Comparison:
+def _joined(texts: pd.Series) -> str:
+    return ", ".join(sorted(set(texts)))
+
+
+def _compared_pairs(
+    scores: _Scores, pairs: Sequence[tuple[int, int]], labels: dict[int, str], *, strict: bool
+) -> tuple[list[Comparison], list[str]]:
+    """Return the comparison of each pair before the correction, and notes on pairs and seeds that are left out.
+
+    Raises:
+        UsageError: No pair can be compared, or with `strict` the only one.
+    """
+    comparisons = []
+    notes = []
+    for first, second in pairs:
+        title = f"{labels[second]} − {labels[first]}"
+        try:
+            comparison = _compared(scores, (first, second), labels)
+        except UsageError as error:
+            if strict:
+                raise
+            notes.append(f"{title} is missing: {str(error).removeprefix('compare: ')}.")
+            continue
+        comparisons.append(comparison)
+        has_one = scores.values[first].notna() != scores.values[second].notna()
+        left_out = scores.values.index[has_one]
+        if len(left_out):
+            seeds = ", ".join(map(str, left_out))
+            notes.append(f"{title}: only the seeds that both have count; left out: {seeds}.")
+    if not comparisons:
+        raise UsageError(f"compare: no two methods can be paired; {notes[0]}")
+    return comparisons, notes
+
+
+def _compared(scores: _Scores, orders: tuple[int, int], labels: dict[int, str]) -> Comparison:
     """Return the comparison of two methods, with p-values before the correction.
 
     Raises:
-        UsageError: The methods have fewer than two seeds in common, or trials with the same seed had different clients.
+        UsageError: A method has no values, or the methods have fewer than two seeds in common, or trials with the same
+            seed had different clients.
     """
-    both = values[list(orders)].dropna()
-    if len(both) < 2:
-        seeds = (", ".join(map(str, values[order].dropna().index)) for order in orders)
-        each = " and ".join(f"{name} has seeds {of_name}" for name, of_name in zip(names, seeds, strict=True))
-        raise UsageError(f"compare: {each}; a paired comparison needs two seeds or more that both have")
-    for seed in both.index:
-        first, second = (data.loc[(order, seed)] for order in orders)
-        for column in first.index[first != second]:
+    for order in orders:
+        if order not in scores.values:
             raise UsageError(
-                f"compare: {column} is {first[column]} for {names[0]} and {second[column]} for {names[1]} at seed "
-                f"{seed}; pairs need the same clients and examples"
+                f"compare: {labels[order]} has no {scores.split} {scores.metric} under rule={scores.rule}; use final"
             )
-    differences = both[orders[1]] - both[orders[0]]
+    first, second = orders
+    both = scores.values[[first, second]].dropna()
+    if len(both) < 2:
+        raise _too_few_seeds(scores.values, orders, labels)
+    for seed in both.index:
+        _check_same_data(scores.data, orders, labels, int(seed))
+    return _tested(both[second] - both[first], orders, labels)
+
+
+def _too_few_seeds(values: pd.DataFrame, orders: tuple[int, int], labels: dict[int, str]) -> UsageError:
+    words = []
+    for order in orders:
+        seeds = ", ".join(map(str, values[order].dropna().index))
+        words.append(f"{labels[order]} has seeds {seeds}")
+    return UsageError(f"compare: {' and '.join(words)}; a paired comparison needs two seeds or more that both have")
+
+
+def _check_same_data(data: pd.DataFrame, orders: tuple[int, int], labels: dict[int, str], seed: int) -> None:
+    """Raise UsageError if the clients of two methods held different examples at `seed`."""
+    first, second = (data.loc[(order, seed)] for order in orders)
+    for column in first.index[first != second]:
+        values = [f"{of[column]} for {labels[order]}" for of, order in zip((first, second), orders, strict=True)]
+        raise UsageError(
+            f"compare: {column} is {' and '.join(values)} at seed {seed}; pairs need the same clients and examples"
+        )
+
+
+def _tested(differences: pd.Series, orders: tuple[int, int], labels: dict[int, str]) -> Comparison:
+    """Return the comparison that `differences`, with the seeds as index, give."""
     from scipy import stats
 
-    count, mean = len(differences), float(differences.mean())
-    margin = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1)) * float(differences.std()) / count**0.5
-    tests = cohens_dz(differences), paired_t(differences), wilcoxon(differences)
-    return Comparison(*names, orders, differences, mean - margin, mean + margin, *tests)
+    count = len(differences)
+    mean = float(differences.mean())
+    quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
+    margin = quantile * float(differences.std()) / count**0.5
+    first, second = orders
+    return Comparison(
+        first=labels[first],
+        second=labels[second],
+        orders=orders,
+        differences=differences,
+        low=mean - margin,
+        high=mean + margin,
+        effect=cohens_dz(differences),
+        p_t=paired_t(differences),
+        p_wilcoxon=wilcoxon(differences),
+    )
+
+
+def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return `comparisons` with p-values after Holm's correction for their number."""
+    p_t = holm([comparison.p_t for comparison in comparisons])
+    p_wilcoxon = holm([comparison.p_wilcoxon for comparison in comparisons])
+    corrected = []
+    for place, comparison in enumerate(comparisons):
+        corrected.append(comparison._replace(p_t=p_t[place], p_wilcoxon=p_wilcoxon[place]))
+    return corrected
 
 
 def find_group(name: str, rows: pd.DataFrame) -> int:
@@ -214,135 +327,16 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
         UsageError: There is no such group, or there are several.
     """
     groups = rows.drop_duplicates("order")
-    label = (groups["algorithm"] + " " + groups["hyperparameters"]).str.strip()
+    labels = _labels(groups)
     of_algorithm = groups[groups["algorithm"] == name]
-    for found in (groups[label == name], of_algorithm, of_algorithm[of_algorithm["chosen"]]):
+    chosen = of_algorithm[of_algorithm["chosen"]]
+    for found in (groups[labels == name], of_algorithm, chosen):
         if len(found) == 1:
             return int(found["order"].iloc[0])
     if of_algorithm.empty:
-        raise UsageError(f"compare: no trials of {name} are done; {suggestion(name, [*label, *groups['algorithm']])}")
-    labels = "; ".join(f'"{text}"' for text in label[of_algorithm.index])
+        known = suggestion(name, [*labels, *groups["algorithm"]])
+        raise UsageError(f"compare: no trials of {name} are done; {known}")
+    names = [f'"{label}"' for label in labels[of_algorithm.index]]
     raise UsageError(
-        f"compare: {name} ran with several hyperparameters and validation chose none; give one of {labels}"
+        f"compare: {name} ran with several hyperparameters and validation chose none; give one of {'; '.join(names)}"
     )
-
-
-def paired_t(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's paired t test.
-
-    It is 1 if all differences are 0. It is NaN if they all have another value, because the test then has no error to
-    divide by; accuracies on few examples often differ equally by chance.
-    """
-    from scipy import stats
-
-    values = np.asarray(differences, float)
-    if np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())):
-        return 1.0 if abs(float(values[0])) <= _NOISE else math.nan
-    return float(stats.ttest_1samp(values, 0.0).pvalue)
-
-
-def wilcoxon(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test; pairs without a difference are left out.
-
-    With n pairs it is at least 2^(1 - n): 0.25 for three pairs, and above 0.05 for up to five. It is exact for up to
-    twelve pairs, ties included.
-    """
-    from scipy import stats
-
-    values = np.round(np.asarray(differences, float), 12)  # so that differences tie in spite of rounding errors
-    return float(stats.wilcoxon(values[values != 0]).pvalue) if values.any() else 1.0
-
-
-def cohens_dz(differences: Sequence[float]) -> float:
-    """Return the mean difference divided by the standard deviation of the differences; NaN if that is 0."""
-    values = np.asarray(differences, float)
-    sd = float(values.std(ddof=1))
-    return float(values.mean()) / sd if sd > _NOISE else math.nan
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values after Holm's correction for their number, in which NaN does not count; it stays NaN."""
-    ranked = pd.Series(p_values).dropna().sort_values()
-    corrected = (ranked * np.arange(len(ranked), 0, -1)).cummax().clip(upper=1.0)
-    return list(corrected.reindex(range(len(p_values))))
-
-
-def stars(p_value: float) -> str:
-    """Return *** below 0.001, ** below 0.01, * below 0.05, and nothing otherwise."""
-    return next((mark for level, mark in _LEVELS if p_value < level), "")
-
-
-def stars_against_best(pairs: Pairs) -> Stars:
-    """Return the stars of each method by its difference from the best method; none unless all pairs were compared."""
-    against = [pair for pair in pairs.comparisons if pair.orders[1] == pairs.best]
-    if not against:
-        return Stars()
-    marks = {pair.orders[0]: stars(pair.p_t) for pair in against}
-    return Stars(against[0].second, marks, {pair.orders[0]: _p_text(pair.p_t) for pair in against})
-
-
-def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
-    """Return a table of pairs of methods: differences, effect sizes, and p-values with Holm's correction."""
-    what = f"{pairs.split} {pairs.metric}{', percentage points' if is_fraction(pairs.metric) else ''}"
-    title = f"{pairs.experiment}: {'one pair' if pairs.best is None else 'all pairs'}, {what}, {pairs.caption}"
-    columns, notes = pairs_columns(pairs), pairs_notes(pairs)
-    if format == "csv":
-        text: str = pd.DataFrame(columns).to_csv(index=False, quoting=csv.QUOTE_ALL)
-        return text.rstrip("\n")
-    if format == "markdown":
-        escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
-        return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
-    table = plain_table(columns, left=("difference of",), width=width)
-    text = "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
-    return textwrap.indent(text, "% ") if format == "latex" else text  # in LaTeX, a comment
-
-
-def pairs_columns(pairs: Pairs) -> dict[str, list[str]]:
-    """Return the columns of the table of pairs as text."""
-    scale, decimals = _scale(pairs.metric)
-    columns: dict[str, list[str]] = {}
-    for pair in pairs.comparisons:
-        low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (pair.low, pair.high, pair.differences.mean()))
-        cells = {
-            "difference of": f"{pair.second} − {pair.first}",
-            "mean": mean,
-            "95 % interval": f"{low} to {high}",
-            "d_z": "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}",
-            "wins": f"{pair.wins} of {len(pair.differences)}",
-            "p (t)": _p_text(pair.p_t),
-            "p (Wilcoxon)": _p_text(pair.p_wilcoxon),
-            "": stars(pair.p_t),
-        }
-        for name, cell in cells.items():
-            columns.setdefault(name, []).append(cell)
-    return columns
-
-
-def pairs_notes(pairs: Pairs) -> list[str]:
-    """Return the notes below the table of pairs: what its columns mean, and what limits the tests."""
-    count, least = len(pairs.comparisons), min(len(pair.differences) for pair in pairs.comparisons)
-    corrected, before = (f", Holm-corrected for {count} pairs", " before the correction") if count > 1 else ("", "")
-    notes = [
-        f"Paired over seeds. p: two-sided{corrected}; *, **, ***: the t test is below 0.05, 0.01, 0.001. d_z: mean "
-        "difference divided by its standard deviation. wins: pairs in which the first named has the greater value."
-    ]
-    if (p := 2.0 ** (1 - least)) * count >= 0.05:
-        notes.append(f"With {least} pairs, Wilcoxon's p is at least {p:.2g}{before}.")
-    if count == 1:
-        scale, decimals = _scale(pairs.metric)
-        differences = pairs.comparisons[0].differences.items()
-        each = ", ".join(f"{difference * scale:+.{decimals}f} ({seed})" for seed, difference in differences)
-        notes.append(f"Differences by seed: {each}.")
-    return [*notes, *pairs.notes]
-
-
-def _p_text(p_value: float) -> str:
-    """Return a p-value with four decimals, and "-" for NaN."""
-    if math.isnan(p_value):
-        return "-"
-    return "<0.0001" if p_value < 0.0001 else f"{p_value:.4f}"
-
-
-def _scale(metric: str) -> tuple[int, int]:
-    """Return the factor and the decimals with which differences of a metric are shown."""
-    return (100, 2) if is_fraction(metric) else (1, 4)

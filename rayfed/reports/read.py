@@ -4,7 +4,7 @@ The scores of a large sweep would take gigabytes as data frames. Reports show me
 only in a few rounds. Both follow from the scores of one trial at a time, so all files stay compressed in memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from rayfed.core.records import POINTS, SERVER
 from rayfed.records.files import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, decompressed, read_checked, read_parquet
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import is_alive, read_trials, trials_table
-from rayfed.reports.selection import TRIAL, aggregate_clients, countable_trials, group_trials
+from rayfed.reports.groups import countable_trials, group_trials
+from rayfed.reports.selection import TRIAL, aggregate_clients
 
 TABLES = ("metrics", "rounds", "trials")
 _STRINGS = [field.name for field in METRICS_SCHEMA if pa.types.is_string(field.type)]
@@ -33,12 +34,13 @@ class TrialScores:
         self._files = files
 
     def rows(self) -> pa.Table:
-        return pa.concat_tables([_NO_ROWS, *(decompressed(file) for file in self._files)])
+        tables = [decompressed(file) for file in self._files]
+        return pa.concat_tables([_NO_ROWS, *tables])
 
     def frame(self) -> pd.DataFrame:
         """Return the rows with categories in place of strings."""
-        tables = [decompressed(file, _STRINGS) for file in self._files] or [_NO_ROWS]
-        return pa.concat_tables(tables).unify_dictionaries().to_pandas()
+        tables = [decompressed(file, _STRINGS) for file in self._files]
+        return pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -63,18 +65,27 @@ def count_scores(metrics: pd.DataFrame) -> pd.DataFrame:
     (`clients`), and `cohort`: a hash of the set of clients that have values other than NaN; 0 if there is no client.
     """
     group = metrics.groupby(_COUNTED, sort=False, observed=True).ngroup().rename("group")
-    is_client, missing = metrics["client"] != SERVER, metrics["value"].isna()
-    of_group = pd.DataFrame({"values": 1, "missing": missing, "clients": is_client}).groupby(group).sum()
-    scored = pd.DataFrame({"group": group, "client": metrics["client"]})[is_client & ~missing].drop_duplicates()
+    is_client = metrics["client"] != SERVER
+    missing = metrics["value"].isna()
+    counted = pd.DataFrame({"values": 1, "missing": missing, "clients": is_client})
+    of_group = counted.groupby(group).sum()
+
+    scored = pd.DataFrame({"group": group, "client": metrics["client"]})
+    scored = scored[is_client & ~missing].drop_duplicates()
     hashes = pd.Series(pd.util.hash_array(scored["client"].to_numpy()), scored["group"], dtype="uint64")
-    cohort = hashes.groupby(level=0).sum().reindex(of_group.index, fill_value=0)  # a sum does not depend on the order
-    return metrics.loc[~group.duplicated(), _COUNTED].reset_index(drop=True).assign(**of_group, cohort=cohort)
+    sums = hashes.groupby(level=0).sum()  # a sum does not depend on the order
+    cohort = sums.reindex(of_group.index, fill_value=0)
+
+    first = metrics.loc[~group.duplicated(), _COUNTED]
+    return first.reset_index(drop=True).assign(**of_group, cohort=cohort)
 
 
 def _as_strings(frame: pd.DataFrame) -> pd.DataFrame:
     """Return `frame` with strings in place of categories."""
-    categories = frame.select_dtypes("category")
-    return frame.assign(**{name: column.astype(column.cat.categories.dtype) for name, column in categories.items()})
+    texts = {}
+    for name, column in frame.select_dtypes("category").items():
+        texts[name] = column.astype(column.cat.categories.dtype)
+    return frame.assign(**texts)
 
 
 class Tables:
@@ -88,7 +99,9 @@ class Tables:
     """
 
     def __init__(self, scores: Sequence[TrialScores], rounds: pd.DataFrame, trials: pd.DataFrame):
-        self.scores, self.rounds, self.trials = scores, rounds, trials
+        self.scores = scores
+        self.rounds = rounds
+        self.trials = trials
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         return iter((self.metrics, self.rounds, self.trials))
@@ -96,17 +109,20 @@ class Tables:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """The table `metrics`."""
-        return pa.concat_tables([scores.rows() for scores in self.scores]).to_pandas()
+        tables = [scores.rows() for scores in self.scores]
+        return pa.concat_tables(tables).to_pandas()
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The clients of each round aggregated; see `aggregate_clients`."""
-        return pd.concat([scores.curves for scores in self.scores], ignore_index=True)
+        curves = [scores.curves for scores in self.scores]
+        return pd.concat(curves, ignore_index=True)
 
     @cached_property
     def counts(self) -> pd.DataFrame:
         """Which scores there are; see `count_scores`."""
-        return pd.concat([scores.counts for scores in self.scores], ignore_index=True)
+        counts = [scores.counts for scores in self.scores]
+        return pd.concat(counts, ignore_index=True)
 
     @cached_property
     def groups(self) -> pd.DataFrame:
@@ -140,12 +156,15 @@ class Tables:
         point. It may differ between hyperparameters: DBE without its bias is scored as a global model.
         """
         groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
-        present = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates().merge(groups, on=TRIAL)
-        present = present.sort_values("point", key=lambda points: points.map(POINTS.index), ascending=False)
+        scored = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates()
+        present = scored.merge(groups, on=TRIAL)
+        present = present.assign(place=present["point"].map(POINTS.index))
+        present = present.sort_values("place", ascending=False)
         declared = groups.merge(self.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
-        points: dict[tuple[str, int], str] = {}  # the last row of a group counts
-        for rows, column in ((present, "point"), (declared, "default_eval_point")):
-            points |= {(row["experiment"], row["order"]): row[column] for row in rows.to_dict("records")}
+        declared = declared.rename(columns={"default_eval_point": "point"})
+        points: dict[tuple[str, int], str] = {}
+        for row in [*present.to_dict("records"), *declared.to_dict("records")]:  # the last row of a group counts
+            points[row["experiment"], row["order"]] = row["point"]
         return points
 
 
@@ -157,15 +176,15 @@ def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, s
     """
     of_training = (scores["split"] == "train") & (scores["point"] == "trained")
     present = scores[~of_training].groupby("experiment")["metric"].agg(set)
-    named = trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
-    return {
-        str(experiment): metrics[0]
-        if len(metrics) == 1
-        else "loss"
-        if {"loss", "accuracy"} & present.get(experiment, set()) == {"loss"}
-        else "accuracy"
-        for experiment, metrics in named.items()
-    }
+    criteria = {}
+    for experiment, of_experiment in trials.groupby("experiment"):
+        named = sorted(set(of_experiment["selection_metric"].dropna()))
+        usual = {"loss", "accuracy"} & present.get(experiment, set())
+        criterion = "loss" if usual == {"loss"} else "accuracy"
+        if len(named) == 1:
+            criterion = named[0]
+        criteria[str(experiment)] = criterion
+    return criteria
 
 
 def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
@@ -182,26 +201,31 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
             with another schema.
         StorageError: A file is damaged, or the disk or the object store fails.
     """
+    scores: list[TrialScores] = []
+    rounds: list[pd.DataFrame] = []
+    rows: list[dict[str, Any]] = []
     with storage_errors(str(folder)):
-        homes = _homes(folder, experiment)
-        scores = [of_trial for home in homes for of_trial in _scores_of(home)] or [TrialScores([])]
-        rounds = _read_all(homes, "rounds") or [ROUNDS_SCHEMA.empty_table().to_pandas()]
-        trials = trials_table(row for home in homes for row in _with_lost(read_trials(home.child("trials")), home))
-    tables = Tables(scores, pd.concat(rounds, ignore_index=True), trials.to_pandas())
+        for home in _homes(folder, experiment):
+            scores += _scores_of(home)
+            rounds += _read_all(home, "rounds")
+            rows += _with_lost(read_trials(home.child("trials")), home)
+    all_rounds = pd.concat(rounds or [ROUNDS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
+    tables = Tables(scores or [TrialScores([])], all_rounds, trials_table(rows).to_pandas())
     if select is None:
         return tables
-    known = sorted(tables.counts.loc[tables.counts["split"] == "val", "metric"].unique())
+    is_validation = tables.counts["split"] == "val"
+    known = sorted(tables.counts.loc[is_validation, "metric"].unique())
     if select not in known:
         raise UsageError(f"select={select}: no such metric on validation data; {suggestion(select, known)}")
-    return Tables(scores, tables.rounds, tables.trials.assign(selection_metric=select))
+    return Tables(tables.scores, tables.rounds, tables.trials.assign(selection_metric=select))
 
 
 def of_experiment(tables: Tables, name: str) -> Tables:
     """Return the rows of one experiment."""
-    rounds, trials = (
-        table[table["experiment"] == name].reset_index(drop=True) for table in (tables.rounds, tables.trials)
-    )
-    return Tables([scores for scores in tables.scores if (scores.counts["experiment"] == name).any()], rounds, trials)
+    rounds = tables.rounds[tables.rounds["experiment"] == name].reset_index(drop=True)
+    trials = tables.trials[tables.trials["experiment"] == name].reset_index(drop=True)
+    scores = [of_trial for of_trial in tables.scores if (of_trial.counts["experiment"] == name).any()]
+    return Tables(scores, rounds, trials)
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
@@ -210,9 +234,11 @@ def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFra
     Raises:
         UsageError: The folder has no results, or none of `experiment`.
     """
+    frames = [EVENTS_SCHEMA.empty_table().to_pandas()]
     with storage_errors(str(folder)):
-        frames = _read_all(_homes(folder, experiment), "events")
-    events = pd.concat(frames or [EVENTS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
+        for home in _homes(folder, experiment):
+            frames += _read_all(home, "events")
+    events = pd.concat(frames[1:] or frames, ignore_index=True)
     return events.sort_values("time", ignore_index=True, kind="stable")
 
 
@@ -224,7 +250,8 @@ def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
                 f"experiment={experiment}: no such experiment in {folder}; {suggestion(experiment, names)}"
             )
         names = [experiment]
-    return [open_storage(folder).child(name) for name in names]
+    storage = open_storage(folder)
+    return [storage.child(name) for name in names]
 
 
 def list_experiments(folder: str | Path) -> list[str]:
@@ -235,42 +262,59 @@ def list_experiments(folder: str | Path) -> list[str]:
     """
     storage = open_storage(folder)
     try:
+        names = [name for name in storage.folders() if _has_results(storage.child(name))]
+        if names:
+            return names
         found = storage.exists()
-        names = [name for name in storage.folders() if any(_files(storage.child(name), table) for table in TABLES)]
-        if not names and any(_files(storage, name) for name in TABLES):
-            parent, _, name = str(folder if is_url(folder) else Path(folder).resolve()).rstrip("/").rpartition("/")
-            raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
+        is_experiment = _has_results(storage)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({one_line(error)})") from error
-    if not names:
-        what = "no results in it" if found else "no such folder of results"
-        raise UsageError(f"{folder}: {what}; give the folder that runs write to, as in results={folder}")
-    return names
+    if is_experiment:
+        place = str(folder) if is_url(folder) else str(Path(folder).resolve())
+        parent, _, name = place.rstrip("/").rpartition("/")
+        raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
+    what = "no results in it" if found else "no such folder of results"
+    raise UsageError(f"{folder}: {what}; give the folder that runs write to, as in results={folder}")
+
+
+def _has_results(home: Storage) -> bool:
+    return any(_files(home, table) for table in TABLES)
 
 
 def _scores_of(home: Storage) -> list[TrialScores]:
     """Return the scores of each trial that has any; its files are named `<trial>-<number>.parquet`."""
-    folder, contents = home.child("metrics"), dict[str, list[bytes]]()
+    folder = home.child("metrics")
+    contents: dict[str, list[bytes]] = {}
     for file in _files(home, "metrics"):
-        contents.setdefault(file.rpartition("-")[0], []).append(read_checked(folder, file)[0])
+        trial = file.rpartition("-")[0]
+        content, _ = read_checked(folder, file)
+        contents.setdefault(trial, []).append(content)
     return [TrialScores(files) for files in contents.values()]
 
 
-def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:
-    """Return the table `name` of each experiment that has its files."""
-    return [
-        pa.concat_tables([read_parquet(home.child(name), file) for file in files]).to_pandas()
-        for home in homes
-        if (files := _files(home, name))
-    ]
+def _read_all(home: Storage, name: str) -> list[pd.DataFrame]:
+    """Return the table `name` of an experiment as one frame, or nothing if it has no files."""
+    tables = [read_parquet(home.child(name), file) for file in _files(home, name)]
+    if not tables:
+        return []
+    return [pa.concat_tables(tables).to_pandas()]
 
 
 def _files(home: Storage, name: str) -> list[str]:
-    return sorted(file for file in home.child(name).files() if file.endswith(".parquet") and file[0] not in "._")
+    files = home.child(name).files()
+    return sorted(file for file in files if file.endswith(".parquet") and file[0] not in "._")
 
 
 def _with_lost(rows: list[dict[str, Any]], home: Storage) -> list[dict[str, Any]]:
     """Return `rows` with the status `lost` for trials that run by the table, although their owner is dead."""
-    owners = {row["owner"] for row in rows if row["status"] == "running" and row["owner"]}
-    dead = {owner for owner in owners if is_alive(home, owner) is False}
-    return [row | {"status": "lost"} if row["status"] == "running" and row["owner"] in dead else row for row in rows]
+    alive: dict[str, bool] = {}
+    checked = []
+    for row in rows:
+        owner = row["owner"]
+        if row["status"] == "running" and owner:
+            if owner not in alive:
+                alive[owner] = is_alive(home, owner) is not False
+            if not alive[owner]:
+                row = row | {"status": "lost"}
+        checked.append(row)
+    return checked

@@ -13,10 +13,12 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, is_fraction
+from rayfed.reports.groups import LEFT_OUT
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import LEFT_OUT, TRIAL, criterion_rows, pick_rounds, ranking_cost
+from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds, ranking_cost
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
+_IN_ROUND = ["unseen", "point", "split", "metric", "higher_is_better", "quantity", "round"]
 DEFAULT_SPLITS = ("test", "ood", "val", "train")
 """The order in which splits are tried for a default; some data have no test split."""
 
@@ -55,35 +57,60 @@ def summarise(tables: Tables) -> Summary:
     a single group of trials has a choice. `chosen_by_default` marks, in the rows of every point, the choice for tables
     that show each group of trials at its own point (`Tables.points_to_show`).
     """
-    done, criteria = tables.done, tables.criteria
+    done = tables.done
+    criteria = tables.criteria
     curves = tables.curves.merge(done[TRIAL], on=TRIAL)
     rows = _over_seeds(pick_rounds(curves, criteria), done, SCORE)
-    over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
+    over_rounds = _over_seeds(curves, done, _IN_ROUND)
+
+    at_each_point = _chosen(rows, ["experiment", "algorithm", "point"], criteria)
     shown = at_default_points(rows, tables.points_to_show)
-    for name, scored, keys in (("chosen", rows, ["point"]), ("chosen_by_default", shown, [])):
-        choice = _chosen(scored, ["experiment", "algorithm", *keys], criteria).drop(columns="algorithm")
-        rows, over_rounds = (
-            frame.merge(choice.assign(**{name: True}), on=["experiment", "order", *keys], how="left").assign(
-                **{name: lambda merged, name=name: merged[name].eq(True)}
-            )
-            for frame in (rows, over_rounds)
-        )
+    by_default = _chosen(shown, ["experiment", "algorithm"], criteria)
+    rows = _with_marks(rows, at_each_point, by_default)
+    over_rounds = _with_marks(over_rounds, at_each_point, by_default)
     return Summary(rows, over_rounds, tables.notes)
+
+
+def _with_marks(rows: pd.DataFrame, at_each_point: pd.DataFrame, by_default: pd.DataFrame) -> pd.DataFrame:
+    rows = _with_mark(rows, at_each_point, "chosen")
+    return _with_mark(rows, by_default, "chosen_by_default")
+
+
+def _with_mark(rows: pd.DataFrame, choice: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return `rows` with a column `name` that says whether `choice` has their experiment, order and, if any, point."""
+    choice = choice.drop(columns="algorithm")
+    keys = list(choice)
+    marked = rows.merge(choice.assign(**{name: True}), on=keys, how="left")
+    marked[name] = marked[name].eq(True)
+    return marked
+
+
+def _chosen(rows: pd.DataFrame, keys: list[str], criteria: Mapping[str, str]) -> pd.DataFrame:
+    """Return, for each value of `keys`, the `order` of the group of trials that validation prefers."""
+    counted = ~rows["unseen"] & (rows["rule"] == "selected") & (rows["quantity"] == "mean")
+    scores = criterion_rows(rows[counted], criteria)
+    cost = ranking_cost(scores["mean"], scores["higher_is_better"])
+    ordered = scores.assign(cost=cost).sort_values(["cost", "order"])
+    best = ordered.drop_duplicates(keys)[[*keys, "order"]]
+    groups = rows[[*keys, "order"]].drop_duplicates()
+    only = groups.drop_duplicates(keys, keep=False)
+    return pd.concat([best, only], ignore_index=True).drop_duplicates()
 
 
 def out_of_domain_points(rows: pd.DataFrame) -> dict[tuple[str, int], str]:
     """Return the point to show on the split "ood" by (experiment, order): global, or else downloaded."""
-    present = rows[(rows["split"] == "ood") & ~rows["unseen"]].drop_duplicates(["experiment", "order", "point"])
-    return {
-        (str(experiment), int(order)): min(group["point"], key=POINTS.index)
-        for (experiment, order), group in present.groupby(["experiment", "order"])
-    }
+    present = rows[(rows["split"] == "ood") & ~rows["unseen"]]
+    points = {}
+    for (experiment, order), group in present.groupby(["experiment", "order"]):
+        points[str(experiment), int(order)] = min(group["point"].unique(), key=POINTS.index)
+    return points
 
 
 def at_default_points(rows: pd.DataFrame, points: Mapping[tuple[str, int], str]) -> pd.DataFrame:
     """Return the `rows` (experiment, order, point, ...) at the point that `points` gives for their group."""
-    shown = [points.get(key) for key in zip(rows["experiment"], rows["order"], strict=True)]
-    return rows[rows["point"] == pd.Series(shown, index=rows.index, dtype=object)]
+    groups = zip(rows["experiment"], rows["order"], strict=True)
+    shown = pd.Series([points.get(group) for group in groups], index=rows.index, dtype=object)
+    return rows[rows["point"] == shown]
 
 
 def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -94,30 +121,17 @@ def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
     rows = values.merge(trials[[*TRIAL, "order", "seed"]], on=TRIAL)
     groups = rows.groupby(["experiment", "order", "seed", *by])["value"].agg(["mean", "min", "max"]).reset_index()
     worst = groups["min"].where(groups["higher_is_better"], groups["max"])
-    value = worst.where(groups["quantity"] == "worst", groups["mean"])
-    return groups.drop(columns=["mean", "min", "max"]).assign(value=value)
+    groups["value"] = worst.where(groups["quantity"] == "worst", groups["mean"])
+    return groups.drop(columns=["mean", "min", "max"])
 
 
 def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     group = ["experiment", "order"]
-    grouped = seed_values(values, trials, by).groupby([*group, *by])["value"]
-    statistics = grouped.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
+    of_seeds = seed_values(values, trials, by).groupby([*group, *by])["value"]
+    statistics = of_seeds.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
     described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(group)
-    return described.merge(statistics, on=group).sort_values([*group, *by], ignore_index=True)
-
-
-def _chosen(rows: pd.DataFrame, keys: list[str], criteria: Mapping[str, str]) -> pd.DataFrame:
-    """Return, for each value of `keys`, the `order` of the group of trials that validation prefers."""
-    participants = rows[~rows["unseen"]]
-    selected = participants[(participants["rule"] == "selected") & (participants["quantity"] == "mean")]
-    scores = criterion_rows(selected, criteria)
-    best = (
-        scores.assign(cost=ranking_cost(scores["mean"], scores["higher_is_better"]))
-        .sort_values(["cost", "order"])
-        .drop_duplicates(keys)
-    )
-    only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)
-    return pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()
+    merged = described.merge(statistics, on=group)
+    return merged.sort_values([*group, *by], ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -154,30 +168,52 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
         UsageError: There are no such rows.
     """
     rows = rows[~rows["unseen"]]
-    metric, point, split = view.metric, view.point, view.split
-    points, of_ood, criteria = tables.points_to_show, out_of_domain_points(rows), tables.criteria
-    for name, value in (("metric", metric), ("split", split)):
-        if value is not None and value not in set(rows[name]):
-            raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
-        rows = rows if value is None else rows[rows[name] == value]
-    if metric is None:
-        rows = rows[rows["metric"] == rows["experiment"].map(criteria)]
-    if point is None and "chosen_by_default" in rows:
+    of_ood = out_of_domain_points(rows)
+    rows = _with_value(rows, "metric", view.metric)
+    rows = _with_value(rows, "split", view.split)
+    if view.metric is None:
+        rows = rows[rows["metric"] == rows["experiment"].map(tables.criteria)]
+    if view.point is None and "chosen_by_default" in rows:
         rows = rows.assign(chosen=rows["chosen_by_default"])
-    keys = zip(rows["experiment"], rows["order"], rows["split"], strict=True)
-    shown = [point or (of_ood if of == "ood" else points)[experiment, order] for experiment, order, of in keys]
-    at_point = rows[rows["point"] == pd.Series(shown, index=rows.index)]
+    points = _points_of_rows(rows, tables, view, of_ood)
+    at_point = rows[rows["point"] == points]
     if at_point.empty:
-        metric = metric or "/".join(sorted(set(criteria.values())))
-        what = " ".join(filter(None, [split, metric]))
-        raise UsageError(
-            f"point={point or '/'.join(sorted(set(shown)))}: no {what} there; known: "
-            f"{', '.join(sorted(set(rows['point'])))}"
-        )
-    if split is not None:
+        raise _no_rows(rows, tables, view, points)
+    if view.split is not None:
         return at_point
     rank = at_point["split"].map(DEFAULT_SPLITS.index)
-    return at_point[rank == rank.groupby(at_point["experiment"]).transform("min")]
+    first = rank.groupby(at_point["experiment"]).transform("min")
+    return at_point[rank == first]
+
+
+def _with_value(rows: pd.DataFrame, column: str, value: str | None) -> pd.DataFrame:
+    """Return the `rows` with `value` in a column, or all of them if it is None."""
+    if value is None:
+        return rows
+    known = sorted(set(rows[column]))
+    if value not in known:
+        raise UsageError(f"{column}={value}: {suggestion(value, known)}")
+    return rows[rows[column] == value]
+
+
+def _points_of_rows(rows: pd.DataFrame, tables: Tables, view: View, of_ood: Mapping[tuple[str, int], str]) -> pd.Series:
+    """Return the point at which each row's group is shown on the row's split."""
+    if view.point is not None:
+        return pd.Series(view.point, index=rows.index)
+    by_default = tables.points_to_show
+    points = []
+    for experiment, order, split in zip(rows["experiment"], rows["order"], rows["split"], strict=True):
+        of_split = of_ood if split == "ood" else by_default
+        points.append(of_split[experiment, order])
+    return pd.Series(points, index=rows.index, dtype=object)
+
+
+def _no_rows(rows: pd.DataFrame, tables: Tables, view: View, points: pd.Series) -> UsageError:
+    metric = view.metric or "/".join(sorted(set(tables.criteria.values())))
+    what = " ".join(filter(None, [view.split, metric]))
+    point = view.point or "/".join(sorted(set(points)))
+    known = ", ".join(sorted(set(rows["point"])))
+    return UsageError(f"point={point}: no {what} there; known: {known}")
 
 
 def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
@@ -186,8 +222,9 @@ def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, st
     Raises:
         UsageError: There are no such rows.
     """
-    means = rows[rows["quantity"] == "mean"]
-    groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
+    groups = {}
+    for name, means in rows[rows["quantity"] == "mean"].groupby("rule"):
+        groups[str(name)] = set(zip(means["order"], means["seeds"], strict=True))
     if rule is None:
         rule = "selected" if groups.get("selected") == groups["final"] else "final"
     if rule not in groups:
@@ -213,43 +250,52 @@ def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric
 
 def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
     """Return whether no client has a value of `metric` on `split`; `counts` belong to one experiment."""
-    clients = counts.loc[(counts["split"] == split) & (counts["metric"] == metric), "clients"]
-    return bool(clients.eq(0).all())
+    shown = (counts["split"] == split) & (counts["metric"] == metric)
+    return bool(counts.loc[shown, "clients"].eq(0).all())
 
 
 def mean_caption(trials: pd.DataFrame) -> str:
     """Return what numbers are means over: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition"."""
     seeds = sorted(trials.groupby("order")["seed"].nunique().unique())
-    words = range_words(seeds, "seed") if seeds == [1] else f"mean ± sd over {range_words(seeds, 'seed')}"
+    words = [range_words(seeds, "seed")]
+    if seeds != [1]:
+        words = [f"mean ± sd over {words[0]}"]
     if trials["partition_hash"].notna().all():
         per_domain = trials.groupby(["order", LEFT_OUT])["partition_hash"].nunique()
-        words += f", {range_words(sorted(per_domain.unique()), 'partition')}"
-    return ", ".join(filter(None, [words, _clients_scored(trials)]))
+        words.append(range_words(sorted(per_domain.unique()), "partition"))
+    words.append(_clients_scored(trials))
+    return ", ".join(filter(None, words))
 
 
 def _clients_scored(trials: pd.DataFrame) -> str:
     """Return "a fixed sample of 1000 clients" if not all clients were scored, else ""."""
-    sizes = sorted({int(size) for size in trials["clients_scored"].dropna()})
-    return f"a fixed sample of {range_words(sizes, 'client')}" if sizes else ""
+    sizes = sorted(set(trials["clients_scored"].dropna().astype(int)))
+    if not sizes:
+        return ""
+    return f"a fixed sample of {range_words(sizes, 'client')}"
 
 
 def range_words(numbers: list[int], noun: str) -> str:
     """Return "3 seeds", or "1 to 3 seeds" if the sorted `numbers` differ."""
+    if numbers == [1]:
+        return f"1 {noun}"
     if len(numbers) == 1:
-        return f"{numbers[0]} {noun}{'' if numbers[0] == 1 else 's'}"
+        return f"{numbers[0]} {noun}s"
     return f"{numbers[0]} to {numbers[-1]} {noun}s"
 
 
 def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str]:
     """Return notes on NaN values among the shown `rows`, and on rounds that `rule` cannot compare fairly."""
-    scores, notes = _shown(counts, rows), []
+    scores = _shown(counts, rows)
+    notes = []
     for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
-        values, missing = group["values"].sum(), group["missing"].sum()
+        values = group["values"].sum()
+        missing = group["missing"].sum()
         if missing:
-            algorithms = ", ".join(sorted(group.loc[group["missing"] > 0, "algorithm"].unique()))
+            algorithms = sorted(group.loc[group["missing"] > 0, "algorithm"].unique())
             notes.append(
-                f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {algorithms}). Means "
-                "leave them out, and rounds in which there is no other value do not count as evaluated."
+                f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {', '.join(algorithms)}). "
+                "Means leave them out, and rounds in which there is no other value do not count as evaluated."
             )
     if rule != "final":
         notes += scored_clients_notes(counts, rows)
@@ -259,13 +305,16 @@ def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str
 def scored_clients_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Return a note on each experiment in which the scored clients differ between rounds; see `score_notes`."""
     scores = _shown(counts, rows)
-    cohorts = scores[scores["cohort"] != 0].groupby([*TRIAL, "point", "split", "metric"])["cohort"].nunique()
+    of_clients = scores[scores["cohort"] != 0]
+    cohorts = of_clients.groupby([*TRIAL, "point", "split", "metric"])["cohort"].nunique()
     different = cohorts[cohorts > 1].index.get_level_values("experiment")
-    return [
-        f"{name}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so a rule "
-        "that compares rounds also compares clients; --rule final does not."
-        for name in sorted(different.unique())
-    ]
+    notes = []
+    for name in sorted(different.unique()):
+        notes.append(
+            f"{name}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so a "
+            "rule that compares rounds also compares clients; --rule final does not."
+        )
+    return notes
 
 
 def _shown(counts: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

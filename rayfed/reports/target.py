@@ -12,6 +12,8 @@ from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, comparable
 from rayfed.reports.summary import View, average_words, filter_rows, scored_clients_notes
 
+_GROUP = ["order", "algorithm", "hyperparameters"]
+
 
 def target_text(tables: Tables, target: float, view: View, *, width: int) -> str:
     """Return a table for each experiment: the rounds and gigabytes until the mean over clients reaches `target`.
@@ -19,26 +21,38 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     Raises:
         UsageError: The metric cannot have this target, or there are no such values.
     """
-    done, curves = tables.done, tables.curves
-    group = ["algorithm", "hyperparameters", "order"]
-    means = curves[curves["quantity"] == "mean"].merge(done[[*TRIAL, *group]], on=TRIAL)
+    curves = tables.curves
+    means = curves[curves["quantity"] == "mean"].merge(tables.done[[*TRIAL, *_GROUP]], on=TRIAL)
     means = filter_rows(means, tables, view)
     parts = []
     for experiment, rows in means.groupby("experiment"):
-        split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
-        if target != target or (is_fraction(metric) and not 0 <= target <= 1):
-            raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
-        counts, trials = (table[table["experiment"] == experiment] for table in (tables.counts, tables.trials))
-        side = "at least" if rows["higher_is_better"].iloc[0] else "at most"
-        title = (
-            f"{experiment}: first evaluated round whose {split} {metric}, "
-            f"{average_words(counts, trials, split, metric)}, is {side} {target:g}, and GB "
-            "(10⁹ bytes, down and up, including the setup) sent until its end, at the simulated seconds 'clock', "
-            "if any; mean ± sd over the runs that reached it"
-        )
-        parts += [textwrap.fill(title, width), _target_table(rounds_to_target(rows, tables, target), done, width)]
-    parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.counts, means)]
+        _check_target(target, str(rows["metric"].iloc[0]))
+        title = _title(str(experiment), rows, tables, target)
+        reached = rounds_to_target(rows, tables, target)
+        parts.append(textwrap.fill(title, width))
+        parts.append(_target_table(reached, tables.done, width))
+    for note in scored_clients_notes(tables.counts, means):
+        parts.append(textwrap.fill(note, width))
     return "\n\n".join(parts)
+
+
+def _check_target(target: float, metric: str) -> None:
+    allowed = 0 <= target <= 1 if is_fraction(metric) else not math.isnan(target)
+    if not allowed:
+        raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
+
+
+def _title(experiment: str, rows: pd.DataFrame, tables: Tables, target: float) -> str:
+    first = rows.iloc[0]
+    counts = tables.counts[tables.counts["experiment"] == experiment]
+    trials = tables.trials[tables.trials["experiment"] == experiment]
+    average = average_words(counts, trials, first["split"], first["metric"])
+    side = "at least" if first["higher_is_better"] else "at most"
+    return (
+        f"{experiment}: first evaluated round whose {first['split']} {first['metric']}, {average}, is {side} "
+        f"{target:g}, and GB (10⁹ bytes, down and up, including the setup) sent until its end, at the simulated "
+        "seconds 'clock', if any; mean ± sd over the runs that reached it"
+    )
 
 
 def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.DataFrame:
@@ -50,7 +64,9 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
     """
     gap = comparable(means["value"]) - target
     tolerance = 1e-11 * abs(target)  # a mean that misses the target by a rounding error has reached it
-    enough = means[(gap >= -tolerance).where(means["higher_is_better"], gap <= tolerance)]
+    above = gap >= -tolerance
+    below = gap <= tolerance
+    enough = means[above.where(means["higher_is_better"], below)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
     rounds = tables.rounds.sort_values("round")
@@ -60,23 +76,27 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
 
 def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
     """Return the gigabytes (10⁹ bytes) sent until the end of each round, the setup included; `rounds` are sorted."""
-    return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / 1e9
+    sent = rounds["bytes_down"] + rounds["bytes_up"]
+    of_trials = sent.groupby([rounds[name] for name in TRIAL])
+    return of_trials.cumsum() / 1e9
 
 
 def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> str:
     """Return a table of mean ± sd over the trials of each group, and of how many trials `reached` the target."""
-    rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL)
-    names = ("algorithm", "hyperparameters", "rounds", "GB", "clock", "reached")
-    columns: dict[str, list[str]] = {name: [] for name in names}
-    for (_, algorithm, hyperparameters), group in rows.groupby(["order", "algorithm", "hyperparameters"]):
-        gigabytes = group["gigabytes"].mean()
-        # three decimals, or as many as show three digits of what a small model sends
-        decimals = max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
-        counted = f"{group['round'].count()} of {len(group)}"
-        clock = _mean_text(group["clock_seconds"].astype(float), 1)
-        texts = _mean_text(group["round"], 1), _mean_text(group["gigabytes"], decimals), clock, counted
-        for column, cell in zip(columns.values(), (algorithm, hyperparameters, *texts), strict=True):
-            column.append(cell)
+    rows = reached.merge(trials[[*TRIAL, *_GROUP]], on=TRIAL)
+    columns: dict[str, list[str]] = {}
+    for (_, algorithm, hyperparameters), group in rows.groupby(_GROUP):
+        gigabytes = group["gigabytes"]
+        cells = {
+            "algorithm": algorithm,
+            "hyperparameters": hyperparameters,
+            "rounds": _mean_text(group["round"], 1),
+            "GB": _mean_text(gigabytes, _gigabyte_decimals(gigabytes.mean())),
+            "clock": _mean_text(group["clock_seconds"].astype(float), 1),
+            "reached": f"{group['round'].count()} of {len(group)}",
+        }
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
     if rows["clock_seconds"].isna().all():
         del columns["clock"]
     if not any(columns["hyperparameters"]):
@@ -84,9 +104,18 @@ def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> st
     return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)
 
 
+def _gigabyte_decimals(mean: float) -> int:
+    """Return three decimals, or as many as show three digits of what a small model sends."""
+    if not mean > 0:
+        return 3
+    return max(3, 2 - math.floor(math.log10(mean)))
+
+
 def _mean_text(values: pd.Series, decimals: int) -> str:
     values = values.dropna()
     if values.empty:
         return "never"
-    spread = f" ± {values.std():.{decimals}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{decimals}f}{spread}"
+    mean = f"{values.mean():.{decimals}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {values.std():.{decimals}f}"

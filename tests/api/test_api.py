@@ -17,8 +17,8 @@ from helpers.federations import as_mappings, blobs, net
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
+from rayfed.reports.groups import group_trials
 from rayfed.reports.read import read
-from rayfed.reports.selection import group_trials
 
 
 def own(number=4, kind=torch.from_numpy):

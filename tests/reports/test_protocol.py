@@ -14,7 +14,8 @@ from helpers.score_rows import Row, frame, row, trial_writer, write
 from rayfed.core.records import SERVER, Record
 from rayfed.records.trials import record_trial
 from rayfed.reports.read import read
-from rayfed.reports.render import render, sections
+from rayfed.reports.render import render
+from rayfed.reports.sections import sections
 from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import View, summarise
 from rayfed.reports.target import rounds_to_target

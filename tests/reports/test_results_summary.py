@@ -10,10 +10,11 @@ from helpers.commands import command
 from helpers.score_rows import Row, add_rows, frame, row, trial_writer, write
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Event
+from rayfed.reports.groups import group_trials
 from rayfed.reports.page import write_page
 from rayfed.reports.read import read
 from rayfed.reports.render import render
-from rayfed.reports.selection import aggregate_clients, group_trials, pick_rounds
+from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import View, summarise
 from rayfed.reports.target import target_text
 

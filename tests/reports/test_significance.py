@@ -8,8 +8,10 @@ from scipy import stats
 from small_results import add
 
 from helpers.commands import command
-from rayfed.reports.comparison import cohens_dz, compare, holm, paired_t, stars, stars_against_best, wilcoxon
+from rayfed.reports.comparison import compare
+from rayfed.reports.pairs import stars_against_best
 from rayfed.reports.read import read
+from rayfed.reports.significance import cohens_dz, holm, paired_t, stars, wilcoxon
 from rayfed.reports.summary import View
 
 main = command("report")

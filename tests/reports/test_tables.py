@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from small_results import add
 
+from rayfed.reports.formats import latex_table, markdown_table, text_table
 from rayfed.reports.render import render
 from rayfed.reports.summary import mean_caption
-from rayfed.reports.tables import Stars, latex_table, make_table, markdown_table, text_table
+from rayfed.reports.tables import Stars, make_table
 
 
 def rows(values: dict[str, dict[str, tuple[float, float]]], *, higher: bool = True, seeds: int = 3) -> pd.DataFrame:

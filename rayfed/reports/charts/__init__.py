@@ -41,11 +41,12 @@ def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) ->
     """
     from rayfed.reports.charts.chart import ChartData
 
-    names = sorted(set(tables.trials["experiment"]))
+    recorded = tables.trials if len(tables.trials) else tables.counts
+    names = sorted(set(recorded["experiment"]))
     if len(names) > 1:
         raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
-    name = (names or sorted(set(tables.counts["experiment"])))[0]
-    return ChartData(tables, summarise(tables), open_storage(folder).child(name), view)
+    home = open_storage(folder).child(names[0])
+    return ChartData(tables, summarise(tables), home, view)
 
 
 def draw(kind: str, data: "ChartData") -> "Chart":
@@ -54,8 +55,9 @@ def draw(kind: str, data: "ChartData") -> "Chart":
     Raises:
         UsageError: There is nothing to plot.
     """
-    module, _, function = KINDS[kind].function.partition(":")
-    chart: Chart = getattr(importlib.import_module(f"rayfed.reports.charts.{module}"), function)(data)
+    name, _, function = KINDS[kind].function.partition(":")
+    module = importlib.import_module(f"rayfed.reports.charts.{name}")
+    chart: Chart = getattr(module, function)(data)
     return chart
 
 

@@ -73,12 +73,17 @@ class ChartData:
     @property
     def scale(self) -> int:
         """The factor of values: fractions are shown in percent."""
-        return 100 if is_fraction(self.metric) else 1
+        if is_fraction(self.metric):
+            return 100
+        return 1
 
     @property
     def score_title(self) -> str:
         """The title of an axis of scores."""
-        return f"{self.split} {self.metric}" + (" (%)" if self.scale == 100 else "")
+        title = f"{self.split} {self.metric}"
+        if is_fraction(self.metric):
+            title += " (%)"
+        return title
 
     @property
     def average(self) -> str:
@@ -105,17 +110,19 @@ class ChartData:
 
     def curves(self) -> pd.DataFrame:
         """Return the mean over clients by round and method."""
-        return self.filtered_curves[self.filtered_curves["quantity"] == "mean"]
+        curves = self.filtered_curves
+        return curves[curves["quantity"] == "mean"]
 
     def scores(self) -> tuple[pd.DataFrame, str]:
         """Return the rows of `Summary.rows` that the view shows, and the rule."""
-        return rows_of_rule(self._filtered(self.summary.rows), self.view.rule)
+        rows = self._filtered(self.summary.rows)
+        return rows_of_rule(rows, self.view.rule)
 
     def _filtered(self, rows: pd.DataFrame) -> pd.DataFrame:
-        if not rows.empty:
-            rows = filter_rows(rows, self.tables, self.view)
-            rows = rows[np.isfinite(rows["mean"])]
-        return some(rows)
+        if rows.empty:
+            return some(rows)
+        shown = filter_rows(rows, self.tables, self.view)
+        return some(shown[np.isfinite(shown["mean"])])
 
 
 def some(rows: pd.DataFrame) -> pd.DataFrame:
@@ -127,22 +134,29 @@ def some(rows: pd.DataFrame) -> pd.DataFrame:
 
 def inline(frame: pd.DataFrame) -> alt.InlineData:
     """Return the data of a chart as CSV, which takes half the room of JSON."""
-    switches = frame.select_dtypes("bool").columns
-    text = frame.astype(dict.fromkeys(switches, int)).to_csv(index=False, float_format="%.6g")
-    numbers = dict.fromkeys(frame.select_dtypes("number").columns, "number")
-    parse = {**numbers, **dict.fromkeys(switches, "boolean")}
+    switches = list(frame.select_dtypes("bool"))
+    as_numbers = frame.astype(dict.fromkeys(switches, int))
+    parse = dict.fromkeys(frame.select_dtypes("number"), "number")
+    parse |= dict.fromkeys(switches, "boolean")
+    text = as_numbers.to_csv(index=False, float_format="%.6g")
     return alt.InlineData(values=text, format=alt.CsvDataFormat(type="csv", parse=parse))
 
 
 def method_label(row: Any) -> str:
-    return " ".join(filter(None, [str(row["algorithm"]), str(row["hyperparameters"])]))
+    parts = str(row["algorithm"]), str(row["hyperparameters"])
+    return " ".join(filter(None, parts))
 
 
 def with_methods(rows: pd.DataFrame) -> pd.DataFrame:
     """Return `rows`, sorted by method, with the columns `method` (its label) and `row` (the label on several lines)."""
     rows = rows.sort_values("order", kind="stable")
-    labels = [method_label(row) for row in rows[["algorithm", "hyperparameters"]].to_dict("records")]
-    return rows.assign(method=labels, row=["\n".join(textwrap.wrap(label, _ROW_CHARACTERS)) for label in labels])
+    methods = []
+    wrapped = []
+    for row in rows[["algorithm", "hyperparameters"]].to_dict("records"):
+        label = method_label(row)
+        methods.append(label)
+        wrapped.append("\n".join(textwrap.wrap(label, _ROW_CHARACTERS)))
+    return rows.assign(method=methods, row=wrapped)
 
 
 def drawn_methods(rows: pd.DataFrame, most: int) -> tuple[list[str], str]:
@@ -155,8 +169,10 @@ def drawn_methods(rows: pd.DataFrame, most: int) -> tuple[list[str], str]:
         return list(rows["method"].unique()), ""
     ranked = rows.sort_values(["chosen", "order"], ascending=[False, True])
     kept = ranked.drop_duplicates("algorithm").sort_values("order")
-    what = "hyperparameters chosen by validation" if kept["chosen"].all() else "first hyperparameters of each algorithm"
-    return list(kept["method"]), f"; {what} only"
+    methods = list(kept["method"])
+    if kept["chosen"].all():
+        return methods, "; hyperparameters chosen by validation only"
+    return methods, "; first hyperparameters of each algorithm only"
 
 
 def of_methods(chart: Any, rows: pd.DataFrame, caption: str, most: int = MOST_ROWS) -> Chart:
@@ -164,25 +180,32 @@ def of_methods(chart: Any, rows: pd.DataFrame, caption: str, most: int = MOST_RO
     shown, remark = drawn_methods(rows, most)
     parameter = alt.param(name=SHOWN, value=shown)
     chart = chart.transform_filter(f"indexof({SHOWN}, datum.method) >= 0").add_params(parameter)
-    return Chart(chart.properties(usermeta={"methods": list(rows["method"].unique())}), caption, remark)
+    methods = list(rows["method"].unique())
+    return Chart(chart.properties(usermeta={"methods": methods}), caption, remark)
 
 
 def row_axis(rows: pd.DataFrame) -> tuple[alt.Y, alt.Step]:
     """Return the y axis of a chart with a row per method, and the height of a row."""
     order = list(rows["row"].unique())
-    most = max(label.count("\n") + 1 for label in order)
-    return alt.Y("row:N", sort=order, title=None, axis=alt.Axis(labelLimit=0)), alt.Step(max(24, 15 * most + 4))
+    lines = [label.count("\n") + 1 for label in order]
+    height = max(24, 15 * max(lines) + 4)
+    axis = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(labelLimit=0))
+    return axis, alt.Step(height)
 
 
 def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[alt.Color, alt.StrokeDash]:
     """Return colours and dashes that tell the values of the column `name` apart; those in `first` differ most."""
     labels = list(dict.fromkeys([*first, *rows[name]]))
-    dashes = [DASHES[index // len(COLOURS) % len(DASHES)] for index in range(len(labels))]
-    across = max(1, 90 // (max(map(len, labels)) + 4))
+    colours = []
+    dashes = []
+    for index in range(len(labels)):
+        cycle, place = divmod(index, len(COLOURS))
+        colours.append(COLOURS[place])
+        dashes.append(DASHES[cycle % len(DASHES)])
     legend = alt.Legend(
         title=None,
         orient="bottom",
-        columns=1 if across == 1 else alt.ExprRef(f"width < 450 ? 1 : {min(4, across)}"),
+        columns=_legend_columns(labels),
         labelLimit=0,
         symbolType="stroke",
         symbolSize=400,
@@ -190,23 +213,36 @@ def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[
         symbolOpacity=1,
         values=alt.ExprRef(SHOWN) if name == "method" else alt.Undefined,
     )
-    colours = [COLOURS[index % len(COLOURS)] for index in range(len(labels))]
-    return (
-        alt.Color(f"{name}:N", scale=alt.Scale(domain=labels, range=colours), legend=legend),
-        alt.StrokeDash(f"{name}:N", scale=alt.Scale(domain=labels, range=dashes), legend=legend),
-    )
+    colour = alt.Color(f"{name}:N", scale=alt.Scale(domain=labels, range=colours), legend=legend)
+    dash = alt.StrokeDash(f"{name}:N", scale=alt.Scale(domain=labels, range=dashes), legend=legend)
+    return colour, dash
+
+
+def _legend_columns(labels: Sequence[str]) -> Any:
+    """Return how many labels of a legend fit beside each other; one in a narrow chart."""
+    longest = max(map(len, labels))
+    across = 90 // (longest + 4)
+    if across <= 1:
+        return 1
+    return alt.ExprRef(f"width < 450 ? 1 : {min(4, across)}")
 
 
 def seeds_words(seeds: pd.Series) -> str:
     """Return what a band or bar shows: "± 1 sd over 3 seeds", or "a single seed"."""
     numbers = sorted(set(seeds.astype(int)))
-    return "a single seed" if numbers == [1] else f"± 1 sd over {range_words(numbers, 'seed')}"
+    if numbers == [1]:
+        return "a single seed"
+    return f"± 1 sd over {range_words(numbers, 'seed')}"
 
 
 def styled(chart: Any) -> dict[str, Any]:
     """Return a chart as Vega-Lite's JSON, with a single font size."""
+    with alt.data_transformers.enable(consolidate_datasets=False):
+        spec: dict[str, Any] = chart.to_dict(validate=False)  # validation takes as long as everything else
+    if "concat" not in spec:
+        spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     text = {"labelFontSize": _SIZE, "titleFontSize": _SIZE, "titleFontWeight": "normal"}
-    config = {
+    spec["config"] = {
         "font": _FONT,
         "lineBreak": "\n",
         "axis": {**text, "gridOpacity": 0.5, "labelOverlap": True},
@@ -216,10 +252,7 @@ def styled(chart: Any) -> dict[str, Any]:
         "title": {"fontSize": _SIZE, "fontWeight": "normal", "anchor": "start"},
         "view": {"stroke": None},
     }
-    with alt.data_transformers.enable(consolidate_datasets=False):
-        spec: dict[str, Any] = chart.to_dict(validate=False)  # validation takes as long as everything else
-    fit = {} if "concat" in spec else {"autosize": {"type": "fit-x", "contains": "padding"}}
-    return {**spec, **fit, "config": config}
+    return spec
 
 
 def save(chart: Chart, path: str | Path) -> None:

@@ -56,17 +56,25 @@ def all_partitions(data: ChartData) -> Chart:
     if not partitions:
         raise UsageError("plot: no partition was recorded with these results; rayfed partition --plot draws one")
     drawn = partitions[:_MOST_PANELS]
-    clients = max(len(partition.clients) for partition in drawn)
-    columns = min(len(drawn), 3 if clients <= 12 else 2 if clients <= 25 else 1)
-    panels = [
-        counts_panel(partition.clients, partition.domains, partition.counts, WIDTH // columns).properties(
-            title=partition.title
-        )
-        for partition in drawn
-    ]
-    more = f"; {len(partitions) - len(drawn)} more are not drawn" if len(partitions) > len(drawn) else ""
-    caption = f"{data.experiment}: examples for training and validation by client and class{more}"
+    columns = min(len(drawn), _panels_beside(drawn))
+    panels = []
+    for partition in drawn:
+        panel = counts_panel(partition.clients, partition.domains, partition.counts, WIDTH // columns)
+        panels.append(panel.properties(title=partition.title))
+    caption = f"{data.experiment}: examples for training and validation by client and class"
+    if len(partitions) > len(drawn):
+        caption += f"; {len(partitions) - len(drawn)} more are not drawn"
     return Chart(alt.concat(*panels, columns=columns), caption)
+
+
+def _panels_beside(partitions: Sequence[_Partition]) -> int:
+    """Return how many panels fit beside each other."""
+    clients = max(len(partition.clients) for partition in partitions)
+    if clients <= 12:
+        return 3
+    if clients <= 25:
+        return 2
+    return 1
 
 
 def _recorded_partitions(home: Storage, trials: pd.DataFrame) -> list[_Partition]:
@@ -74,17 +82,25 @@ def _recorded_partitions(home: Storage, trials: pd.DataFrame) -> list[_Partition
     partitions = []
     recorded = trials.dropna(subset="partition_hash").sort_values("seed")
     for digest, group in recorded.groupby("partition_hash", sort=False):
-        if (holdings := read_holdings(home, str(digest))) is None:
+        holdings = read_holdings(home, str(digest))
+        if holdings is None:
             continue
-        seeds = group["partition_seed"].head(1).dropna()
-        title = ", ".join([str(digest), *(f"seed {int(seed)}" for seed in seeds)])
-        holdings = holdings[holdings["split"] != "test"]
-        counts = holdings.pivot_table(index="client", columns="label", values="count", aggfunc="sum", fill_value=0)
-        counts = counts.reindex(columns=range(int(holdings["label"].max()) + 1), fill_value=0)
-        domains = holdings.drop_duplicates("client").set_index("client")["domain"]
-        clients = [int(client) for client in counts.index]
-        partitions.append(_Partition(title, clients, [str(domains[client]) for client in clients], counts.to_numpy()))
+        title = str(digest)
+        seed = group["partition_seed"].iloc[0]
+        if not pd.isna(seed):
+            title += f", seed {int(seed)}"
+        partitions.append(_partition(title, holdings))
     return partitions
+
+
+def _partition(title: str, holdings: pd.DataFrame) -> _Partition:
+    fitted = holdings[holdings["split"] != "test"]
+    counts = fitted.pivot_table(index="client", columns="label", values="count", aggfunc="sum", fill_value=0)
+    classes = range(int(fitted["label"].max()) + 1)
+    clients = [int(client) for client in counts.index]
+    domains = fitted.drop_duplicates("client").set_index("client")["domain"]
+    names = [str(domains[client]) for client in clients]
+    return _Partition(title, clients, names, counts.reindex(columns=classes, fill_value=0).to_numpy())
 
 
 def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndarray, width: int = WIDTH) -> Any:
@@ -103,23 +119,33 @@ def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndar
         }
     )
     chart = alt.Chart(inline(frame)).properties(width=width, height=240)
-    tooltip = ["client:Q", "class:Q", "domain:N", "examples:Q"]
+    chart = chart.encode(tooltip=["client:Q", "class:Q", "domain:N", "examples:Q"])
     if max(counts.shape) > _MOST_BUBBLES:
-        x = alt.X("client:O", axis=alt.Axis(labelOverlap="greedy", labelAngle=0))
-        y = alt.Y("class:O", sort="descending")
-        colour = alt.Color("examples:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(orient="bottom"))
-        return chart.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
-    names = sorted(set(domains), key=list(domains).index)
-    few = 1 < len(names) <= len(COLOURS)
-    scale = alt.Scale(domain=names, range=list(COLOURS[: len(names)]))
-    legend = alt.Legend(title=None, orient="bottom", columns=max(2, width // 150))
+        return _heat_map(chart)
     return chart.mark_circle(opacity=0.75).encode(
         x=_axis(alt.X, "client:Q", clients),
         y=_axis(alt.Y, "class:Q", range(counts.shape[1])),
         size=alt.Size("examples:Q", scale=alt.Scale(domainMin=0, range=[0, 260]), legend=None),
-        color=alt.Color("domain:N", scale=scale, legend=legend) if few else alt.value(COLOURS[0]),
-        tooltip=tooltip,
+        color=_domain_colour(domains, width),
     )
+
+
+def _heat_map(chart: Any) -> Any:
+    x = alt.X("client:O", axis=alt.Axis(labelOverlap="greedy", labelAngle=0))
+    y = alt.Y("class:O", sort="descending")
+    scale = alt.Scale(scheme="viridis")
+    colour = alt.Color("examples:Q", scale=scale, legend=alt.Legend(orient="bottom"))
+    return chart.mark_rect().encode(x=x, y=y, color=colour)
+
+
+def _domain_colour(domains: Sequence[str], width: int) -> Any:
+    """Return colours that tell domains apart, or one colour if there is one domain, or too many."""
+    names = list(dict.fromkeys(domains))
+    if not 1 < len(names) <= len(COLOURS):
+        return alt.value(COLOURS[0])
+    scale = alt.Scale(domain=names, range=list(COLOURS[: len(names)]))
+    legend = alt.Legend(title=None, orient="bottom", columns=max(2, width // 150))
+    return alt.Color("domain:N", scale=scale, legend=legend)
 
 
 def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
@@ -130,54 +156,72 @@ def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
 
 def last_of_each_method(data: ChartData) -> Chart:
     """Return two panels for each method: the last map of its first seed by domain (or point) and by class."""
-    home, trials = data.home.child("maps"), data.trials
-    found = [{**match.groupdict(), "file": match[0]} for file in home.files() if (match := _FILE.fullmatch(file))]
-    files = pd.DataFrame(found, columns=[*_FILE.groupindex, "file"])
-    files = files.assign(round=files["round"].astype(int)).merge(trials, on="trial")
-    files = files.sort_values(["order", "seed", "round"], ascending=[True, True, False], kind="stable")
-    files = files.drop_duplicates("order")
+    home = data.home.child("maps")
+    files = _map_files(home, data.trials)
     if files.empty:
         raise UsageError(
             "plot: no map of representations was written by a trial that is done; run with metrics.tsne=true"
         )
-    panels = [
-        _map_panel(pd.read_parquet(io.BytesIO(home.read(str(file["file"])))), column).properties(
-            title=[method_label(file), f"seed {file['seed']}, round {file['round']}: by {words}"]
-        )
-        for _, file in files.head(_MOST_MAPS).iterrows()
-        for column, words in (("point" if file["point"] == "joint" else "domain",) * 2, ("label", "class"))
-    ]
+    panels = []
+    for _, file in files.head(_MOST_MAPS).iterrows():
+        panels += _map_panels(home, file)
+    chart = alt.concat(*panels, columns=2).resolve_scale(color="independent")
     first = files.iloc[0]
     caption = f"{data.experiment}: map of representations, {first['point']} model, {first['split']} data"
-    more = f"; {len(files) - _MOST_MAPS} more methods are not drawn" if len(files) > _MOST_MAPS else ""
-    return Chart(alt.concat(*panels, columns=2).resolve_scale(color="independent"), caption + more)
+    if len(files) > _MOST_MAPS:
+        caption += f"; {len(files) - _MOST_MAPS} more methods are not drawn"
+    return Chart(chart, caption)
+
+
+def _map_files(home: Storage, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the last map of the first seed of each method: columns of `trials`, those in `_FILE`, and file."""
+    rows = []
+    for file in home.files():
+        match = _FILE.fullmatch(file)
+        if match:
+            rows.append({**match.groupdict(), "file": file})
+    files = pd.DataFrame(rows, columns=[*_FILE.groupindex, "file"]).astype({"round": int})
+    files = files.merge(trials, on="trial")
+    ordered = files.sort_values(["order", "seed", "round"], ascending=[True, True, False], kind="stable")
+    return ordered.drop_duplicates("order")
+
+
+def _map_panels(home: Storage, file: pd.Series) -> list[Any]:
+    """Return two panels of a map: by domain, or by point for a map of several points, and by class."""
+    points = pd.read_parquet(io.BytesIO(home.read(str(file["file"]))))
+    origin = "point" if file["point"] == "joint" else "domain"
+    panels = []
+    for column, words in ((origin, origin), ("label", "class")):
+        title = [method_label(file), f"seed {file['seed']}, round {file['round']}: by {words}"]
+        panels.append(_map_panel(points, column).properties(title=title))
+    return panels
 
 
 def _map_panel(points: pd.DataFrame, column: str) -> Any:
     """Return the map of `points` (columns client, domain, label, x, y and point), coloured by `column`."""
     names = sorted(points[column].fillna("").unique())
-    scale = alt.Scale(range=list(COLOURS)) if len(names) <= len(COLOURS) else alt.Scale(scheme="category20")
-    legend = alt.Legend(title=None, orient="bottom", columns=4) if len(names) <= _MOST_NAMES else None
+    scale = alt.Scale(scheme="category20")
+    if len(names) <= len(COLOURS):
+        scale = alt.Scale(range=list(COLOURS))
+    legend = None
+    if len(names) <= _MOST_NAMES:
+        legend = alt.Legend(title=None, orient="bottom", columns=4)
     plain = alt.Axis(labels=False, ticks=False, grid=False, title=None)
     around = alt.Scale(zero=False)
     columns = list(dict.fromkeys(["client", "domain", "label", "x", "y", column]))
     chart = alt.Chart(inline(points[columns])).mark_circle(size=16, opacity=0.7)
-    return chart.encode(
+    chart = chart.encode(
         x=alt.X("x:Q", axis=plain, scale=around),
         y=alt.Y("y:Q", axis=plain, scale=around),
-        color=alt.Color(f"{column}:N", sort=[str(name) for name in names], scale=scale, legend=legend),
+        color=alt.Color(f"{column}:N", sort=list(map(str, names)), scale=scale, legend=legend),
         tooltip=["client:N", "domain:N", "label:N"],
-    ).properties(width=WIDTH // 2, height=WIDTH // 2)
+    )
+    return chart.properties(width=WIDTH // 2, height=WIDTH // 2)
 
 
 def seconds(data: ChartData) -> Chart:
     """Return a bar per method: the mean seconds of a round by part. Setup and final stage are shared among rounds."""
-    means = some(_round_seconds(data.tables.rounds, data.trials))
-    chosen = data.summary.rows.drop_duplicates("order")[["order", "chosen_by_default"]]
-    methods = data.trials.drop_duplicates("order")[["order", "algorithm", "hyperparameters"]]
-    methods = methods.merge(chosen.rename(columns={"chosen_by_default": "chosen"}), on="order")
-    parts = means.reset_index().melt("order", list(_PARTS), var_name="part", value_name="seconds")
-    rows = with_methods(parts.merge(methods, on="order"))
+    rows = _seconds_of_methods(data)
     y, height = row_axis(rows)
     base = alt.Chart().encode(y=y)
     scale = alt.Scale(domain=list(_PARTS), range=list(COLOURS[: len(_PARTS)]))
@@ -185,19 +229,32 @@ def seconds(data: ChartData) -> Chart:
     x = alt.X("seconds:Q", title="wall-clock seconds per round", axis=alt.Axis(tickCount=6))
     tooltip = ["method:N", "part:N", alt.Tooltip("seconds:Q", format=".3~g")]
     bars = base.mark_bar().encode(x=x, color=colour, order="place:Q", tooltip=tooltip)
-    totals = base.mark_text(align="left", dx=4).encode(
-        x=alt.X("sum(seconds):Q"), text=alt.Text("sum(seconds):Q", format=".3~g")
-    )
-    frame = rows.assign(place=rows["part"].map(_PARTS.index))[["method", "row", "part", "place", "seconds"]]
+    text = alt.Text("sum(seconds):Q", format=".3~g")
+    totals = base.mark_text(align="left", dx=4).encode(x=alt.X("sum(seconds):Q"), text=text)
+    places = rows["part"].map(_PARTS.index)
+    frame = rows.assign(place=places)[["method", "row", "part", "place", "seconds"]]
     chart = alt.layer(bars, totals, data=inline(frame)).properties(width=WIDTH, height=height)
     return of_methods(chart, rows, f"{data.experiment}: where the time went, mean over rounds and seeds")
 
 
+def _seconds_of_methods(data: ChartData) -> pd.DataFrame:
+    """Return the mean seconds of a round by method and part, with the columns of `with_methods` and `chosen`."""
+    means = some(_round_seconds(data.tables.rounds, data.trials)).reset_index()
+    parts = means.melt("order", list(_PARTS), var_name="part", value_name="seconds")
+    choices = data.summary.rows[["order", "chosen_by_default"]].drop_duplicates("order")
+    choices = choices.rename(columns={"chosen_by_default": "chosen"})
+    methods = data.trials[["order", "algorithm", "hyperparameters"]].drop_duplicates("order")
+    return with_methods(parts.merge(methods.merge(choices, on="order"), on="order"))
+
+
 def _round_seconds(rounds: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     """Return the mean seconds of a round: a row per order, a column for each of `_PARTS`."""
-    columns = [f"seconds_{part}" for part in _PARTS if part != "other"]
+    measured = [f"seconds_{part}" for part in _PARTS if part != "other"]
     rounds = rounds.merge(trials[[*TRIAL, "order"]], on=TRIAL)
-    number = rounds[rounds["stage"] == "round"].groupby("order").size()
-    means = rounds.groupby("order")[[*columns, "seconds_total"]].sum().div(number, axis=0).dropna(how="all")
-    means["seconds_other"] = (means["seconds_total"] - means[columns].sum(axis=1)).clip(lower=0)
-    return means.drop(columns="seconds_total").rename(columns=lambda name: name.removeprefix("seconds_"))
+    in_training = rounds["stage"] == "round"
+    number = rounds[in_training].groupby("order").size()
+    sums = rounds.groupby("order")[[*measured, "seconds_total"]].sum()
+    means = sums.div(number, axis=0).dropna(how="all")
+    total = means.pop("seconds_total")
+    means["seconds_other"] = (total - means.sum(axis=1)).clip(lower=0)
+    return means.rename(columns=lambda name: name.removeprefix("seconds_"))

@@ -1,7 +1,6 @@
 """Charts of scores: curves over rounds, bytes or privacy, and sensitivity to hyperparameters."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -20,19 +19,22 @@ from rayfed.reports.charts.chart import (
     seeds_words,
     with_methods,
 )
-from rayfed.reports.selection import TRIAL, format_value
+from rayfed.reports.groups import format_value
+from rayfed.reports.selection import TRIAL
 from rayfed.reports.summary import RULE_CAPTIONS
 from rayfed.reports.target import gigabytes_sent
 
-_LOG_RATIO = 20  # beyond this ratio of the bytes that two methods send, the axis is logarithmic
+_LOG_RATIO = 20  # from this ratio of the largest to the smallest value, an axis is logarithmic
+_FROM_ANYWHERE = alt.Scale(zero=False)
 _MOST_PANELS = 6  # in a chart of sensitivity
 _KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
 
 
 def over_rounds(data: ChartData) -> Chart:
     """Return the curves over rounds. Each line is an algorithm with its hyperparameters."""
-    rows = data.curves().assign(x=lambda rows: rows["round"])
-    return _curves(rows, data, alt.X("x:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False)))
+    rows = data.curves()
+    axis = alt.X("x:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=_FROM_ANYWHERE)
+    return _curves(rows.assign(x=rows["round"]), data, axis)
 
 
 def over_bytes(data: ChartData) -> Chart:
@@ -43,54 +45,73 @@ def over_bytes(data: ChartData) -> Chart:
     rounds = data.tables.rounds.sort_values("round")
     rows = _at_rounds(data, rounds.assign(x=gigabytes_sent(rounds)))
     totals = rows.groupby("order")["x"].max()
-    is_log = bool(totals.max() > _LOG_RATIO * totals[totals > 0].min())
-    scale = alt.Scale(type="log" if is_log else "linear", zero=False, nice=False)
-    title = "GB sent so far" + " (without methods that send nothing)" * bool(is_log and totals.eq(0).any())
+    least = totals[totals > 0].min()
+    title = "GB sent so far"
+    scale = alt.Scale(type="linear", zero=False, nice=False)
+    if totals.max() > _LOG_RATIO * least:
+        scale = alt.Scale(type="log", zero=False, nice=False)
+        rows = rows[rows["x"] > 0]
+        if totals.eq(0).any():
+            title += " (without methods that send nothing)"
     axis = alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(tickCount=6))
-    return _curves(rows[rows["x"].gt(0) | (not is_log)], data, axis)
+    return _curves(rows, data, axis)
 
 
 def over_clock(data: ChartData) -> Chart:
     """Return the curves over the seconds on the simulated clock at the end of a round, a mean over seeds."""
-    rows = _at_rounds(data, data.tables.rounds.rename(columns={"clock_seconds": "x"}).dropna(subset=["x"]))
+    rounds = data.tables.rounds.rename(columns={"clock_seconds": "x"})
+    rows = _at_rounds(data, rounds.dropna(subset=["x"]))
     if rows.empty:
         raise UsageError("plot: no trial ran on a simulated clock; clock.step_seconds gives one")
-    return _curves(rows, data, alt.X("x:Q", title="seconds on the simulated clock", scale=alt.Scale(zero=False)))
+    axis = alt.X("x:Q", title="seconds on the simulated clock", scale=_FROM_ANYWHERE)
+    return _curves(rows, data, axis)
 
 
 def over_epsilon(data: ChartData) -> Chart:
     """Return the curves over the differential privacy spent until the end of a round."""
     rounds = data.tables.rounds
-    rounds = rounds.assign(x=rounds["epsilon"].astype(float)).dropna(subset=["x"])
-    rows = _at_rounds(data, rounds[rounds["x"] < float("inf")])
+    spent = rounds.assign(x=rounds["epsilon"].astype(float)).dropna(subset=["x"])
+    rows = _at_rounds(data, spent[spent["x"] < math.inf])
     if rows.empty:
         raise UsageError("plot: no trial spent a privacy budget; ε is recorded for private methods such as dp_fedbn")
-    return _curves(rows, data, alt.X("x:Q", title="ε spent so far", scale=alt.Scale(zero=False)))
+    axis = alt.X("x:Q", title="ε spent so far", scale=_FROM_ANYWHERE)
+    return _curves(rows, data, axis)
 
 
 def _at_rounds(data: ChartData, rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the curves with the mean over trials of `x` at each round."""
     by_trial = rounds[[*TRIAL, "round", "x"]].merge(data.trials[[*TRIAL, "order"]], on=TRIAL)
-    x = by_trial.groupby(["order", "round"])["x"].mean().reset_index()
-    return data.curves().merge(x, on=["order", "round"])
+    x = by_trial.groupby(["order", "round"])["x"].mean()
+    return data.curves().merge(x.reset_index(), on=["order", "round"])
 
 
 def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
-    rows = with_methods(rows)
-    y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
-    frame = rows.assign(y=y, low=y - sd, high=y + sd)[["method", "x", "y", "low", "high", "round", "seeds"]]
+    rows = _with_bounds(with_methods(rows), data)
     shown, _ = drawn_methods(rows, MOST_LINES)
+    frame = rows[["method", "x", "y", "low", "high", "round", "seeds"]]
     colour, dash = lines_of(rows, "method", first=shown)
-    title = data.score_title
-    tooltip = ["method:N", "round:Q", alt.Tooltip("y:Q", title=title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
+    tooltip = ["method:N", "round:Q", *_score_tooltip(data)]
     base = alt.Chart().encode(x=x, color=colour)
-    band = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False), title=title), y2="high:Q")
+    low = alt.Y("low:Q", scale=_FROM_ANYWHERE, title=data.score_title)
+    band = base.mark_area(opacity=0.15).encode(y=low, y2="high:Q")
     line = base.mark_line().encode(y="y:Q", strokeDash=dash, order="round:Q")
     points = base.mark_point(filled=True, size=20, opacity=1).encode(y="y:Q", tooltip=tooltip)
     chart = alt.layer(band, line, points, data=inline(frame)).properties(width=WIDTH, height=300)
-    words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
-    spread = words if words.startswith("a single") else f"band: {words}"
+    spread = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
+    if not spread.startswith("a single"):
+        spread = f"band: {spread}"
     return of_methods(chart, rows, f"{data.experiment}: {data.average}, {spread}", MOST_LINES)
+
+
+def _with_bounds(rows: pd.DataFrame, data: ChartData) -> pd.DataFrame:
+    """Return `rows` with the mean as `y`, and with `low` and `high` one standard deviation below and above it."""
+    y = rows["mean"] * data.scale
+    sd = rows["sd"].fillna(0.0) * data.scale
+    return rows.assign(y=y, low=y - sd, high=y + sd)
+
+
+def _score_tooltip(data: ChartData) -> list[Any]:
+    return [alt.Tooltip("y:Q", title=data.score_title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
 
 
 def of_each_key(data: ChartData) -> Chart:
@@ -100,48 +121,56 @@ def of_each_key(data: ChartData) -> Chart:
     keys = list(_varying_keys(rows))
     if not keys:
         raise UsageError("plot: no hyperparameter varies in these results, so there is no sensitivity to show")
-    left_out, keys = keys[_MOST_PANELS:], keys[:_MOST_PANELS]
-    columns = min(2, len(keys))
+    drawn = keys[:_MOST_PANELS]
+    columns = min(2, len(drawn))
     width = 300 if columns > 1 else WIDTH
-    panels = [_key_panel(rows, key, data).properties(width=width, height=240) for key in keys]
+    panels = [_key_panel(rows, key, data).properties(width=width, height=240) for key in drawn]
     chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
-    more = f"; not shown: {', '.join(left_out)}" if left_out else ""
-    words = f"{data.average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
-    ring = "; ring: chosen by validation" if rows["chosen"].any() else ""
-    return Chart(chart, f"{data.experiment}: {words}{ring}{more}")
+    picked = RULE_CAPTIONS[rule].format(criterion=data.criterion)
+    caption = f"{data.experiment}: {data.average}, {picked}, {seeds_words(rows['seeds'])}"
+    if rows["chosen"].any():
+        caption += "; ring: chosen by validation"
+    if len(keys) > len(drawn):
+        caption += f"; not shown: {', '.join(keys[_MOST_PANELS:])}"
+    return Chart(chart, caption)
 
 
 def _key_panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
     rows = rows[rows["algorithm"].isin(_varying_keys(rows)[key])]
-    numbers = {text: _number(text) for text in _texts(rows, key)}
-    values = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
-    span = numbers[values[0]], numbers[values[-1]]  # NaN where a value is no number
-    is_log = span[0] > 0 and span[1] / span[0] >= 20 and len(set(numbers.values())) == len(numbers)
-    others = {other: algorithms for other, algorithms in _varying_keys(rows).items() if other != key}
-    rows = with_methods(rows)
-    y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
-    lines = [_line_label(row, others) for row in rows.to_dict("records")]
-    frame = rows.assign(x=_texts(rows, key), y=y, low=y - sd, high=y + sd, line=lines)
-    frame = frame[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
-    if is_log:
-        x = alt.X("x:Q", title=key, scale=alt.Scale(type="log"), axis=alt.Axis(values=[numbers[v] for v in values]))
-    else:
-        x = alt.X("x:O", title=key, sort=values, axis=alt.Axis(labelAngle=0))
+    rows = rows.assign(x=_texts(rows, key), line=_line_labels(rows, key))
+    rows = _with_bounds(with_methods(rows), data)
+    frame = rows[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
     colour, dash = lines_of(frame, "line")
-    tooltip = ["method:N", alt.Tooltip("y:Q", title=data.score_title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
-    base = alt.Chart().encode(x=x, color=colour, y=alt.Y("y:Q", scale=alt.Scale(zero=False), title=data.score_title))
-    bars = base.mark_rule().encode(y=alt.Y("low:Q", title=data.score_title), y2="high:Q")
+    y = alt.Y("y:Q", scale=_FROM_ANYWHERE, title=data.score_title)
+    low = alt.Y("low:Q", title=data.score_title)
+    base = alt.Chart().encode(x=_key_axis(key, frame["x"]), color=colour, y=y)
+    bars = base.mark_rule().encode(y=low, y2="high:Q")
+    lines = base.mark_line().encode(strokeDash=dash)
+    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=["method:N", *_score_tooltip(data)])
     rings = base.transform_filter("datum.chosen").mark_point(size=140, opacity=1)
-    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=tooltip)
-    return alt.layer(bars, base.mark_line().encode(strokeDash=dash), points, rings, data=inline(frame))
+    return alt.layer(bars, lines, points, rings, data=inline(frame))
+
+
+def _key_axis(key: str, texts: pd.Series) -> alt.X:
+    """Return the axis of a key with the values `texts`: logarithmic if they are positive numbers far apart."""
+    numbers = {text: _number(text) for text in texts}
+    order = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
+    values = [numbers[text] for text in order]
+    all_differ = len(set(values)) == len(values)
+    if all_differ and values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:  # never with NaN, which is no number
+        return alt.X("x:Q", title=key, scale=alt.Scale(type="log"), axis=alt.Axis(values=values))
+    return alt.X("x:O", title=key, sort=order, axis=alt.Axis(labelAngle=0))
 
 
 def _varying_keys(rows: pd.DataFrame) -> dict[str, set[str]]:
     """Return the keys that have several values for an algorithm, with these algorithms; null counts as a value."""
     varying = {}
-    for key in (name for name in rows.columns if "." in name or name in _KEYS_WITHOUT_DOT):
+    for key in rows.columns:
+        if "." not in key and key not in _KEYS_WITHOUT_DOT:
+            continue
         counts = _texts(rows, key).groupby(rows["algorithm"]).nunique()
-        if algorithms := set(counts.index[counts > 1]):
+        algorithms = set(counts.index[counts > 1])
+        if algorithms:
             varying[key] = algorithms
     return varying
 
@@ -151,14 +180,17 @@ def _texts(rows: pd.DataFrame, key: str) -> pd.Series:
     return rows[key].map(lambda value: format_value(value)).astype(str)
 
 
-def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> str:
-    """Return the algorithm of a row and its values of the keys in `others` that vary for the algorithm."""
-    pairs = [
-        f"{key.removeprefix('algorithm.')}={format_value(row[key])}"
-        for key, algorithms in others.items()
-        if row["algorithm"] in algorithms
-    ]
-    return " ".join(filter(None, [str(row["algorithm"]), ", ".join(pairs)]))
+def _line_labels(rows: pd.DataFrame, key: str) -> list[str]:
+    """Return the algorithm of each row and its values of the keys but `key` that vary for the algorithm."""
+    varying = _varying_keys(rows)
+    labels = []
+    for row in rows.to_dict("records"):
+        pairs = []
+        for other, algorithms in varying.items():
+            if other != key and row["algorithm"] in algorithms:
+                pairs.append(f"{other.removeprefix('algorithm.')}={format_value(row[other])}")
+        labels.append(" ".join(filter(None, [str(row["algorithm"]), ", ".join(pairs)])))
+    return labels
 
 
 def _number(text: str) -> float:

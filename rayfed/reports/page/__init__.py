@@ -1,7 +1,7 @@
 """The page of results, one HTML file that needs no network: tables, charts, trials, and how to repeat them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -16,9 +16,11 @@ from rayfed.core.paths import writing
 from rayfed.records.trials import FIXED, recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
-from rayfed.reports.comparison import compare, pairs_columns, pairs_notes, stars_against_best
+from rayfed.reports.comparison import compare
+from rayfed.reports.pairs import pairs_columns, pairs_notes, stars_against_best
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
-from rayfed.reports.render import Section, restart_notes, sections
+from rayfed.reports.render import restart_notes
+from rayfed.reports.sections import Section, sections
 from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
 from rayfed.reports.tables import Stars
 
@@ -106,22 +108,33 @@ def write_page(folder: str | Path, experiment: str | None, path: str | Path, vie
 
 def page_html(folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW) -> str:
     """Return what `write_page` writes."""
+    names = list_experiments(folder)
+    if experiment is not None:
+        names = [experiment]
+    tables = read(folder, experiment, select=view.select)
+    page = Page(str(folder), [], [])
+    for name in names:
+        data = chart_data(folder, of_experiment(tables, name), view)
+        page.experiments.append(_experiment(page, data, name))
+    return _filled_template(page)
+
+
+def _filled_template(page: Page) -> str:
     import jinja2
 
     import rayfed
 
-    names = list_experiments(folder) if experiment is None else [experiment]
-    tables = read(folder, experiment, select=view.select)
-    page = Page(str(folder), [], [])
-    for name in names:
-        page.experiments.append(_experiment(page, chart_data(folder, of_experiment(tables, name), view), name))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rayfed.reports.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals["zip"] = zip
-    charts = json.dumps(page.charts, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return environment.get_template("page.html").render(
-        page=page, charts=charts, vega=_vega() if page.charts else "", version=rayfed.__version__
+    charts = json.dumps(page.charts, ensure_ascii=False, separators=(",", ":"))
+    template = environment.get_template("page.html")
+    return template.render(
+        page=page,
+        charts=charts.replace("<", "\\u003c"),
+        vega=_vega() if page.charts else "",
+        version=rayfed.__version__,
     )
 
 
@@ -130,34 +143,38 @@ def _vega() -> str:
     """Return the script of Vega, Vega-Lite and Vega-Embed."""
     import vl_convert
 
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return script.replace("</script", "<\\/script")
 
 
 def configurations(tables: Tables) -> Iterator[dict[str, str]]:
     """Yield for each method its label and its configuration as YAML with dotted keys, and the seeds that were run."""
     for _, group in tables.done.groupby("order"):
-        group = group.sort_values("seed")
-        trial = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]].iloc[0]
-        seeds = ", ".join(map(str, sorted(set(group["seed"]))))
-        code = _text(trial.get("code_hash"))
-        own = f" It names code of your own, which must be the same (code_hash {code})." if code else ""
-        head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
-        values = {key: value for key, value in recorded_configuration(trial.to_dict()).items() if value != {}}
-        text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
-        label = " ".join(filter(None, [group["algorithm"].iloc[0], group["hyperparameters"].iloc[0]]))
-        yield {"method": label, "yaml": head + text}
+        ordered = group.sort_values("seed")
+        first = ordered.iloc[0]
+        trial = tables.trials[tables.trials["trial"] == first["trial"]].iloc[0]
+        label = " ".join(filter(None, [first["algorithm"], first["hyperparameters"]]))
+        yield {"method": label, "yaml": _configuration(trial, ordered["seed"].unique())}
+
+
+def _configuration(trial: pd.Series, seeds: Sequence[int]) -> str:
+    """Return the configuration of a trial as YAML, below a comment that says how to run it with each of `seeds`."""
+    head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {', '.join(map(str, seeds))}."
+    code = _text(trial.get("code_hash"))
+    if code:
+        head += f" It names code of your own, which must be the same (code_hash {code})."
+    recorded = recorded_configuration(trial.to_dict())
+    values = {key: value for key, value in recorded.items() if value != {}}
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
+    return f"{head}\n{text}"
 
 
 def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
-    tables, rows = data.tables, data.summary.rows
-    views: list[PageView] = []
-    for metric, split in _choices(data):
-        with suppress(UsageError):  # the metric has no values at the point or under the rule
-            views.append(_view(page, data, name, metric, split, with_ood=not views))
-    methods = rows.drop_duplicates("order")
+    tables = data.tables
+    methods = data.summary.rows.drop_duplicates("order")
     return Experiment(
         name=name,
-        views=views,
+        views=_views(page, data, name),
         notes=[*data.summary.notes, *restart_notes(page.folder, name)],
         pictures=list(_pictures(page, data, name, _OF_THE_EXPERIMENT)),
         partitions=list(_pictures(page, data, name, {"partition": "Partitions"})),
@@ -169,27 +186,37 @@ def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
     )
 
 
+def _views(page: Page, data: ChartData, name: str) -> list[PageView]:
+    views: list[PageView] = []
+    for metric, split in _choices(data):
+        with suppress(UsageError):  # the metric has no values at the point or under the rule
+            views.append(_view(page, data, name, metric, split, with_ood=not views))
+    return views
+
+
 def _choices(data: ChartData) -> list[tuple[str, str]]:
     """Return the metrics and splits that the page can show, those of the view first."""
     rows = data.summary.rows
-    choices = rows.loc[~rows["unseen"], ["metric", "split"]].drop_duplicates().itertuples(index=False, name=None)
-    view = data.view
+    first_metric = data.view.metric or data.criterion
 
     def key(choice: tuple[str, str]) -> tuple[Any, ...]:
         metric, split = choice
-        return metric != (view.metric or data.criterion), metric, split != view.split, DEFAULT_SPLITS.index(split)
+        return metric != first_metric, metric, split != data.view.split, DEFAULT_SPLITS.index(split)
 
-    return sorted(choices, key=key)
+    choices = rows.loc[~rows["unseen"], ["metric", "split"]].drop_duplicates()
+    return sorted(choices.itertuples(index=False, name=None), key=key)
 
 
 def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, with_ood: bool) -> PageView:
     view = replace(data.view, metric=metric, split=split)
     filter_rows(data.summary.rows, data.tables, view)  # raises where the view has no values
     pairs, stars = _pairs(data, view)
-    of_all = replace(view, split=None) if with_ood and data.view.split is None else view
-    tables = sections(data.tables, data.summary, of_all, {name: stars})
+    of_sections = view
+    if with_ood and data.view.split is None:
+        of_sections = replace(view, split=None)
+    shown = sections(data.tables, data.summary, of_sections, {name: stars})
     pictures = list(_pictures(page, replace(data, view=view), name, _OF_A_VIEW))
-    return PageView(metric, split, tables, stars, pairs, pictures)
+    return PageView(metric, split, shown, stars, pairs, pictures)
 
 
 def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
@@ -215,36 +242,53 @@ def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) 
             yield Picture(heading, "There is too much of it for a page.", None, command)
             continue
         page.charts.append(spec)
-        yield Picture(heading, chart.caption.partition(": ")[2], len(page.charts) - 1, command)
+        _, _, caption = chart.caption.partition(": ")
+        yield Picture(heading, caption, len(page.charts) - 1, command)
 
 
 def _failures(tables: Tables) -> dict[int, dict[str, Any]]:
-    failed = tables.groups.assign(failed=tables.groups["status"].isin(_FAILED))
-    counts = failed.groupby(["order", "algorithm", "hyperparameters"])["failed"].agg(failed="sum", trials="count")
-    return {int(row["order"]): row for row in counts[counts["failed"] > 0].reset_index().to_dict("records")}
+    groups = tables.groups.assign(failed=tables.groups["status"].isin(_FAILED))
+    counts = groups.groupby(["order", "algorithm", "hyperparameters"])["failed"].agg(failed="sum", trials="count")
+    failures = {}
+    for row in counts.reset_index().to_dict("records"):
+        if row["failed"]:
+            failures[int(row["order"])] = row
+    return failures
 
 
 def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
-    last = tables.rounds[tables.rounds["stage"] == "round"].groupby("trial")["round"].max()
-    columns = ("trial", "algorithm", "seed", "status", "error", "traceback", "partition_hash", "weights_hash")
+    in_training = tables.rounds["stage"] == "round"
+    last_rounds = tables.rounds[in_training].groupby("trial")["round"].max()
     for _, trial in tables.trials.sort_values(["algorithm", "seed", "trial"]).iterrows():
-        rounds, seconds = trial.get("rounds"), trial.get("seconds")
-        yield {
-            **{name: _text(trial.get(name)) or "" for name in columns},
-            "failed": trial["status"] in _FAILED,
-            "rounds": f"{int(last.get(trial['trial'], 0))} of {'?' if pd.isna(rounds) else int(rounds)}",
-            "seconds": "-" if seconds is None or pd.isna(seconds) else f"{seconds:.1f}",
-        }
+        row: dict[str, Any] = {}
+        for name in ("trial", "algorithm", "seed", "status", "error", "traceback", "partition_hash", "weights_hash"):
+            row[name] = _text(trial.get(name)) or ""
+        done = int(last_rounds.get(trial["trial"], 0))
+        row["failed"] = trial["status"] in _FAILED
+        row["rounds"] = f"{done} of {_formatted(trial.get('rounds'), '.0f', '?')}"
+        row["seconds"] = _formatted(trial.get("seconds"), ".1f", "-")
+        yield row
+
+
+def _formatted(value: float | None, form: str, missing: str) -> str:
+    if value is None or pd.isna(value):
+        return missing
+    return format(value, form)
 
 
 def _versions(trials: pd.DataFrame) -> list[str]:
     """Return the distinct combinations of installed versions."""
-    rows = trials[[name for name in FIXED if name.startswith("version_")]].drop_duplicates()
-    return [
-        ", ".join(f"{name.removeprefix('version_')} {_text(value) or '-'}" for name, value in row.items())
-        for row in rows.to_dict("records")
-    ]
+    names = [name for name in FIXED if name.startswith("version_")]
+    versions = []
+    for row in trials[names].drop_duplicates().to_dict("records"):
+        words = []
+        for name, value in row.items():
+            words.append(f"{name.removeprefix('version_')} {_text(value) or '-'}")
+        versions.append(", ".join(words))
+    return versions
 
 
 def _text(value: Any) -> str | None:
-    return None if pd.isna(value) else str(value)
+    if pd.isna(value):
+        return None
+    return str(value)
