@@ -28,12 +28,13 @@ local training. Its index is at least `task.num_clients`, so tables indexed by c
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId, ClientIndex, Moment, Stage
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.optim import Optimizer
@@ -368,6 +369,65 @@ class HandOut(Exchange):
         return client | down, {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What the engine must know about an algorithm besides its hooks.
+
+    A subclass changes single traits of its base, such as `traits = replace(FedAvg.traits, requires_classes=True)`.
+
+    Attributes:
+        supports_loss_terms: It trains one model by `Task.objective`, to which a wrapper may add terms.
+        requires_hard_labels: Training needs classes as labels. It cannot use class probabilities, which Mixup makes.
+        requires_classes: The model must have one output for each class. One logit for two classes is refused, and so
+            are numbers for a user's loss.
+        mixes_labels: Training takes means of labels, so the loss must accept them.
+        needs_split: It uses the model's features or its head (`Task.head`, `Task.head_names`, `Task.feature_shape`,
+            `Output.features`), for which the model is split.
+        computes_with_inputs: It does more with inputs than to choose, join and pass them on, so that each must be one
+            array.
+        sample_without_replacement: Clients are sampled without replacement across rounds, until all have taken part.
+        assumes_uniform_sampling: `aggregate` assumes that all clients take part equally often, or weighs some fields
+            of `up` itself.
+        refuses_unseen_clients: Why unseen clients cannot join after training; empty if they can.
+        default_eval_point: The point at which the paper scores models: "global", "downloaded", "trained" or "adapted".
+        logged_scalars: Scalars of the server's state that are recorded after each round, once they exist.
+        keeps_optimizer: Whether clients keep the optimiser's state between rounds if local.keep_optimizer does not
+            say; None: there is no choice.
+        trains_server: `aggregate` trains a network, such as a discriminator, for which the server needs a GPU as hosts
+            do.
+        depends_on_rounds: A round depends on how many follow (`ctx.rounds`), such as by its share of a privacy budget.
+            Trials of such algorithms are not continued with more rounds.
+    """
+
+    supports_loss_terms: bool = False
+    requires_hard_labels: bool = False
+    requires_classes: bool = False
+    mixes_labels: bool = False
+    needs_split: bool = False
+    computes_with_inputs: bool = False
+    sample_without_replacement: bool = False
+    assumes_uniform_sampling: bool = False
+    refuses_unseen_clients: str = ""
+    default_eval_point: str = "global"
+    logged_scalars: tuple[str, ...] = ()
+    keeps_optimizer: bool | None = None
+    trains_server: bool = False
+    depends_on_rounds: bool = False
+
+    def declared(self) -> dict[str, Any]:
+        """Return the traits that differ from their defaults."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found[field.name] = value
+        return found
+
+
+TRAITS = frozenset(field.name for field in fields(Traits))
+"""The names of the traits."""
+
+
 class Algorithm(Exchange):
     """Base class of all algorithms, and the exchange of their rounds.
 
@@ -377,44 +437,24 @@ class Algorithm(Exchange):
     name: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     """The paper, with the algorithm or equations implemented."""
-    supports_loss_terms: ClassVar[bool] = False
-    """Whether it trains one model by `Task.objective`, to which a wrapper may add terms."""
-    requires_hard_labels: ClassVar[bool] = False
-    """Whether training needs classes as labels, and cannot use class probabilities (as Mixup makes them)."""
-    requires_classes: ClassVar[bool] = False
-    """Whether the model must have an output for each class, and neither one logit for two classes nor numbers for a
-    user's loss."""
-    mixes_labels: ClassVar[bool] = False
-    """Whether training takes means of labels, which the loss must take, too."""
+    traits: ClassVar[Traits] = Traits()
+    """What the engine must know about it. A subclass changes one by `traits = replace(FedAvg.traits, …)`."""
     personal_weights: ClassVar[tuple[str, ...]] = ()
     """The value of `algorithm.personal`: patterns of the names of weights that stay with the client."""
-    needs_split: ClassVar[bool] = False
-    """Whether it uses the model's features or its head (`Task.head`, `Task.head_names`, `Task.feature_shape`,
-    `Output.features`), for which the model is split."""
-    computes_with_inputs: ClassVar[bool] = False
-    """Whether it does more with inputs than to choose, join and pass them on, so that each must be one array."""
-    sample_without_replacement: ClassVar[bool] = False
-    """Whether clients are sampled without replacement across rounds, until all have taken part."""
-    assumes_uniform_sampling: ClassVar[bool] = False
-    """Whether `aggregate` assumes that all clients take part equally often, or weighs some fields of `up` itself."""
-    refuses_unseen_clients: ClassVar[str] = ""
-    """Why unseen clients cannot join after training; empty if they can."""
-    default_eval_point: ClassVar[str] = "global"
-    """The point at which the paper scores models: "global", "downloaded", "trained" or "adapted"."""
-    logged_scalars: ClassVar[tuple[str, ...]] = ()
-    """Scalars of the server's state that are recorded after each round, once they exist."""
-    keeps_optimizer: ClassVar[bool | None] = None
-    """Whether clients keep the optimiser's state between rounds if local.keep_optimizer does not say; None: there is no
-    choice."""
-    trains_server: ClassVar[bool] = False
-    """Whether `aggregate` trains a network, such as a discriminator, for which the server needs a GPU as hosts do."""
-    depends_on_rounds: ClassVar[bool] = False
-    """Whether a round depends on how many follow (`ctx.rounds`), such as by its share of a privacy budget.
 
-    Trials of such algorithms are not continued with more rounds.
-    """
-    held_out_share: ClassVar[float] = 0.0
-    """Share of every client's training examples that nobody trains on; hooks find them at `ctx.data.held_out`."""
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in sorted(TRAITS.intersection(vars(cls))):
+            raise UsageError(
+                f"{cls.__module__}.{cls.__qualname__}: {name} is one of the traits; declare "
+                f"traits = replace({cls.__mro__[1].__name__}.traits, {name}=…)"
+            )
+
+    @property
+    def held_out_share(self) -> float:
+        """The share of every client's training examples that nobody trains on; hooks find them at
+        `ctx.data.held_out`."""
+        return 0.0
 
     # Exchanges
 

@@ -67,7 +67,7 @@ def _table() -> list[str]:
     for name in ALGORITHMS:
         config = Config.read({"algorithm.name": name})
         takes = (_is_taken(config, task) for task in TASKS)
-        groups.setdefault((config.algorithm.needs_split, *takes), []).append(f"`{name}`")
+        groups.setdefault((config.algorithm.traits.needs_split, *takes), []).append(f"`{name}`")
     *few, largest = sorted(groups, key=lambda kind: len(groups[kind]))
     rows = [(", ".join(groups[kind]), kind) for kind in few] + [("all others", largest)]
     lines = [columns, ["---"] * len(columns), *((names, *(("", "✓")[mark] for mark in kind)) for names, kind in rows)]
@@ -107,7 +107,7 @@ def _state(algorithm: Algorithm) -> str:
         "down": _fields(down),
         "averaged": ", ".join(algorithm.averaged) or "nothing",
         "kept": _fields(kept),
-        "scored": algorithm.default_eval_point,
+        "scored": algorithm.traits.default_eval_point,
     }
     words = [f"{fact} {value}" for fact, value in facts.items() if value != _USUAL[fact]]
     exchanges = _exchanges(algorithm)

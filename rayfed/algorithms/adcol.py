@@ -27,14 +27,14 @@ The target for sampled clients, initial discriminators and the server's optimise
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State, represent
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State, Traits, represent
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -49,11 +49,14 @@ from rayfed.core.trees import Weights, only, stack, tree_map, without, zeros_lik
 class Adcol(FedAvg):
     name: ClassVar[str] = "adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
-    needs_split: ClassVar[bool] = True
-    supports_loss_terms: ClassVar[bool] = False
-    default_eval_point: ClassVar[str] = "downloaded"  # the client's own model
-    logged_scalars: ClassVar[tuple[str, ...]] = ("discriminator_loss", "discriminator_accuracy")
-    trains_server: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits,
+        needs_split=True,
+        supports_loss_terms=False,
+        default_eval_point="downloaded",  # the client's own model
+        logged_scalars=("discriminator_loss", "discriminator_accuracy"),
+        trains_server=True,
+    )
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0: local training alone")
     sampling: float = option(1.0, above=0, high=1, help="share of representations that a client sends")
@@ -239,7 +242,7 @@ class Adcol(FedAvg):
         server = server | self.train_discriminator(ctx, server, weights, representations, labels)
         network = ctx.task.modules["discriminator"]
         scores = evaluate_discriminator(network, server["discriminator"], representations, labels)
-        return server | dict(zip(self.logged_scalars, scores, strict=True))
+        return server | dict(zip(self.traits.logged_scalars, scores, strict=True))
 
     def average_predictor(self, ctx: Context, server: State, replies: Replies) -> State:
         """Average the head with `share_predictor`."""

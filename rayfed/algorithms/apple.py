@@ -13,13 +13,13 @@ gradient of the authors' penalty λ μ ‖p − n/Σn‖²; PFLlib has half of i
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
@@ -33,13 +33,14 @@ class APPLE(LocalTraining):
 
     name: ClassVar[str] = "apple"
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
-    supports_loss_terms: ClassVar[bool] = False
-    averaged: ClassVar[tuple[str, ...]] = ()
-    default_eval_point: ClassVar[str] = "downloaded"
-    depends_on_rounds: ClassVar[bool] = True
-    refuses_unseen_clients: ClassVar[str] = (
-        "mixes the core models of all clients, and an unseen client has none among them"
+    traits: ClassVar[Traits] = replace(
+        LocalTraining.traits,
+        supports_loss_terms=False,
+        default_eval_point="downloaded",
+        depends_on_rounds=True,
+        refuses_unseen_clients="mixes the core models of all clients, and an unseen client has none among them",
     )
+    averaged: ClassVar[tuple[str, ...]] = ()
 
     relation_lr: float = option(
         1e-3,

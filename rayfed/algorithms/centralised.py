@@ -20,13 +20,13 @@ DomainBed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, Phase, ProblemSpec, Replies, Reply, Retrained, State
+from rayfed.algorithm import ClientData, Context, Exchange, Phase, ProblemSpec, Replies, Reply, Retrained, State, Traits
 from rayfed.algorithms.common.client_weights import (
     check_smallest_weight,
     refuse_averaged_variances,
@@ -46,8 +46,7 @@ class ERM(LocalTraining):
     name: ClassVar[str] = "erm"
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
-    supports_loss_terms: ClassVar[bool] = False
-    keeps_optimizer: ClassVar[bool | None] = None
+    traits: ClassVar[Traits] = replace(LocalTraining.traits, supports_loss_terms=False, keeps_optimizer=None)
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         """Return v [domains] for the losses [domains], both in float64."""

@@ -13,14 +13,14 @@ model's optimiser.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
@@ -33,9 +33,12 @@ from rayfed.core.trees import Weights, only
 class DANN(FedAvg):
     name: ClassVar[str] = "dann"
     reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits,
+        needs_split=True,
+        refuses_unseen_clients="has a discriminator with no output for a client that did not train",
+    )
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
-    refuses_unseen_clients: ClassVar[str] = "has a discriminator with no output for a client that did not train"
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0: FedAvg")
     hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")

@@ -36,10 +36,11 @@ from rayfed.algorithm import (
     ProblemSpec,
     Replies,
     State,
+    Traits,
     represent,
 )
 from rayfed.algorithms.common.networks import WrappedModel
-from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, wrapped_algorithms
+from rayfed.algorithms.common.wrapper import Wrapper, innermost, wrapped_algorithms
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.algorithms.fedproto import FedProto
@@ -59,7 +60,6 @@ class DBE(Wrapper):
 
     name: ClassVar[str] = "dbe"
     reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
-    needs_split: ClassVar[bool] = True
 
     kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0 leaves PRBM alone")
     mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1: each batch's mean")
@@ -71,11 +71,12 @@ class DBE(Wrapper):
     noise_scale: float = option(0.0, low=0, help="s, standard deviation of noise on the mean sent")
     noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean removed before noise is added")
 
-    default_eval_point = derived(
-        lambda self: (
-            "downloaded" if self.prbm and self.base.default_eval_point == "global" else self.base.default_eval_point
-        )
-    )
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        traits = replace(super().traits, needs_split=True)
+        if self.prbm and traits.default_eval_point == "global":
+            traits = replace(traits, default_eval_point="downloaded")
+        return traits
 
     @property
     def regularises(self) -> bool:
@@ -135,7 +136,7 @@ class DBE(Wrapper):
 
     def _why_not(self, base: Algorithm, task: Task) -> str:
         """Return why DBE cannot wrap `base`; empty if it can."""
-        if not base.supports_loss_terms:
+        if not base.traits.supports_loss_terms:
             return "DBE wraps methods that train one model by the task's loss"
         if isinstance(base, LocalTraining) and set(task.trainable) <= base.personal(task) | {BIAS}:
             return "it averages nothing of the model, and DBE is about what clients learn together; use another base"

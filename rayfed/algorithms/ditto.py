@@ -8,12 +8,12 @@ All points except `global` score the personal model v_i.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, Phase, Retrained, State
+from rayfed.algorithm import ClientData, Context, Exchange, Phase, Retrained, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
@@ -36,7 +36,7 @@ class PersonalModel(FedAvg):
     It starts from the initial weights, and for an unseen client from the weights received.
     """
 
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="downloaded")
 
     def join(self, ctx: Context) -> State:
         return super().join(ctx) | {"model": ctx.task.initial_weights()}

@@ -26,13 +26,13 @@ to dε.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
+from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.adcol import Adcol
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -64,7 +64,7 @@ def refuse_shared_predictor(algorithm: Adcol) -> None:
 class DPAdcol(Adcol):
     name: ClassVar[str] = "dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 16"
-    depends_on_rounds: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(Adcol.traits, depends_on_rounds=True)
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")

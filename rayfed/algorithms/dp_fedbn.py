@@ -24,13 +24,13 @@ This notion of neighbours is our choice.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
@@ -70,8 +70,7 @@ def max_participations_so_far(ctx: Context) -> int:
 class ClippedFedBN(FedBN):
     """The part that both forms share: what clients send is their clipped update of the weights."""
 
-    sample_without_replacement: ClassVar[bool] = True
-    depends_on_rounds: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedBN.traits, sample_without_replacement=True, depends_on_rounds=True)
     order: ClassVar[int]
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")

@@ -18,7 +18,7 @@ how D_s is trained; these are our choices.
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, represent
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits, represent
 from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import LocalTraining
@@ -49,11 +49,14 @@ class FADA(LocalTraining):
 
     name: ClassVar[str] = "fada"
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        LocalTraining.traits,
+        needs_split=True,
+        supports_loss_terms=False,
+        trains_server=True,
+        refuses_unseen_clients="has one target and its sources, and an unseen client is neither",
+    )
     averaged: ClassVar[tuple[str, ...]] = ()
-    supports_loss_terms: ClassVar[bool] = False
-    trains_server: ClassVar[bool] = True
-    refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
 
     target: int = option(0, low=0, help="index of the client without labels")
     weight_adversary: float = option(0.1, low=0, help="a, weight of the adversarial loss")

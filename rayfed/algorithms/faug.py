@@ -20,13 +20,13 @@ Epochs are counted in the client's own examples.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.common.soft_labels import check_real_inputs, one_hot
 from rayfed.algorithms.fedavg import FedAvg
@@ -41,9 +41,12 @@ from rayfed.core.trees import Weights, clone, only
 class FAug(FedAvg):
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
-    computes_with_inputs: ClassVar[bool] = True
-    requires_classes: ClassVar[bool] = True
-    trains_server: ClassVar[bool] = True  # in the setup
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits,
+        computes_with_inputs=True,
+        requires_classes=True,
+        trains_server=True,  # in the setup
+    )
 
     seed_examples: int = option(5, low=1, help="examples of each class that a client sends")
     generated_examples: int = option(200, low=1, high=1_000_000, help="m, generated examples per client")

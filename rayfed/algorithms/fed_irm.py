@@ -11,13 +11,13 @@ and then `beta`, with a fresh optimiser. This change is DomainBed's, and the div
 Alg. 3 prints neither.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -84,7 +84,7 @@ def penalised_loss(
 class FedIRM(FedAvg):
     name: ClassVar[str] = "fed_irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True)
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")

@@ -20,12 +20,12 @@ optimiser receives). `weighting=equal` replaces n_i by 1 in them, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State
+from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch, Output, Task
@@ -37,8 +37,7 @@ class LocalTraining(Algorithm):
     """FedAvg without the choice of `weighting`, for methods whose server does not average by it."""
 
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
-    supports_loss_terms: ClassVar[bool] = True
-    keeps_optimizer: ClassVar[bool | None] = False
+    traits: ClassVar[Traits] = replace(Algorithm.traits, supports_loss_terms=True, keeps_optimizer=False)
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
@@ -128,7 +127,7 @@ class FedAvg(LocalTraining):
 class FedAvgFT(FedAvg):
     name: ClassVar[str] = "fedavg_ft"
     reference: ClassVar[str] = "Collins et al. 2022"
-    default_eval_point: ClassVar[str] = "adapted"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="adapted")
 
     bytes_formula = FedAvg.bytes_formula
 
@@ -137,15 +136,14 @@ class FedAvgFT(FedAvg):
 class PFedAvg(FedAvg):
     name: ClassVar[str] = "pfedavg"
     reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
-    default_eval_point: ClassVar[str] = "trained"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="trained")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(LocalTraining):
     name: ClassVar[str] = "solo"
     reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
-    default_eval_point: ClassVar[str] = "downloaded"
-    keeps_optimizer: ClassVar[bool | None] = True
+    traits: ClassVar[Traits] = replace(LocalTraining.traits, default_eval_point="downloaded", keeps_optimizer=True)
 
     def personal(self, task: Task) -> frozenset[str]:
         return frozenset((*task.parameters, *task.buffers))

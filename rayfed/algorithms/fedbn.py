@@ -9,10 +9,10 @@ equal size. `weighting=equal` does so for any sizes. By default clients are weig
 the only difference from it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rayfed.algorithm import ProblemSpec
+from rayfed.algorithm import ProblemSpec, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
@@ -22,7 +22,7 @@ from rayfed.core.task import Task
 class FedBN(FedAvg):
     name: ClassVar[str] = "fedbn"
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="downloaded")
 
     bytes_formula = FedAvg.bytes_formula
 

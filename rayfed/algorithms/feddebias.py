@@ -32,7 +32,7 @@ mix each of them with K of their own examples: x̃_p = (x_p + Σ x_k)/(K+1) and 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.networks import mlp, with_projection
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
@@ -59,11 +59,10 @@ PATCHES = 1000
 class FedDebias(FedAvg):
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
-    computes_with_inputs: ClassVar[bool] = True
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits, computes_with_inputs=True, needs_split=True, supports_loss_terms=False, requires_classes=True
+    )
     averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
-    supports_loss_terms: ClassVar[bool] = False
-    requires_classes: ClassVar[bool] = True
 
     # Pseudo-data
 

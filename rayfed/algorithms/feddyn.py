@@ -11,10 +11,10 @@ round have sent, without h (`scored=mean`, the default), and the mean of the las
 offered here. Alg. 1 returns w_t (`scored=cloud`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
@@ -26,7 +26,7 @@ class FedDyn(FedAvg):
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
     weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
-    assumes_uniform_sampling: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True)
 
     alpha: float = option(
         0.01, above=0, help="α, strength of the dynamic regulariser", elsewhere={"authors": "0.01", "PFLlib": "1"}

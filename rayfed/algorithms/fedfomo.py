@@ -20,13 +20,13 @@ An unseen client starts from the mixture of the models that it receives by its r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State, mean_loss
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits, mean_loss
 from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
 from rayfed.core.trees import Weights, finite_mean, is_counter, only, without
@@ -39,7 +39,7 @@ class FedFomo(LocalTraining):
     name: ClassVar[str] = "fedfomo"
     reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
     averaged: ClassVar[tuple[str, ...]] = ()
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(LocalTraining.traits, default_eval_point="downloaded")
 
     models: int = option(
         5,
@@ -56,7 +56,7 @@ class FedFomo(LocalTraining):
     )
 
     @property
-    def held_out_share(self) -> float:  # type: ignore[override]
+    def held_out_share(self) -> float:
         return self.rating_share
 
     def init(self, ctx: Context) -> State:

@@ -12,14 +12,14 @@ server has no others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.personal_heads import refuse_without
@@ -36,11 +36,14 @@ class FedGen(FedAvg):
 
     name: ClassVar[str] = "fedgen"
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
-    needs_split: ClassVar[bool] = True
-    assumes_uniform_sampling: ClassVar[bool] = True  # `aggregate` weighs the heads, over the cohort alone
-    requires_classes: ClassVar[bool] = True
-    logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
-    trains_server: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits,
+        needs_split=True,
+        assumes_uniform_sampling=True,  # `aggregate` weighs the heads, over the cohort alone
+        requires_classes=True,
+        logged_scalars=("generator_loss",),
+        trains_server=True,
+    )
 
     noise: int = option(
         512,

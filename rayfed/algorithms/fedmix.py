@@ -11,13 +11,13 @@ In a step each example is mixed with one mean; every round uses the means in a n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -31,8 +31,7 @@ from rayfed.core.trees import Weights
 class FedMix(FedAvg):
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
-    computes_with_inputs: ClassVar[bool] = True
-    mixes_labels: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True, mixes_labels=True)
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")

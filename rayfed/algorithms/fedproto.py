@@ -12,13 +12,13 @@ keeps its whole model. With `share_model`, models are averaged as in FedAvg, whi
 suggest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
@@ -34,9 +34,9 @@ class FedProto(FedAvg):
 
     name: ClassVar[str] = "fedproto"
     reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"
-    needs_split: ClassVar[bool] = True
-    requires_hard_labels: ClassVar[bool] = True
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits, needs_split=True, requires_hard_labels=True, default_eval_point="downloaded"
+    )
 
     lam: float = option(1.0, low=0, help="λ, weight of the prototypes", elsewhere={"authors": "1", "PFLlib": "1"})
     share_model: bool = option(False, help="also average the models, as FedAvg does")

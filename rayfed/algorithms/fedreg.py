@@ -14,13 +14,13 @@ Pseudo-data is not clipped, as in that code since July 2022. The passes for g₂
 statistics of batch norm.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithm import Context, ProblemSpec, State, Traits
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
@@ -37,8 +37,7 @@ STEPS = 10
 class FedReg(FedAvg):
     name: ClassVar[str] = "fedreg"
     reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
-    computes_with_inputs: ClassVar[bool] = True
-    requires_classes: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True, requires_classes=True)
 
     eta_s: float = option(0.1, above=0, help="η_s, step size of the pseudo-data, in units of normalised inputs")
     gamma: float = option(0.5, low=0, high=1, help="γ, share of the current weights")

@@ -13,14 +13,14 @@ soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithm import Context, ProblemSpec, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.personal_heads import head, refuse_without
 from rayfed.core.options import option
@@ -47,9 +47,9 @@ def with_personal_head(task: Task, weights: Weights) -> Weights:
 class FedRoD(FedAvg):
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
-    needs_split: ClassVar[bool] = True
-    requires_classes: ClassVar[bool] = True
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits, needs_split=True, requires_classes=True, default_eval_point="downloaded"
+    )
 
     gamma: float = option(1.0, low=0, help="γ, power of the class counts; 0 is the plain loss")
 

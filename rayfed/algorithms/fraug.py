@@ -31,14 +31,14 @@ in every round. The noise baselines of table 7 augment u alone: use embeddings=u
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -59,14 +59,17 @@ Anchors = Sequence[tuple[Tensor, Tensor]]
 class FRAug(FedAvg):
     name: ClassVar[str] = "fraug"
     reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits,
+        needs_split=True,
+        supports_loss_terms=False,
+        requires_hard_labels=True,
+        requires_classes=True,
+        default_eval_point="downloaded",
+        depends_on_rounds=True,
+        keeps_optimizer=True,
+    )
     averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
-    supports_loss_terms: ClassVar[bool] = False
-    requires_hard_labels: ClassVar[bool] = True
-    requires_classes: ClassVar[bool] = True
-    default_eval_point: ClassVar[str] = "downloaded"
-    depends_on_rounds: ClassVar[bool] = True
-    keeps_optimizer: ClassVar[bool | None] = True
 
     variant: str = option(
         "code", choices=("code", "paper"), help="losses of the authors' code, or Eq. 1 to 6 as printed"

@@ -12,13 +12,13 @@ is complete before round 1 and then frozen. The running statistics of batch norm
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.fedavg import FedAvg
@@ -37,7 +37,7 @@ class HarmoFL(FedAvg):
 
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
-    computes_with_inputs: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True)
 
     alpha: float = option(0.05, low=0, help="α, distance from θ; 0: plain SGD")
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of the running mean amplitude")

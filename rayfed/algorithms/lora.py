@@ -24,14 +24,14 @@ rank: here by the sum. The defaults of γ and λ are rayfed's, not checked again
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import copied
@@ -68,8 +68,7 @@ def own_rank(factors: Weights) -> int:
 class OfRanks(FedAvg):
     """FedAvg of all weights but the factors, which are the field `factors`."""
 
-    assumes_uniform_sampling: ClassVar[bool] = True
-    keeps_optimizer: ClassVar[bool | None] = None
+    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True, keeps_optimizer=None)
 
     ranks: list[int] | None = option(
         None, low=1, help="ranks of the clients in turn, at most that of the model, which null gives to all"

@@ -7,12 +7,12 @@ Mixup wraps any base, since cross-entropy with the label ỹ is λ CE(y_j) + (1�
 DomainBed pairs examples across domains, which is impossible with one domain per client.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import Context, Delegate, Exchange, ProblemSpec
+from rayfed.algorithm import Context, Delegate, Exchange, ProblemSpec, Traits
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.common.wrapper import Wrapper, innermost
 from rayfed.core.errors import UsageError
@@ -26,17 +26,19 @@ class Mixup(Wrapper):
 
     name: ClassVar[str] = "mixup"
     reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
-    computes_with_inputs: ClassVar[bool] = True
-    mixes_labels: ClassVar[bool] = True
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1 is uniform")
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return replace(super().traits, computes_with_inputs=True, mixes_labels=True)
 
     def wrapped(self, exchange: Exchange) -> Exchange:
         return MixedBatches(exchange, self.alpha)
 
     def check(self, problem: ProblemSpec) -> None:
         base = innermost(self.base)
-        if base.requires_hard_labels:
+        if base.traits.requires_hard_labels:
             raise UsageError(f"algorithm.base={base.name}: needs integer class labels, and Mixup mixes them")
         check_real_inputs(problem, self.name)
         super().check(problem)

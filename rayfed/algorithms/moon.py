@@ -13,14 +13,14 @@ and then 256, and a new linear classifier on top. Guo, Tang and Lin 2022 (FedDeb
 2023 (DBE) and PFLlib have no such head, widths [], and z are the features of the model itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, State
+from rayfed.algorithm import ClientData, Context, State, Traits
 from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
@@ -39,7 +39,7 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
 class Moon(FedAvg):
     name: ClassVar[str] = "moon"
     reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
-    needs_split: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True)
 
     mu: float = option(
         1.0,

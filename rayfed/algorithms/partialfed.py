@@ -14,13 +14,13 @@ This is Gumbel-softmax for two choices. For scoring, a layer is loaded where s â
 temperature and alternation are our choices.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -35,8 +35,7 @@ class PartialFed(FedAvg):
 
     name: ClassVar[str] = "partialfed"
     reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
-    needs_split: ClassVar[bool] = True
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
 
     variant: str = option("fix", choices=("fix", "adaptive"), help="loads fixed layers, or learns which")
     policy_lr: float = option(0.1, above=0, help="adaptive: learning rate of the logits")

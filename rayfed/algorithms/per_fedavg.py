@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Exchange, Phase, ProblemSpec, Retrained, State
+from rayfed.algorithm import Context, Exchange, Phase, ProblemSpec, Retrained, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -34,8 +34,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "per_fedavg"
     reference: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
-    supports_loss_terms: ClassVar[bool] = False
-    default_eval_point: ClassVar[str] = "adapted"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, supports_loss_terms=False, default_eval_point="adapted")
 
     alpha: float | None = option(None, above=0, help="α, step size of the adaptation; null: local.lr")
     beta: float | None = option(

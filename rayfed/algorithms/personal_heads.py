@@ -26,12 +26,23 @@ Fine-tuning and adaptation have an optimiser of their own, since that of the rou
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Retrained, State
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Delegate,
+    Exchange,
+    Phase,
+    ProblemSpec,
+    Replies,
+    Retrained,
+    State,
+    Traits,
+)
 from rayfed.algorithms.ditto import PERSONAL, personal_training
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -62,8 +73,7 @@ def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("hea
 class FedPer(FedAvg):
     name: ClassVar[str] = "fedper"
     reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
-    needs_split: ClassVar[bool] = True
-    default_eval_point: ClassVar[str] = "downloaded"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.ditto import PersonalModel
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.optim import clipped
@@ -29,7 +29,7 @@ class PFedMe(PersonalModel):
 
     name: ClassVar[str] = "pfedme"
     reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
-    supports_loss_terms: ClassVar[bool] = False
+    traits: ClassVar[Traits] = replace(PersonalModel.traits, supports_loss_terms=False)
 
     lam: float = option(15.0, low=0, help="λ, pull of v_i towards w_i", elsewhere={"authors": "15", "PFLlib": "1"})
     inner_steps: int = option(5, low=1, help="K, steps of v_i per batch", elsewhere={"authors": "5", "PFLlib": "5"})

@@ -8,13 +8,13 @@ With momentum or Adam, (x − y)/(K η) is not a mean gradient. The mean of the 
 same under plain SGD. Weights that are trained and sent have control variates; batch-norm statistics are averaged.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State, Traits
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import add_
 from rayfed.core.options import option
@@ -27,7 +27,7 @@ class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
     reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
     weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
-    assumes_uniform_sampling: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True)
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
     server_lr: float = option(1.0, above=0, help="η_s, server learning rate", elsewhere={"PFLlib": "1"})

@@ -18,14 +18,14 @@ the first five local epochs align.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State
+from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State, Traits
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
@@ -37,9 +37,9 @@ from rayfed.core.trees import Weights
 class VHL(FedAvg):
     name: ClassVar[str] = "vhl"
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
-    computes_with_inputs: ClassVar[bool] = True
-    needs_split: ClassVar[bool] = True
-    requires_classes: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits, computes_with_inputs=True, needs_split=True, requires_classes=True
+    )
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: no alignment")

@@ -82,9 +82,21 @@ def one_choice(kind: str, name: str) -> str:
     chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
     text = textwrap.indent(description(kind, name), "  ")
     lines = [chosen, "", *([text, ""] if text else [])]
-    if kind == "algorithm" and (source := summary(kind, name)):
-        lines += [f"  source: {source}", ""]
+    if kind == "algorithm":
+        source = summary(kind, name)
+        lines += [f"  source: {source}"] if source else []
+        lines += [*_traits_of(name), ""]
     return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
+
+
+def _traits_of(name: str) -> list[str]:
+    """Return the traits of an algorithm that differ from the defaults; for a wrapper, those with its default base."""
+    cls = resolve(name, KINDS["algorithm"], where="algorithm")
+    traits = cls().traits if isinstance(cls.traits, property) else cls.traits
+    words = "; ".join(f"{trait} = {_as_yaml(value)}" for trait, value in traits.declared().items())
+    if not words:
+        return []
+    return [textwrap.fill(f"traits: {words}", 118, initial_indent="  ", subsequent_indent=" " * 10)]
 
 
 def _keys_of(kind: str, name: str) -> list[str]:
@@ -100,9 +112,18 @@ def default_text(field: "dataclasses.Field[typing.Any]") -> str:
         value = field.default_factory()
     else:
         return "(needed)"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return value.name if hasattr(value, "name") else str(value)
+    return _as_yaml(value)
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as YAML would have it; an algorithm by its name."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return str(getattr(value, "name", value))
 
 
 def _names(*kinds: str) -> Iterator[str]:

@@ -107,13 +107,16 @@ class Blueprint:
             personal=personal,
             channels_last=prefers_channels_last(torch.device(device), bf16=self.bf16),
         )
+        keep_optimizer = self.keep_optimizer
+        if keep_optimizer is None:
+            keep_optimizer = self.algorithm.traits.keeps_optimizer
         ctx = Context(
             task=task,
             optimizer=self.optimizer,
             batch_size=self.batch_size,
             local=self.local,
             rounds=self.rounds,
-            keep_optimizer=bool(self.algorithm.keeps_optimizer if self.keep_optimizer is None else self.keep_optimizer),
+            keep_optimizer=bool(keep_optimizer),
             schedule=self.schedule,
         )
         ctx = self.algorithm.adapt(ctx)
@@ -136,8 +139,8 @@ class Blueprint:
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.dtype)
         sizes = SizesById(population.clients, self.training_examples(population))
-        if population.unseen_clients and self.algorithm.refuses_unseen_clients:
-            name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
+        if population.unseen_clients and self.algorithm.traits.refuses_unseen_clients:
+            name, why = self.algorithm.name, self.algorithm.traits.refuses_unseen_clients
             raise UsageError(
                 f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
             )
@@ -197,10 +200,10 @@ class Blueprint:
         """Raise UsageError if the algorithm needs classes and the labels are none."""
         labels, algorithm = population.clients[0].train.y, self.algorithm
         classes = labels.ndim == 1 and labels.dtype.kind in "iu"
-        if not classes and (algorithm.requires_classes or algorithm.requires_hard_labels):
+        if not classes and (algorithm.traits.requires_classes or algorithm.traits.requires_hard_labels):
             kind = f"{labels.dtype} [n{''.join(f', {side}' for side in labels.shape[1:])}]"
             raise UsageError(f"algorithm.name={algorithm.name}: needs data with classes; these labels are {kind}")
-        if algorithm.requires_classes and self.outputs != CLASSES:
+        if algorithm.traits.requires_classes and self.outputs != CLASSES:
             raise UsageError(
                 f"algorithm.name={algorithm.name}: needs a model with one output per class, trained by cross-entropy "
                 "or a loss like it"
@@ -212,7 +215,7 @@ class Blueprint:
             return
         key = "dropout" if self.availability.dropout else "deadline"
         where = f"availability.{key}={getattr(self.availability, key):g}: algorithm.name={self.algorithm.name}"
-        if self.algorithm.sample_without_replacement:
+        if self.algorithm.traits.sample_without_replacement:
             raise UsageError(f"{where} divides its privacy budget over cohorts of a fixed size; leave the key out")
         if self._needs_all(problem):
             raise UsageError(f"{where} needs every client in every round; leave the key out")
@@ -242,7 +245,7 @@ class Blueprint:
             f"{named} has several exchanges; use schedule.name=synchronous": several,
             f"{named} needs every client in every round; use schedule.name=synchronous": self._needs_all(problem),
             f"{named} divides its privacy budget over rounds; use schedule.name=synchronous": (
-                self.algorithm.sample_without_replacement
+                self.algorithm.traits.sample_without_replacement
             ),
             "takes all replies; leave out availability.dropout and deadline, or give schedule.max_staleness": (
                 self.availability.loses_clients
@@ -270,7 +273,7 @@ class Blueprint:
         """Return why the algorithm cannot work with clients that are not sampled uniformly; "" if it can."""
         algorithm = self.algorithm
         named, exchanges = f"algorithm.name={algorithm.name}", algorithm.round_exchanges
-        if algorithm.sample_without_replacement or algorithm.assumes_uniform_sampling:
+        if algorithm.traits.sample_without_replacement or algorithm.traits.assumes_uniform_sampling:
             return f"{named} assumes that clients are sampled uniformly"
         if not self.sampler.reweights:
             return ""

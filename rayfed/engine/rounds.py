@@ -103,7 +103,7 @@ class Cohorts:
         how, size, clients = self._blueprint, self._blueprint.cohort, len(self.participants)
         if size == clients:
             return tuple(self.participants)
-        if how.algorithm.sample_without_replacement:
+        if how.algorithm.traits.sample_without_replacement:
             cycle, turn = divmod(round - 1, clients // size)
             order = generator(how.seed, "cohorts", cycle=cycle).permutation(clients)
             return tuple(sorted(map(ClientIndex, order[turn * size : (turn + 1) * size].tolist())))

@@ -160,7 +160,7 @@ class Server:
         if stage == "round":
             examples = self.examples[list(cohort)].tolist()
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)
-            logged = [name for name in self.algorithm.logged_scalars if name in self.state]
+            logged = [name for name in self.algorithm.traits.logged_scalars if name in self.state]
             values = [Value(name, float(self.state[name]), sum(examples)) for name in logged]
             record.scores += [as_score(value, split="train", point="global") for value in values]
         record.seconds["total"] = time.perf_counter() - began

@@ -108,7 +108,7 @@ def reserved(config: Config) -> list[Bundle]:
     """
     needed, placement = bundles(config.placement), config.placement
     shares = placement.hosts and 0 < placement.gpus <= 1 and placement.server_gpus is None
-    if shares and config.algorithm.trains_server:
+    if shares and config.algorithm.traits.trains_server:
         of_server = round(placement.gpus * _SERVERS_SHARE, 4)  # Ray's precision
         needed[0] = needed[0] | {"GPU": of_server}
         needed[1] = needed[1] | {"GPU": round(placement.gpus - of_server, 4)}

@@ -81,7 +81,9 @@ def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
             except (_Broken, ImpureHook, Diverged) as broken:
                 yield Finding(subject, str(broken), kept=False)
             except Exception as error:  # the user's code may raise anything
-                advice = "a method that takes only classes, or one array, says requires_classes or computes_with_inputs"
+                advice = (
+                    "a method that takes only classes has the trait requires_classes, one array computes_with_inputs"
+                )
                 found = f"{error_line(error)}; {advice}" if subject in TASKS else error_line(error)
                 yield Finding(subject, found, kept=False)
 
@@ -167,7 +169,7 @@ def _hooks(small: _SmallTrial) -> str:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
     if missing := [point for point in small.points if point not in scored]:
         raise _Broken(f"nothing was scored at {missing[0]}")
-    if (point := small.algorithm.default_eval_point) not in ("global", *small.points):
+    if (point := small.algorithm.traits.default_eval_point) not in ("global", *small.points):
         raise _Broken(f"default_eval_point is {point}; known: {', '.join(small.points)}")
     outputs = ", ".join(map(str, sorted(shapes)))
     return f"no hook modified its inputs; scored as {', '.join(small.points)}; outputs per example: {outputs}"
@@ -204,7 +206,7 @@ def _resume(small: _SmallTrial) -> str:
 
 
 def _number_of_rounds(small: _SmallTrial) -> str:
-    if small.algorithm.depends_on_rounds:
+    if small.algorithm.traits.depends_on_rounds:
         return "it says that a round depends on how many follow; its trials are not continued with more rounds"
     half, states = _ROUNDS // 2, []
     for rounds in (half, _ROUNDS):
@@ -214,7 +216,7 @@ def _number_of_rounds(small: _SmallTrial) -> str:
     if states[0] != states[1]:
         raise _Broken(
             f"after round {half} of {half} it has other bits than after round {half} of {_ROUNDS}; set "
-            "depends_on_rounds = True, so that its trials are not continued with more rounds"
+            "the trait depends_on_rounds, so that its trials are not continued with more rounds"
         )
     return "a round does not depend on how many follow, so that a trial can be continued with more rounds"
 

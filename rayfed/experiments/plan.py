@@ -87,7 +87,7 @@ def outcome_values(config: Config) -> str:
 
 def depends_on_rounds(config: Config) -> bool:
     """Return whether the first rounds depend on the number of rounds."""
-    return bool(config.lr_schedule.build().depends_on_rounds or config.algorithm.depends_on_rounds)
+    return bool(config.lr_schedule.build().depends_on_rounds or config.algorithm.traits.depends_on_rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ def make_plan(
             f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
         )
     if population.layout is not None:
-        keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.computes_with_inputs else []
+        keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.traits.computes_with_inputs else []
         keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
         if keys:
             raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {population.layout}")
@@ -480,7 +480,9 @@ def _training_loss(config: Config, loss: Loss) -> Loss | None:
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:
     """Return the points to score. The point at which the algorithm's paper scores comes first."""
     algorithm, requested = config.algorithm, config.evaluate.points
-    default = algorithm.default_eval_point if has_global or algorithm.default_eval_point != "global" else "downloaded"
+    default = algorithm.traits.default_eval_point
+    if default == "global" and not has_global:
+        default = "downloaded"
     if requested and "global" in requested and not has_global:
         raise UsageError(
             f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the model "

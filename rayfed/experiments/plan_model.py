@@ -98,7 +98,7 @@ def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: t
         return module
     check_whole(module, shape, dtype)
     head: Any = checked(config.model.options.get("head"), str | None, {}, where="model.head")
-    needing = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.needs_split else []
+    needing = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.traits.needs_split else []
     needing += [
         f"metrics.{name}"
         for name, metric in config.metrics.items()
@@ -354,7 +354,7 @@ def first_outputs(blueprint: Blueprint, population: Population, count: int) -> t
 
 def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if the algorithm takes means of labels and the loss does not take them, or ignores a label."""
-    if not blueprint.algorithm.mixes_labels:
+    if not blueprint.algorithm.traits.mixes_labels:
         return
     where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels, and", blueprint.loss
     if (ignored := blueprint.outputs.ignored) is not None:

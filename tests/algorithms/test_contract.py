@@ -57,13 +57,13 @@ def test_rayfed_check_finds_nothing(case, here):
     broken = {subject: finding.found for subject, finding in found.items() if not finding.kept}
     assert broken == {}
     refused = {subject for subject, finding in found.items() if finding.found.startswith("refused: ")}
-    of_classes = algorithm.requires_classes or innermost(algorithm).name in ("moon", "fedproto")
+    of_classes = algorithm.traits.requires_classes or innermost(algorithm).name in ("moon", "fedproto")
     assert refused - {"at once"} == {
         *(("pixels",) if of_classes else ()),
-        *(("next words",) if of_classes or algorithm.computes_with_inputs else ()),
-        *(("two inputs",) if algorithm.computes_with_inputs else ()),
+        *(("next words",) if of_classes or algorithm.traits.computes_with_inputs else ()),
+        *(("two inputs",) if algorithm.traits.computes_with_inputs else ()),
         *(() if case.sampled else ("cohorts",)),
-        *(("newcomers",) if algorithm.refuses_unseen_clients else ()),
+        *(("newcomers",) if algorithm.traits.refuses_unseen_clients else ()),
     }
     assert case.noisy or "at once" in refused or found["at once"].found.endswith("end as when trained alone")
 
@@ -94,7 +94,7 @@ def test_algorithms_that_need_everyone_refuse_cohorts(case):
 @EVERY
 def test_logged_scalars_are_recorded_after_each_round(case):
     run = default_run(case)
-    names = set(run.server.algorithm.logged_scalars)
+    names = set(run.server.algorithm.traits.logged_scalars)
     for record, scalars in zip(run.records, run.scalars, strict=True):
         scores = [s for s in record.scores if s.client == -1 and s.metric in names]
         assert {s.metric for s in scores} == (names if record.stage == "round" else set())

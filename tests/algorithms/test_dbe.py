@@ -29,7 +29,7 @@ def stepwise(algorithm, population=None, **changes):
     population = population or blobs()
     plan = blueprint(algorithm, population, **changes)
     plan.check(population)
-    server = new_server(plan, population, points=(algorithm.default_eval_point,))
+    server = new_server(plan, population, points=(algorithm.traits.default_eval_point,))
     return server, server.run()
 
 
@@ -129,10 +129,10 @@ def test_scaffold_corrects_the_weights_and_never_the_bias():
 
 
 def test_what_is_scored():
-    assert DBE().default_eval_point == "downloaded"
-    assert DBE(kappa=0.0).default_eval_point == "downloaded"
-    assert DBE(prbm=False).default_eval_point == "global"
-    assert DBE(base=FedRep(), prbm=False).default_eval_point == "downloaded"
+    assert DBE().traits.default_eval_point == "downloaded"
+    assert DBE(kappa=0.0).traits.default_eval_point == "downloaded"
+    assert DBE(prbm=False).traits.default_eval_point == "global"
+    assert DBE(base=FedRep(), prbm=False).traits.default_eval_point == "downloaded"
     _, records = simulate(blueprint(DBE(prbm=False), blobs()), blobs())
     assert {score.point for score in records[-1].scores} == {"global", "trained"}  # `trained`: the training loss
     _, records = simulate(blueprint(DBE(), blobs(), rounds=1), blobs(), points=("global", "downloaded"))

@@ -80,7 +80,8 @@ def test_trains_or_says_why_not(name, kind):
             plan.check(population)
         return
     has_global = plan.global_model(population)[0] is not None
-    _, records = simulate(plan, population, points=[algorithm.default_eval_point if has_global else "downloaded"])
+    point = algorithm.traits.default_eval_point if has_global else "downloaded"
+    _, records = simulate(plan, population, points=[point])
     assert all(np.isfinite(score.value) for record in records for score in record.scores)
 
 
@@ -108,16 +109,16 @@ def test_methods_train_whole_models_or_declare_that_they_split(name):
     people = [dict.fromkeys(("train", "val", "test"), (x + shift, y)) for shift in range(3)]
     config = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}, "local.batch_size": 10})
     with contextlib.ExitStack() as stack:
-        if config.algorithm.needs_split:
+        if config.algorithm.traits.needs_split:
             stack.enter_context(pytest.raises(UsageError, match=f"^algorithm.name={name}: needs a model that is split"))
         plan = make_plan(config, clients=people, model=lambda: Whole(name))
-    if config.algorithm.needs_split:
+    if config.algorithm.traits.needs_split:
         return
     has_global = plan.blueprint.global_model(plan.population)[0] is not None
     _, records = simulate(
         dataclasses.replace(plan.blueprint, rounds=1),
         plan.population,
-        points=[config.algorithm.default_eval_point if has_global else "downloaded"],
+        points=[config.algorithm.traits.default_eval_point if has_global else "downloaded"],
     )
     assert records
     assert "w" in plan.blueprint.context(plan.population, "cpu").task.trainable

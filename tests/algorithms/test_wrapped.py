@@ -37,7 +37,7 @@ def test_terms_of_the_objective_reach_those_that_take_them(name):
         return lambda base: DBE(base=base, prbm=False, kappa=kappa)
 
     why = "averages nothing of the model" if name in AVERAGE_NOTHING else "DBE wraps methods that train one model"
-    if name in AVERAGE_NOTHING or not algorithm_of(CASES[name]).supports_loss_terms:
+    if name in AVERAGE_NOTHING or not algorithm_of(CASES[name]).traits.supports_loss_terms:
         with pytest.raises(UsageError, match=rf"^algorithm.base={name}: .*{why}"):
             outcome(name, wrap(1.0))
         return
@@ -47,7 +47,7 @@ def test_terms_of_the_objective_reach_those_that_take_them(name):
 
 @pytest.mark.parametrize("name", BASES)
 def test_mixed_labels_train_those_that_do_not_need_whole_ones(name):
-    if algorithm_of(CASES[name]).requires_hard_labels:
+    if algorithm_of(CASES[name]).traits.requires_hard_labels:
         with pytest.raises(UsageError, match=rf"^algorithm.base={name}: needs integer class labels"):
             outcome(name, lambda base: Mixup(base=base))
     else:

@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 def outcome(plan, people, fleet, points=None):
     """Return the final state, its hash, the rounds with their cohorts and bytes by field, and the scores."""
-    points = points or tuple(dict.fromkeys((plan.algorithm.default_eval_point, "trained")))
+    points = points or tuple(dict.fromkeys((plan.algorithm.traits.default_eval_point, "trained")))
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     rounds = [

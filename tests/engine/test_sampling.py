@@ -98,7 +98,7 @@ def server(sampler, algorithm=None, population=None, **changes):
     population = population or blobs(4)
     plan = blueprint(algorithm or FedAvg(), population, **{"cohort": 2, "sampler": sampler} | changes)
     plan.check(population)
-    points = (plan.algorithm.default_eval_point,)
+    points = (plan.algorithm.traits.default_eval_point,)
     return new_server(plan, population, points=points)
 
 

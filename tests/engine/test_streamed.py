@@ -77,7 +77,7 @@ CASES = {
 
 
 def outcome(plan, people):
-    points = (plan.algorithm.default_eval_point, "trained", "adapted")
+    points = (plan.algorithm.traits.default_eval_point, "trained", "adapted")
     server = new_server(plan, people, points=points, splits=("train", "val", "test"))
     scores = [sorted(record.scores) for record in server.run()]
     return server.state_hash(), scores

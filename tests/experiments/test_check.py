@@ -1,6 +1,6 @@
 """`rayfed check` passes what keeps the contract, and finds what breaks it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -87,7 +87,7 @@ class Noisy(FedAvg):
 
 
 class Misspelt(FedAvg):
-    default_eval_point = "train"
+    traits = replace(FedAvg.traits, default_eval_point="train")
 
 
 class AnyArguments(FedAvg):

@@ -254,7 +254,7 @@ def default_run(case: Case) -> Run:
     records, scalars = [], []
     for record in server.run():
         records.append(record)
-        state, names = server.state, server.algorithm.logged_scalars
+        state, names = server.state, server.algorithm.traits.logged_scalars
         scalars.append({name: float(state[name]) for name in names if name in state})
     return Run(server, records, scalars)
 

@@ -209,6 +209,6 @@ def simulate(
 ) -> tuple[Server, list[Record]]:
     """Runs `plan` to its end in this process; returns the server and its records."""
     plan.check(population)
-    points = tuple(points) or (plan.algorithm.default_eval_point,)
+    points = tuple(points) or (plan.algorithm.traits.default_eval_point,)
     server = new_server(plan, population, every=every, points=points)
     return server, list(server.run())

@@ -3,18 +3,12 @@
 `algorithm.base` is configured like an algorithm: base=scaffold, or base={name: fedprox, mu: 0.01}.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rayfed.algorithm import Algorithm, Delegate, Exchange, delegated
+from rayfed.algorithm import Algorithm, Delegate, Exchange, Traits, delegated
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
-
-
-def derived(value: Callable[[Any], Any]) -> Any:
-    """Return a class attribute of `Algorithm` that depends on the wrapper's fields: `value(self)`."""
-    return property(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,21 +21,14 @@ class Wrapper(Delegate, Algorithm):
 
     base: Algorithm = option(FedAvg(), help="wrapped algorithm: a name, or a mapping with its name and keys")
 
-    supports_loss_terms = derived(lambda self: self.base.supports_loss_terms)
-    needs_split = derived(lambda self: self.base.needs_split)
-    requires_hard_labels = derived(lambda self: self.base.requires_hard_labels)
-    computes_with_inputs = derived(lambda self: self.base.computes_with_inputs)
-    mixes_labels = derived(lambda self: self.base.mixes_labels)
-    requires_classes = derived(lambda self: self.base.requires_classes)
-    sample_without_replacement = derived(lambda self: self.base.sample_without_replacement)
-    assumes_uniform_sampling = derived(lambda self: self.base.assumes_uniform_sampling)
-    refuses_unseen_clients = derived(lambda self: self.base.refuses_unseen_clients)
-    default_eval_point = derived(lambda self: self.base.default_eval_point)
-    logged_scalars = derived(lambda self: self.base.logged_scalars)
-    keeps_optimizer = derived(lambda self: self.base.keeps_optimizer)
-    trains_server = derived(lambda self: self.base.trains_server)
-    depends_on_rounds = derived(lambda self: self.base.depends_on_rounds)
-    held_out_share = derived(lambda self: self.base.held_out_share)
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        """Those of the base. A subclass changes some of them by `replace(super().traits, …)`."""
+        return self.base.traits
+
+    @property
+    def held_out_share(self) -> float:
+        return self.base.held_out_share
 
     def wrapped(self, exchange: Exchange) -> Exchange:
         """Return the exchange to run in place of `exchange`, an exchange of the base."""
