@@ -15,6 +15,10 @@ from rayfed.data.population import Examples
 from rayfed.data.readers.files import note
 
 MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
+EXACT = 2**24  # up to here float32 holds all whole numbers
+STEPS = 2**12  # a column whose range has fewer steps of float32 is a constant with small differences, such as a time
+SHARE_LOST = 0.01  # of the different values of a column, which may become equal by chance
+LOOKED_AT = 1000  # columns in which values are compared
 MOST_CLASSES = 1_000_000  # labels that are larger number something else, and would fill the memory with outputs
 
 
@@ -96,7 +100,57 @@ def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None =
     is_float = labels.dtype.kind == "f"
     if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
         return class_labels(where, labels, place)
-    return labels.astype(np.float32 if is_float else np.int64)
+    return as_float32(where, labels) if is_float else labels.astype(np.int64)
+
+
+def as_float32(where: str, values: np.ndarray, told: str = "") -> np.ndarray:
+    """Return numbers [n, ...] as float32, in which models compute; the errors are those of `check_float32`."""
+    check_float32(where, values, told)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def check_float32(where: str, values: np.ndarray, told: str = "") -> None:
+    """Raise UsageError if numbers [n, ...], such as times and codes, become equal when they become float32.
+
+    Whole numbers that are rounded and stay different are noted, as those of `told`, else of `where`.
+    """
+    smallest = 8 if values.dtype.kind == "f" else 4  # bytes of a number that float32 may not hold
+    if not values.size or values.dtype.itemsize < smallest:
+        return
+    columns = values.reshape(len(values), -1)
+    low, high = columns.min(0).astype(float), columns.max(0).astype(float)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_coarse = np.spacing(largest.astype(np.float32)) * STEPS > high - low
+        looked_at = np.isfinite(largest) & ((largest > EXACT) | (is_coarse & (high > low)))
+    for place in np.flatnonzero(looked_at)[:LOOKED_AT].tolist():
+        column = f", column {place}" if columns.shape[1] > 1 else ""
+        shared = f"{told}{column}" if told else ""
+        _check_column(f"{where}{column}", columns[:, place], shared, is_coarse=bool(is_coarse[place]))
+
+
+def _check_column(where: str, values: np.ndarray, told: str, *, is_coarse: bool) -> None:
+    """Do what `check_float32` does for one column [n]; `is_coarse`: float32 has few steps in its range."""
+    different = np.unique(values)
+    rounded = different.astype(np.float32)
+    is_whole = bool((different == np.floor(different)).all())
+    equal = np.flatnonzero(rounded[1:] == rounded[:-1])
+    remedy = "subtract the first of times, number codes from 0, or leave them out"
+    if len(equal) > SHARE_LOST * len(different) and (is_whole or is_coarse):
+        pair = " and ".join(_in_full(value) for value in different[equal[0] : equal[0] + 2])
+        left = f"{len(different)} different values become {len(different) - len(equal)}"
+        raise UsageError(f"{where}: {left} as float32, in which models compute, such as {pair}; {remedy}")
+    changed = np.flatnonzero(rounded != different)
+    if is_whole and len(changed):
+        pair = " to ".join(_in_full(values[changed[0]]) for values in (different, rounded))
+        example = "" if told else f", such as {pair}"
+        note(f"{told or where}: as float32, whole numbers above {EXACT:,} are rounded{example}; {remedy}")
+
+
+def _in_full(value: Any) -> str:
+    """Return a number with all of its digits."""
+    return str(int(value)) if value == np.floor(value) else repr(float(value))
 
 
 def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
@@ -135,7 +189,8 @@ def as_array(where: str, given: Any) -> np.ndarray:
         raise UsageError(f"{where} has {given.mask.sum()} masked values; fill them in, or leave these rows out")
     try:
         if hasattr(given, "detach"):  # a tensor
-            given = (given.float() if given.is_floating_point() else given).detach().cpu()  # NumPy has no bfloat16
+            is_short = given.is_floating_point() and given.element_size() < 4  # NumPy has no bfloat16
+            given = (given.float() if is_short else given).detach().cpu()
         values = np.asarray(given)
         return np.asarray(values, values.dtype.newbyteorder("="), order="C")
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
@@ -143,14 +198,16 @@ def as_array(where: str, given: Any) -> np.ndarray:
         raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())}){remedy}") from error
 
 
-def model_inputs(where: str, given: Any) -> np.ndarray:
-    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers."""
+def model_inputs(where: str, given: Any, told: str = "") -> np.ndarray:
+    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers.
+
+    Notes start with `told`, else with `where`.
+    """
     x = as_array(where, given)
     if x.dtype.kind not in "biuf":
         raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
     if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float32, copy=False)
+        return as_float32(where, x, told)
     if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
         raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
@@ -175,13 +232,14 @@ class PackedFiles:
         self.layout.pack([part[rows] for part in self.parts], out)
 
 
-def packed(where: str, tree: Any, layout: Layout | None = None) -> tuple[np.ndarray | LazyRows, Layout]:
+def packed(where: str, tree: Any, layout: Layout | None = None, told: str = "") -> tuple[np.ndarray | LazyRows, Layout]:
     """Return the rows of a dict or a tuple of arrays [n, ...], and their layout.
 
     Args:
         where: What the inputs belong to, for messages.
         tree: The arrays. Floats become float32; pixels of uint8 are scaled to [0, 1] when the model is called.
         layout: The layout that they must have, that of the first client; None: any.
+        told: What the inputs belong to, for notes; empty: `where`.
 
     Raises:
         UsageError: They are no arrays of numbers of one length, or have another layout.
@@ -192,7 +250,7 @@ def packed(where: str, tree: Any, layout: Layout | None = None) -> tuple[np.ndar
     named = {str(name): part for name, part in (tree.items() if by_name else enumerate(tree))}
     if layout is not None and by_name == layout.by_name and {*named} == {leaf.name for leaf in layout.leaves}:
         named = {leaf.name: named[leaf.name] for leaf in layout.leaves}
-    parts = {name: _column(f"{where}[{name}]", part) for name, part in named.items()}
+    parts = {name: _column(f"{where}[{name}]", part, f"{told or where}[{name}]") for name, part in named.items()}
     first, *others = parts
     for name in others:
         if len(parts[name]) != len(parts[first]):
@@ -221,10 +279,10 @@ def _kind(dtype: "np.dtype[Any]") -> str:
     return "float32" if dtype.kind == "f" else "int64" if dtype.itemsize > 2 else "int32"
 
 
-def _column(where: str, given: Any) -> np.ndarray | LazyRows:
+def _column(where: str, given: Any, told: str) -> np.ndarray | LazyRows:
     """Return a part [n, ...] as an array, or as rows of a file."""
     part = as_lazy_rows(given)
-    part = part if isinstance(part, LazyRows) else model_inputs(where, part)
+    part = part if isinstance(part, LazyRows) else model_inputs(where, part, told)
     check_inputs(where, Examples(part, np.zeros(len(part))))
     return part
 

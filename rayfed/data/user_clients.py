@@ -10,7 +10,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
 from rayfed.data.inputs import (
     as_array,
+    as_float32,
     check_finite,
+    check_float32,
     check_inputs,
     class_labels,
     count_classes,
@@ -166,13 +168,13 @@ def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Ex
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
     x, y = pair[0], as_array(f"{where}: y", pair[1])
     if layout is not None or is_tree(x):
-        x, layout = packed(f"{where}: x", x, layout)
+        x, layout = packed(f"{where}: x", x, layout, "clients: x")
     else:
         x = as_array(f"{where}: x", x)
     if not x.ndim or not y.ndim or len(x) != len(y):
         sizes = f"x {f'of {len(x)} rows' if layout else list(x.shape)} and y {list(y.shape)}"
         raise UsageError(f"{where}: got {sizes}; expected arrays of equal length n, x [n, ...] and y [n, ...]")
-    x = model_inputs(f"{where}: x", x) if layout is None else x
+    x = model_inputs(f"{where}: x", x, "clients: x") if layout is None else x
     return Examples(x, _classes(y, where) if classes else _targets(y, where), layout)
 
 
@@ -193,7 +195,8 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
         except (TypeError, ValueError) as error:
             remedy = "number the classes of all clients from 0, for example by classes.index(label)"
             raise UsageError(f"{where}: labels are not numbers ({error}); {remedy}") from error
-    return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(np.float32)
+    check_float32(f"{where}: y", y, "clients: y")
+    return y.astype(np.int64) if y.dtype.kind in "biu" else as_float32(f"{where}: y", y)
 
 
 def _check_part(where: str, part: Examples, first: Examples) -> None:

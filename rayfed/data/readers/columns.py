@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.data.inputs import count_classes, numbered_words, targets
+from rayfed.data.inputs import as_float32, count_classes, numbered_words, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
 from rayfed.data.readers.files import existing
@@ -180,8 +180,7 @@ def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray
             cell, row = cells[int(wrong[0])].as_py(), tables.place(files, name, int(wrong[0]))
             found = repr(cell) if isinstance(cell, str) else "a gap"
             raise misfit(row, name, f"has {found}, no number, as {len(wrong)} of {len(cells)} rows", "numbers")
-        with np.errstate(over="ignore"):
-            yield numbers.astype(np.float32)
+        yield as_float32(f"{files[0]}: column {name!r}", numbers)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -213,4 +212,4 @@ def _stack_lists(column_values: pa.ChunkedArray, path: Path, name: str) -> np.nd
     array = values.to_numpy(zero_copy_only=False).reshape(shape)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return array.reshape(len(array), -1, *array.shape[-2:])
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+    return array.astype(np.int64) if array.dtype.kind in "iu" else as_float32(f"{path}: column {name!r}", array)
