@@ -17,10 +17,15 @@ from typing import Any, NoReturn
 import rayfed
 from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
 from rayfed.core.machine import on_signal
+from rayfed.core.substitutes import print_substitutes
 
 INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
 TERMINATED = 143  # the same for SIGTERM
 UNREAD = 141  # the same for SIGPIPE
+_OTHER_ENCODING = (
+    f"this locale has another encoding, {sys.getfilesystemencoding()}; set PYTHONUTF8=1, or a locale of UTF-8, such as "
+    "LC_ALL=C.UTF-8"
+)
 
 COMMANDS = {
     "run": "run one simulation",
@@ -49,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done; 1: something failed while running; 2: the request was refused; 130: interrupted; 141: the reader of the
     output has gone, as after `… | head`; 143: ended by SIGTERM.
     """
+    print_substitutes()
     received: list[int] = []
 
     def as_ctrl_c(number: int, frame: Any) -> None:
@@ -77,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _code(arguments: Sequence[str]) -> int:
     """Run the command of `arguments` and return its exit code; errors of rayfed's are printed in one line."""
     try:
+        _refuse_undecoded(arguments)
         if not arguments:
             _program().print_help()
             return 2
@@ -86,6 +93,20 @@ def _code(arguments: Sequence[str]) -> int:
     except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except UnicodeEncodeError as error:
+        if sys.getfilesystemencoding() == "utf-8":
+            raise
+        print(f"rayfed: {error.object}: {_OTHER_ENCODING}", file=sys.stderr)
+        return 2
+
+
+def _refuse_undecoded(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an argument that the locale could not decode, and that could not be recorded."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{argument}: {_OTHER_ENCODING}") from error
 
 
 def _program() -> Parser:

@@ -27,7 +27,7 @@ def nvidia_smi(fields: str, of: str = "gpu") -> str:
     """Return a line with fields of each GPU, or of each process with `of="compute-apps"`; "" without a driver."""
     command = ["nvidia-smi", f"--query-{of}={fields}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
