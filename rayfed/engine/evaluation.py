@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayfed.algorithm import Context, Exchange, State
@@ -26,6 +27,8 @@ from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, 
 from rayfed.metrics.representations import check_layer
 
 _MOST_CLIENTS = 1000  # whose labels are looked at to find out which values a metric has
+_SMALL = 10  # clients with the labels of which a metric is tried
+_CLASSES_TOLD = 8  # at most, in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +353,7 @@ def chosen_metric(
             name = next(iter(values))
         declared = values | declared
     if name not in declared:
+        _refuse_undefined(name, asked, population, outputs, shape, is_key=name in metrics)
         classes = {key: pkgutil.resolve_name(path) for key, path in METRICS.items() if key != name}
         fit = [k for k, kind in classes.items() if issubclass(kind, OfPredictions) and outputs.kind in kind.kinds]
         known = suggestion(name, [*declared, *fit])
@@ -371,17 +375,76 @@ def _defined_values(
     Each name maps to whether higher is better; None where nothing declares it. The outputs are random, because labels
     alone decide whether a value is defined.
     """
-    rng = torch.Generator().manual_seed(0)
     values: dict[str, bool | None] = {}
     for client in population.participants[:_MOST_CLIENTS]:
-        y = torch.from_numpy(client.val.y.copy())
-        for metric in metrics if len(y) else ():
-            if not isinstance(metric, OfPredictions):
-                continue
-            raw = torch.randn(len(y), *shape, generator=rng), y
-            arguments = scored_values(outputs, *raw) if metric.requires_classes else raw
-            for value in metric.measure(*(arguments or raw)):
-                value = metric.declared(value)
-                if not math.isnan(value.value):
-                    values[value.metric] = value.higher_is_better
+        if len(client.val):
+            values |= _values_on(client.val.y, metrics, outputs, shape)
     return values
+
+
+def _values_on(
+    labels: np.ndarray, metrics: Sequence[Metric], outputs: Outputs, shape: Sequence[int]
+) -> dict[str, bool | None]:
+    """Return the values that metrics of predictions have for `labels`, as `_defined_values` does."""
+    y = torch.from_numpy(labels.copy())
+    raw = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(0)), y
+    values: dict[str, bool | None] = {}
+    for metric in metrics:
+        if not isinstance(metric, OfPredictions):
+            continue
+        arguments = scored_values(outputs, *raw) if metric.requires_classes else raw
+        for value in metric.measure(*(arguments or raw)):
+            value = metric.declared(value)
+            if not math.isnan(value.value):
+                values[value.metric] = value.higher_is_better
+    return values
+
+
+def _refuse_undefined(
+    name: str,
+    metrics: Sequence[Metric],
+    population: Population,
+    outputs: Outputs,
+    shape: Sequence[int],
+    *,
+    is_key: bool,
+) -> None:
+    """Raise UsageError if a metric would have a value, but not by the validation labels of any client.
+
+    `is_key`: whether `name` is the key of the only one of `metrics`, whose only value may have another name.
+    """
+    fit = [metric for metric in metrics if isinstance(metric, OfPredictions) and outputs.kind in metric.kinds]
+    parts = [part.y for client in population.participants[:_SMALL] for part in client.parts]
+    labels = _with_every_class(np.concatenate(parts), population.num_classes)
+    values = _values_on(labels, fit, outputs, shape)
+    if name in values or (is_key and len(values) == 1):
+        where = f"select.metric={name}: has no value on any client's validation data"
+        raise UsageError(f"{where}: {_lack(population)}; give clients more validation examples, or choose by loss")
+
+
+def _with_every_class(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return `labels` [n, ...] with all of the classes, or with zeros and ones, in place of the first labels."""
+    complete = labels.copy()
+    if labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
+        return complete
+    if labels.ndim == 2:
+        complete[0], complete[1:2] = 0, 1
+    else:
+        first = complete.reshape(-1)[: max(classes, 2)]
+        first[:] = np.arange(len(first))
+    return complete
+
+
+def _lack(population: Population) -> str:
+    """Return in words which classes the clients' validation data have."""
+    labels = [client.val.y for client in population.participants[:_MOST_CLIENTS] if len(client.val)]
+    if not labels:
+        return f"none of the first {_MOST_CLIENTS} clients has any"
+    if labels[0].dtype.kind == "f":
+        constant = sum(bool((part == part[0]).all()) for part in labels)
+        return f"of {len(labels)} clients with such data, {constant} have equal labels only"
+    single = sum(bool((part == part.flat[0]).all()) for part in labels)
+    held = Counter(int(label) for part in labels for label in np.unique(part))
+    counts = ", ".join(f"class {label} at {count}" for label, count in sorted(held.items())[:_CLASSES_TOLD])
+    more = ", …" if len(held) > _CLASSES_TOLD else ""
+    return f"of {len(labels)} clients with such data, {single} have one class only ({counts}{more})"

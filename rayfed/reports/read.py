@@ -216,7 +216,9 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     is_validation = tables.counts["split"] == "val"
     known = sorted(tables.counts.loc[is_validation, "metric"].unique())
     if select not in known:
-        raise UsageError(f"select={select}: no such metric on validation data; {suggestion(select, known)}")
+        others = sorted(tables.counts.loc[tables.counts["metric"] == select, "split"].unique())
+        found = f", though {others[0]} data have it" if others else ""
+        raise UsageError(f"select={select}: no such metric on validation data{found}; {suggestion(select, known)}")
     return Tables(tables.scores, tables.rounds, tables.trials.assign(selection_metric=select))
 
 

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+import torch
 
 import rayfed
 from helpers.score_rows import row
@@ -175,6 +177,38 @@ class TestPlan:
         with pytest.raises(UsageError) as error:
             make_plan(Config.read({**QUICK, **values}))
         assert str(error.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("metric", "labels", "lack"),
+        [
+            ("auroc", ([0, 0], [1, 1]), "2 have one class only (class 0 at 1, class 1 at 1)"),
+            ("f1", ([0, 0], [0]), "2 have one class only (class 0 at 2)"),
+            ("average_precision", ([0, 0], [0]), "2 have one class only (class 0 at 2)"),
+            ("torchmetrics:classification.BinaryAUROC", ([1], [1, 1]), "2 have one class only (class 1 at 2)"),
+            (OWN, ([1], [0, 1]), "1 have one class only (class 0 at 1, class 1 at 2)"),
+        ],
+    )
+    def test_a_metric_without_values_says_why(self, metric, labels, lack):
+        rng = np.random.default_rng(0)
+
+        def client(val):
+            y = np.array([*val, 0, 1, 0, 1])
+            x = rng.normal(size=(len(y), 3))
+            return {"train": (x, y), "val": (x[: len(val)], y[: len(val)]), "test": (x, y)}
+
+        config = Config.read({"select.metric": metric})
+        model = lambda: torch.nn.Linear(3, 5 if metric == OWN else 2)  # noqa: E731
+        with pytest.raises(UsageError) as error:
+            make_plan(config, clients=list(map(client, labels)), model=model, num_classes=5 if metric == OWN else 2)
+        start = f"select.metric={metric}: has no value on any client's validation data: of 2 clients with such data, "
+        assert str(error.value) == f"{start}{lack}; give clients more validation examples, or choose by loss"
+
+    def test_numbers_that_are_all_equal_have_no_r2(self):
+        x, y = np.ones((4, 3)), np.array([0.5, 2.5, 1.0, 4.0])
+        client = {"train": (x, y), "val": (x, np.full(4, 2.5)), "test": (x, y)}
+        config = Config.read({"select.metric": "r2", "loss.name": "mse", "model.name": "mlp"})
+        with pytest.raises(UsageError, match="data: of 2 clients with such data, 2 have equal labels only; give"):
+            make_plan(config, clients=[client, client])
 
     @pytest.mark.parametrize(
         ("values", "metric", "mode"),
