@@ -9,7 +9,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line
 from rayfed.data.inputs import as_float32, count_classes, numbered_words, targets
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
@@ -26,17 +26,29 @@ def misfit(file: object, name: str, found: str, expected: str) -> UsageError:
 
 
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
-    """Return one column of all files; its type must be the same in all of them, and no cell may be empty."""
-    pieces = [tables.read(path, [name])[name] for path in files]
-    for path, piece in zip(files, pieces, strict=True):
-        if piece.type != pieces[0].type:
-            raise UsageError(f"{path}: column {name!r} is {piece.type}, but {pieces[0].type} in {files[0].name}")
-    values = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
+    """Return one column of all files in their common type; no cell may be empty."""
+    values = _joined(files, name, [tables.read(path, [name])[name] for path in files])
     if values.null_count:
         empty = values.is_null().to_numpy()
         found = f"is empty, as in {empty.sum()} of {len(empty)} rows; fill these cells in, or leave the rows out"
         raise UsageError(f"{tables.place(files, name, int(empty.argmax()))}: column {name!r} {found}")
     return values
+
+
+def _joined(files: Sequence[Path], name: str, pieces: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return pieces of a column, of which some may be integers or booleans and others wider integers or floats."""
+    kinds = {piece.type for piece in pieces}
+    if len(kinds) > 1 and all(map(_is_number, kinds)):
+        pieces = [piece.cast(pa.int8()) if pa.types.is_boolean(piece.type) else piece for piece in pieces]
+    try:
+        if kinds & {pa.string()} and len(kinds - {pa.null()}) > 1:
+            raise TypeError("text in some files only")
+        parts = [pa.table([piece], [name]) for piece in pieces]
+        return pa.concat_tables(parts, promote_options="permissive")[name]
+    except (pa.ArrowException, TypeError) as error:
+        path, other = next((path, p) for path, p in zip(files, pieces, strict=True) if p.type != pieces[0].type)
+        found = f"column {name!r} is {other.type}, but {pieces[0].type} in {files[0].name}"
+        raise UsageError(f"{path}: {found}; write it in one type ({error_line(error)})") from error
 
 
 def labels_of(files: Sequence[Path], name: str | list[str], num_classes: int | None) -> tuple[np.ndarray, int | None]:
@@ -58,10 +70,10 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     Floats that are not all integers stay numbers, float32. The number of classes is `num_classes`, else that in the
     metadata of files of the Hugging Face hub, else the highest label plus 1.
     """
-    values = _typed(files, column(files, name), NUMBERS)
+    values = _typed(files, name, column(files, name), NUMBERS)
     if pa.types.is_string(values.type):
         is_word = pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy()
-        rows = np.flatnonzero(is_word) if tables.is_csv(files[0]) else np.empty(0, int)
+        rows = np.flatnonzero(is_word) if tables.is_text(files[0], name) else np.empty(0, int)
         if 0 < len(rows) < len(values):  # the numbers would be words as well
             found = f"has {values[int(rows[0])].as_py()!r}, and numbers in other rows"
             raise misfit(tables.place(files, name, int(rows[0])), name, found, "all integers or all words as labels")
@@ -78,12 +90,12 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     return labels, count_classes(f"{where}: column {name!r}", [labels], "data.num_classes", count)
 
 
-def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:
-    """Return the text of a CSV file as numbers or booleans if all cells stand for them, and other columns unchanged.
+def _typed(files: Sequence[Path], name: str, values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:
+    """Return text of CSV files and folders as numbers or booleans if all cells stand for them; others unchanged.
 
     Numbers match the expression `numbers`. It does not match 001, which need not be the same as 1.
     """
-    if tables.is_csv(files[0]) and len(values):
+    if tables.is_text(files[0], name) and len(values):
         cells = values.unique()
         if numbers and pc.all(pc.match_substring_regex(cells, numbers)).as_py():
             return values.cast(pa.float64() if "." in numbers else pa.int64())
@@ -94,7 +106,7 @@ def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") ->
 
 def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return a column as int64 [rows], and the names; integers are kept, others numbered in alphabetical order."""
-    values = _typed(files, column(files, name), r"^-?(0|[1-9]\d{0,17})$")
+    values = _typed(files, name, column(files, name), r"^-?(0|[1-9]\d{0,17})$")
     try:
         values = values.cast(pa.int64() if pa.types.is_floating(values.type) else values.type)  # a column had gaps
         if pa.types.is_integer(values.type):
@@ -115,7 +127,7 @@ def split_rows(files: Sequence[Path], name: str) -> tuple[np.ndarray, np.ndarray
 
     The column has booleans, which mark test examples, or names of splits. Booleans mark no validation examples: None.
     """
-    values = _typed(files, column(files, name))
+    values = _typed(files, name, column(files, name))
     if pa.types.is_boolean(values.type):
         return values.to_numpy(), None
     return split_masks(f"{files[0]}: column {name!r}", values.to_numpy())
@@ -172,7 +184,7 @@ def tokens(files: Sequence[Path], name: str, folder: str, length: int | None) ->
 def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:
     """Yield the numbers of each column, float32 [rows]."""
     for name in names:
-        cells = _typed(files, column(files, name))
+        cells = _typed(files, name, column(files, name))
         if not (_is_number(cells.type) or pa.types.is_string(cells.type)):
             raise misfit(files[0], name, f"is {cells.type}", "numbers, or one column of lists or images")
         numbers = pandas.to_numeric(cells.to_pandas(), errors="coerce").to_numpy()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pandas
 import pyarrow as pa
@@ -23,20 +24,56 @@ from rayfed.data.splits import EXPECTED, split_in
 ENDINGS = (".parquet", ".arrow")
 CSV = ".csv"
 SEPARATORS = ",;\t|"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
 
 
 def schema(path: Path) -> pa.Schema:
-    """Return the schema of a file."""
+    """Return the schema of a file, and of the columns in the names of its folders."""
+    stored = _stored_schema(path)
+    for name in folder_columns(path).keys() - set(stored.names):
+        stored = stored.append(pa.field(name, pa.string()))
+    return stored
+
+
+def _stored_schema(path: Path) -> pa.Schema:
     with _readable(path):
         if is_csv(path):
             return _csv(path).schema
         return _arrow(path).schema if path.suffix == ".arrow" else parquet.read_schema(path)
 
 
+def folder_columns(path: Path) -> dict[str, str | None]:
+    """Return the columns in the names of a file's folders, such as site=north/0.parquet, as pandas writes them.
+
+    Their values are text; None stands for a missing value.
+    """
+    columns: dict[str, str | None] = {}
+    for folder in path.parents:
+        name, mark, value = folder.name.partition("=")
+        if not mark:
+            break
+        columns[unquote(name)] = None if value == NO_VALUE else unquote(value)
+    return columns
+
+
+def is_text(path: Path, column: str) -> bool:
+    """Return whether the cells of a column are text, whatever they stand for."""
+    return is_csv(path) or (column in folder_columns(path) and column not in _stored_schema(path).names)
+
+
 def read(path: Path, columns: Sequence[str]) -> pa.Table:
     """Return some columns of a file, with categories decoded; an Arrow file is memory-mapped, not read."""
     check_columns(path, columns)
-    names = list(dict.fromkeys(columns))
+    stored, given = set(_stored_schema(path).names), folder_columns(path)
+    table = _read(path, [name for name in dict.fromkeys(columns) if name in stored])
+    for name in dict.fromkeys(columns):
+        if name not in stored:
+            table = table.append_column(name, pa.repeat(pa.scalar(given[name], pa.string()), table.num_rows))
+    return table
+
+
+def _read(path: Path, names: Sequence[str]) -> pa.Table:
+    """Return columns that are in a file itself."""
     with _readable(path):
         if is_csv(path):
             return _csv(path).select(names)
@@ -147,11 +184,16 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
         raise UsageError(f"data.folder={folder}: no .parquet or .arrow files; {FORMATS}")
     by_split = _named_splits(folder, found)
     for split, paths in by_split.items():
-        parents = sorted({path.parent for path in paths})
+        parents = sorted({_above_columns(path) for path in paths})
         if len(parents) > 1:
             several = f"{split} files in {len(parents)} folders, including {parents[0].name} and {parents[1].name}"
             raise UsageError(f"data.folder={folder}: {several}; set data.folder to one of them")
     return by_split
+
+
+def _above_columns(path: Path) -> Path:
+    """Return the folder of a file, or the one above those of which the names are columns."""
+    return path.parents[len(folder_columns(path))]
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -173,8 +215,11 @@ def _named_splits(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
     If no file below `root` names a split, all are of the split train.
     """
-    folders = {path: path.relative_to(root).parent.name for path in files}
-    splits = {path: split_in(path.stem) or split_in(folder) for path, folder in folders.items()}
+    splits = {}
+    for path in files:
+        *folders, _ = path.relative_to(root).parts
+        named = filter(None, map(split_in, [path.stem, *reversed(folders)]))
+        splits[path] = next(named, None)
     unnamed = [path for path, split in splits.items() if split is None]
     if 0 < len(unnamed) < len(files):
         raise UsageError(f"{unnamed[0]}: its name has no split, as other files have; expected {EXPECTED}")

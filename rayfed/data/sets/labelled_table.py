@@ -116,6 +116,9 @@ class LabelledTable(ChannelNormalisation):
 class Table(LabelledTable):
     """A Parquet or CSV file, or all of a folder in the order of their names, as one table of labelled rows.
 
+    A column may be integers in one file and floats in another. Folders such as `site=north` are columns, too, as pandas
+    writes them with `partition_cols`.
+
     A file that ends in .csv is read as CSV: UTF-8, the names of the columns in the first line, cells separated by
     commas, or by semicolons, tabs or | if these give more names. `parquet` and `csv` are two names of this reader.
 
@@ -143,12 +146,21 @@ class Table(LabelledTable):
         if path.is_dir():
             found, problem = files_below(path), "a folder without .parquet or .csv files"
             files = [file for file in found if file.suffix.lower() in (".parquet", tables.CSV)]
+            _refuse_two_kinds(self.file, files)
             tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
         if not files or not files[0].is_file():
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
         size = sum(len(tables.read(file, [self._first_label])) for file in files)
         is_test, is_val = columns.split_rows(files, self.split) if self.split else (np.zeros(size, bool), None)
         return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test, is_val)
+
+
+def _refuse_two_kinds(folder: str, files: Sequence[Path]) -> None:
+    """Raise UsageError if files are both Parquet and CSV, of which the cells are text."""
+    of_csv = sum(map(tables.is_csv, files))
+    if 0 < of_csv < len(files):
+        kinds = f"{len(files) - of_csv} Parquet and {of_csv} CSV"
+        raise UsageError(f"data.file={folder}: a folder with files of two kinds ({kinds}); keep one kind in it")
 
 
 @dataclass(frozen=True, kw_only=True)
