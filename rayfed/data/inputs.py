@@ -122,8 +122,9 @@ def check_float32(where: str, values: np.ndarray, told: str = "") -> None:
     low, high = columns.min(0).astype(float), columns.max(0).astype(float)
     largest = np.maximum(np.abs(low), np.abs(high))
     with np.errstate(over="ignore", invalid="ignore"):
-        is_coarse = np.spacing(largest.astype(np.float32)) * STEPS > high - low
-        looked_at = np.isfinite(largest) & ((largest > EXACT) | (is_coarse & (high > low)))
+        single = largest.astype(np.float32)
+        is_coarse = np.spacing(single) * STEPS > high - low
+        looked_at = np.isfinite(single) & ((largest > EXACT) | (is_coarse & (high > low)))
     for place in np.flatnonzero(looked_at)[:LOOKED_AT].tolist():
         column = f", column {place}" if columns.shape[1] > 1 else ""
         shared = f"{told}{column}" if told else ""
