@@ -73,6 +73,29 @@ def scored_values(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, 
     return values, y
 
 
+def labels_without_loss(loss: Callable[..., Any], outputs: Outputs) -> tuple[int, ...]:
+    """Return the labels that `loss` leaves out of its mean: the ignored one, and classes of weight 0."""
+    options = loss.keywords if isinstance(loss, functools.partial) else {"weight": getattr(loss, "weight", None)}
+    weight = options.get("weight")
+    classes = (weight == 0).nonzero().flatten().tolist() if isinstance(weight, Tensor) and weight.ndim == 1 else []
+    ignored = [] if outputs.ignored is None else [outputs.ignored]
+    return (*ignored, *classes)
+
+
+def with_loss(y: Tensor, without: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return labels [n, ...] of which some have a loss, and whether any label of `y` has one, a scalar.
+
+    Labels that are all among `without` are replaced by a class. Their mean loss would be 0 / 0.
+    """
+    if not without:
+        return y, torch.ones((), dtype=torch.bool, device=y.device)
+    has_loss = torch.ones_like(y, dtype=torch.bool)
+    for label in without:
+        has_loss = has_loss & (y != label)
+    other = next(label for label in range(len(without) + 1) if label not in without)
+    return torch.where(has_loss.any(), y, other), has_loss.any()
+
+
 def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: Sequence[np.ndarray]) -> Outputs:
     """Return the meaning of a model's outputs.
 

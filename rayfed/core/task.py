@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics, constant_names, copied, has_convolutions
 from rayfed.core.network import Network, gradients, logits_of
-from rayfed.core.outputs import CLASSES, Outputs
+from rayfed.core.outputs import CLASSES, Outputs, labels_without_loss, with_loss
 from rayfed.core.trees import Weights, only
 
 
@@ -102,6 +102,7 @@ class Task:
         loss_names: Names of the parameters and buffers of the loss, which begin with `loss.`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
+        without_loss: Labels that the loss leaves out of its mean, so that a batch of them alone has no loss.
         num_outputs: Number of classes for which the model has an output, at least `num_classes`.
         personal_names: Names of the weights that stay on the client with every algorithm.
         added_names: The personal names that a wrapper added to the network; they belong to neither body nor head.
@@ -129,6 +130,7 @@ class Task:
         self.num_clients, self.num_classes = num_clients, num_classes
         self._loss = loss_on(self.device, loss)
         self._scoring_loss = self._loss if scoring_loss is None else loss_on(self.device, scoring_loss)
+        self.without_loss = labels_without_loss(self._loss, outputs)
         self._learned_loss: Network | None = None
         if isinstance(self._loss, nn.Module):
             network = Network(nn.ModuleDict({"loss": self._loss}))
@@ -296,7 +298,14 @@ class Task:
     def _measured(
         self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool = True
     ) -> tuple[Tensor, Weights]:
-        """Return the value of a loss, and its buffers after the call."""
+        """Return the value of a loss, and its buffers after the call; the loss of labels that all do not count is 0."""
+        if not self.without_loss or y.is_floating_point():
+            return self._value(loss, outputs, y, weights, train=train)
+        y, counts = with_loss(y, self.without_loss)
+        value, buffers = self._value(loss, outputs, y, weights, train=train)
+        return value * counts, buffers
+
+    def _value(self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool) -> tuple[Tensor, Weights]:
         if (network := self._learned_loss) is None:
             return loss(outputs, y), {}
         own = next((tree for tree in _dicts(weights) if self.loss_names <= tree.keys()), None)

@@ -400,6 +400,14 @@ def _values_on(
     return values
 
 
+def refuse_void_validation(key: str, value: Any, population: Population, outputs: Outputs) -> None:
+    """Raise UsageError for a key that needs validation scores if all validation labels are ignored."""
+    labels = [client.val.y for client in population.participants[:_MOST_CLIENTS]]
+    if outputs.ignored is not None and all((part == outputs.ignored).all() for part in labels):
+        void = f"all validation labels of the first {len(labels)} clients are {outputs.ignored}, which is ignored"
+        raise UsageError(f"{key}={value}: needs validation scores, and {void}")
+
+
 def _refuse_undefined(
     name: str,
     metrics: Sequence[Metric],
@@ -415,7 +423,8 @@ def _refuse_undefined(
     """
     fit = [metric for metric in metrics if isinstance(metric, OfPredictions) and outputs.kind in metric.kinds]
     parts = [part.y for client in population.participants[:_SMALL] for part in client.parts]
-    labels = _with_every_class(np.concatenate(parts), population.num_classes)
+    classes = shape[outputs.axis - 1] if outputs.axis and shape else 2
+    labels = _with_every_class(np.concatenate(parts), classes)
     values = _values_on(labels, fit, outputs, shape)
     if name in values or (is_key and len(values) == 1):
         where = f"select.metric={name}: has no value on any client's validation data"

@@ -18,7 +18,7 @@ from torch import Tensor
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
 from rayfed.core.exact_sum import ExactSum
-from rayfed.core.outputs import scored_values
+from rayfed.core.outputs import scored_values, with_loss
 from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
@@ -75,8 +75,9 @@ def score(
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss` as the mean
-    over examples, and those of `metrics`. A part has no scores if all of its labels are ignored. The parts share
-    batches, which is several times as fast for small parts, unless an example's output depends on its batch.
+    over examples, and those of `metrics`. A part has no scores if all of its labels are ignored, and no loss if they
+    all have the weight 0. The parts share batches, which is several times as fast for small parts, unless an example's
+    output depends on its batch.
     """
     results, others, of_classes = [], [], ctx.task.outputs.kind in OF_CLASSES
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
@@ -85,15 +86,17 @@ def score(
         accuracy = torch.zeros_like(loss)
         if of_classes and scored is not None:
             accuracy = (scored[0].argmax(1) == scored[1]).double().mean()  # NaN if no label counts
-        results.append(torch.stack([accuracy, loss]))
+        has_loss = with_loss(part.y, ctx.task.without_loss)[1]
+        results.append(torch.stack([accuracy, loss, has_loss.double()]))
         values = _measured(metrics, logits, part, scored)
         if ctx.task.outputs.kind == "positions":  # rows count examples
             values = [value._replace(n=len(part)) for value in values]
         others.append(values)
     scores = []
     rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
-    for part, (accuracy, loss), more in zip(parts, rows, others, strict=True):
-        values = [Value("loss", loss, len(part), higher_is_better=False), *more]
+    for part, (accuracy, loss, has_loss), more in zip(parts, rows, others, strict=True):
+        values = [Value("loss", loss, len(part), higher_is_better=False)] if has_loss else []
+        values += more
         if of_classes:
             values.insert(0, Value("accuracy", accuracy, len(part), higher_is_better=True))
         values = [] if math.isnan(accuracy) else values

@@ -30,7 +30,7 @@ from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock, read_profile
-from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric
+from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric, refuse_void_validation
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan_model import (
@@ -381,6 +381,7 @@ def _selection(
     for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
         if value is not None:
             check_validated(key, value, population, config.evaluate.splits)
+            refuse_void_validation(key, value, population, blueprint.outputs)
     unmeasured = metric in ("accuracy", "loss") or (metric is None and blueprint.outputs.kind not in DEFAULTS)
     shape = () if unmeasured else first_outputs(blueprint, population, 2)[0].shape[1:]
     name, higher_is_better = chosen_metric(metric, mode, metrics, population, blueprint.outputs, shape)
