@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +19,21 @@ from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition, describe_validation, partition_hash
 from rayfed.data.partitions.domains import Natural
-from rayfed.data.population import ClientTable, Examples, MadeClients, PooledExamples, Population, TestSet
+from rayfed.data.population import (
+    ClientTable,
+    Examples,
+    MadeClients,
+    PooledExamples,
+    Population,
+    TestSet,
+    content_hash,
+)
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
 from rayfed.data.sets.synthetic import Synthetic
+
+QUICK_SECONDS = 2.0  # that a user's own dataset may take to be loaded twice
+_DRAWS_ANEW = "returns something else the second time; draw from a seeded generator, such as np.random.default_rng(0)"
 
 
 def build_data(
@@ -138,16 +150,53 @@ def load_partitioned(
 def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | None) -> tuple[Dataset, list[ClientRows]]:
     if leave_out is not None and isinstance(data, DomainSelection):  # keeps all examples, or refuses for its split
         data, leave_out = data.without(_checked_domains(leave_out, data.selected_domains(), data.name)), None
-    dataset: Dataset = data.load()
+    dataset = _loaded(data)
     if leave_out is not None:
         dataset = dataset_without_domain(dataset, leave_out)
     clients = checked_clients(dataset, partition)
+    if not _is_ours(partition):
+        _refuse_changing_split(dataset, partition, partition_hash(dataset, clients))
     _tell_equal_images(dataset)
     untested = [client.id for client in clients if not len(client.test)]
     if 0 < len(untested) < len(clients):
         ids = ", ".join(map(str, untested[:5])) + (", …" if len(untested) > 5 else "")
         note(f"{dataset.name}: {len(untested)} of {len(clients)} clients have no test examples: {ids}")
     return dataset, clients
+
+
+def _is_ours(component: object) -> bool:
+    """Return whether a dataset or a partition is rayfed's."""
+    return type(component).__module__.startswith("rayfed.")
+
+
+def _loaded(data: Any) -> Dataset:
+    """Return the examples of `data`; UsageError if the user's own code returns others when it loads again.
+
+    What takes long is loaded once.
+    """
+    began = time.monotonic()
+    dataset: Dataset = data.load()
+    if _is_ours(data) or time.monotonic() - began > QUICK_SECONDS:
+        return dataset
+    before = _contents(dataset)
+    if _contents(data.load()) != before:
+        raise UsageError(f"data: {type(data).__name__}.load {_DRAWS_ANEW}")
+    return dataset
+
+
+def _contents(dataset: Dataset) -> list[str]:
+    """Return hashes of what a dataset has."""
+    tests = [_lazy_test_set(test, dataset.layout).examples for test in dataset.tests]
+    parts = [Examples(dataset.images, dataset.labels), *tests]
+    marks = [dataset.is_test, dataset.is_val, dataset.domain, dataset.client, dataset.strata, dataset.leakage_group]
+    given = [np.ascontiguousarray(column).tobytes() for column in marks if column is not None]
+    return [*map(content_hash, parts), hashlib.sha256(b"".join(given)).hexdigest()]
+
+
+def _refuse_changing_split(dataset: Dataset, partition: Any, before: str) -> None:
+    """Raise UsageError if the user's own partition, of the hash `before`, divides the rows differently again."""
+    if partition_hash(dataset, checked_clients(dataset, partition)) != before:
+        raise UsageError(f"partition: {type(partition).__name__}.split {_DRAWS_ANEW}")
 
 
 def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type[Any]:

@@ -431,6 +431,13 @@ def population_hash(population: Population) -> str:
     return digest.hexdigest()
 
 
+def content_hash(examples: Examples) -> str:
+    """Return the SHA-256 of inputs and labels."""
+    digest = hashlib.sha256()
+    _update(digest, examples)
+    return digest.hexdigest()
+
+
 def _update(digest: Any, examples: Examples) -> None:
     digest.update(f"{examples.dtype.str}{examples.x.shape}".encode())
     for block in examples.blocks():  # as the array may not fit into memory

@@ -20,7 +20,7 @@ from rayfed.data.inputs import (
     model_inputs,
     packed,
 )
-from rayfed.data.population import SPLITS, Client, ClientTable, Examples, MadeClients, Population
+from rayfed.data.population import SPLITS, Client, ClientTable, Examples, MadeClients, Population, content_hash
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y)}, and "val": (x, y) and "domain": "a name" if there are any'
 
@@ -86,16 +86,31 @@ class _Maker:
 
 
 def _made_population(clients: Clients, num_classes: int | None, *, classes: bool) -> Population:
-    """Return a population of clients that are made on demand; the first one is made at once."""
+    """Return a population of clients that are made on demand; the first and the last one are made at once, twice."""
     sizes = clients.columns()
     if num_classes is None and classes:
         raise UsageError("num_classes: give the number of classes with rayfed.Clients, whose labels are not all read")
     maker = _Maker(clients.make, classes, num_classes or 1)
-    first = MadeClients(maker, sizes[:1]).parts(0)[0]
+    made = MadeClients(maker, sizes)
+    first = _made_twice(made, 0)[0]
+    if len(sizes) > 1:
+        _made_twice(made, len(sizes) - 1)
     maker = replace(maker, first=first.select(slice(0)))
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
     table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
     return _population(table, num_classes or 1, first)
+
+
+def _made_twice(made: MadeClients, number: int) -> tuple[Examples, Examples, Examples]:
+    """Return the parts of a client; UsageError if it is another one when it is made again, by draws without a seed."""
+    first = made.parts(number)
+    before = [content_hash(part) for part in first]
+    for split, digest, part in zip(SPLITS, before, made.parts(number), strict=True):
+        if content_hash(part) != digest:
+            changed = f"make({number}) returned other {split} examples the second time"
+            reason = "a client is made anew in every round"
+            raise UsageError(f"clients: {changed}; {reason}, so draw from np.random.default_rng({number}) or the like")
+    return first
 
 
 def user_population(
