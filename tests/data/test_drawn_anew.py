@@ -115,7 +115,7 @@ def test_a_dataset_that_changes_is_refused(what):
 
 
 def test_a_partition_that_changes_is_refused():
-    with pytest.raises(UsageError, match=r"partition: Shuffled.split returns something else the second time; draw from"):
+    with pytest.raises(UsageError, match=r"partition: Shuffled.split returns something else the second time; draw"):
         load(f"{__name__}:Drawn", {}, f"{__name__}:Shuffled")
     assert len(load(f"{__name__}:Drawn", {}, f"{__name__}:Shuffled", {"seeded": True}).clients) == 2
 
