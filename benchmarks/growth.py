@@ -6,6 +6,7 @@ fixed costs count least. The exit status is 1 if one is above its limit.
 
 import argparse
 import math
+import pickle
 import subprocess
 import sys
 import time
@@ -13,19 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from _memory import most_private, shared_fairly, watching
 from _rounds import results_folder
 from _users import EXAMPLES, make_user
 
 import rayfed
+from rayfed.core.records import Record, Score
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import sweep_text
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
-from rayfed.records.files import METRICS_SCHEMA, replace_parquet
+from rayfed.records.files import replace_parquet
+from rayfed.records.recorder import Recorder
+from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import open_storage
+from rayfed.records.tables import METRICS_SCHEMA
 from rayfed.records.trials import merge_trials, record_trial
 
 LAYERS = 10  # of the large models, each a tenth of the parameters
@@ -145,6 +151,74 @@ def recording_seconds(trials: int, rounds: int) -> float:
         return time.process_time() - began
 
 
+def recorder_seconds(trials: int, rounds: int) -> float:
+    """CPU seconds of the recorder for `trials` trials of 20 rounds of 400 scores, of which 50 run at once."""
+    with results_folder() as folder:
+        return _recorded(folder, trials, 20, 400, at_once=50)
+
+
+def recorder_of_long_trial(scores: int, rounds: int) -> float:
+    """The same for `scores` scores of one trial in rounds of 1,000, after a checkpoint each."""
+    with results_folder() as folder:
+        return _recorded(folder, 1, max(1, scores // 1000), 1000, checkpoints=True)
+
+
+def memory_of_recorder(trials: int, rounds: int) -> float:
+    """Memory that the recorder takes while `trials` trials record 3 rounds of 39,000 scores, MB, at its highest."""
+    with results_folder() as folder:
+        before = _resident()
+        highest = [before]
+        with watching(lambda processes: highest.append(_resident())):
+            _recorded(folder, trials, 3, 39_000, at_once=trials)
+        return (max(highest) - before) / 1e6
+
+
+def _recorded(
+    folder: str, trials: int, rounds: int, scores: int, *, at_once: int = 1, checkpoints: bool = False
+) -> float:
+    """Record rounds as the processes of trials send them, and return the CPU seconds of the recorder."""
+    reports = [pickle.dumps(RoundReport.of(_scored(number, scores))) for number in range(1, rounds + 1)]
+    values = Config.read({}).tree() | {"default_eval_point": "global"}
+    recorder = Recorder(folder, "e", in_sweep=True)
+    names = [f"trial-{number:05d}" for number in range(trials)]
+    began = time.process_time()
+    for first in range(0, trials, at_once):
+        running = names[first : first + at_once]
+        for name in running:
+            recorder.begin(name, values, rounds, None)
+        for report in reports:
+            for name in running:
+                recorder.add(name, pickle.loads(report))
+                if checkpoints:
+                    recorder.begin_checkpoint(name)
+        for name in running:
+            recorder.end(name, {"status": "done"})
+    return time.process_time() - began
+
+
+def _scored(round: int, scores: int) -> Record:
+    """Return a round with two metrics on two splits of each client."""
+    record = Record(stage="round", round=round, cohort=100)
+    for number in range(scores):
+        client, kind = divmod(number, 4)
+        score = Score(
+            client=client,
+            domain="abcde"[client % 5],
+            split=("val", "test")[kind // 2],
+            point="global",
+            metric=("accuracy", "loss")[kind % 2],
+            value=number / scores,
+            n=10,
+            higher_is_better=kind % 2 == 0,
+        )
+        record.scores.append(score)
+    return record
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
 def dry_run_seconds(trials: int, rounds: int) -> float:
     """CPU seconds of `rayfed sweep --dry-run` on `trials` trials with four seeds."""
     rates = [0.1 + 0.9 * number / trials for number in range(max(1, trials // 4))]
@@ -262,6 +336,9 @@ ROWS = {
     "parameters": Row("server, two hosts, by parameters", "models", copies_in_server, MODELS, CONSTANT),
     "parameters-host": Row("the same of a host", "models", copies_in_host, MODELS, CONSTANT),
     "recording": Row("recording of trials", "CPU s", recording_seconds, (100, 1000, 5000)),
+    "recorder": Row("recorder, by trials of 8,000 scores", "CPU s", recorder_seconds, (10, 100, 1000)),
+    "recorder-scores": Row("the same, by scores of a trial", "CPU s", recorder_of_long_trial, (10**4, 10**5, 10**6)),
+    "recorder-memory": Row("the same, by trials of 117,000 scores", "MB", memory_of_recorder, (50, 150, 500), CONSTANT),
     "dry-run": Row("dry run of trials", "CPU s", dry_run_seconds, (100, 1000, 10_000)),
     "report": Row("report, by trials of 40,000 scores", "CPU s", report_seconds, (20, 60, 200)),
     "report-memory": Row("the same", "MB", memory_of_report, (20, 60, 200)),

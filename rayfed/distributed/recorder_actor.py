@@ -4,6 +4,8 @@ If the actor dies, the command ends with one line. `resume=true` then goes on fr
 """
 
 import contextlib
+import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,14 @@ from rayfed.core.errors import HostLost
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
+from rayfed.records.progress import Progress
 from rayfed.records.recorder import Recorder
+from rayfed.records.round_report import RoundReport
 
+MOST_ROUNDS_AHEAD = 16
+"""The rounds of a trial that may be on their way to the recorder while the trial goes on."""
+MOST_BYTES_AHEAD = 2**20
+"""The bytes that they may take, unless a single round takes more."""
 _CLOSE_SECONDS = 60.0
 
 
@@ -44,9 +52,10 @@ def start_recorder(folder: str, experiment: str, *, in_sweep: bool) -> Any:
 
 
 class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[misc]
-    """The `Recorder` of another process, with all of its methods. Rounds are sent without waiting.
+    """The `Recorder` of another process, with all of its methods.
 
-    Every other method waits until all rounds have arrived, and then for its result.
+    A round is sent without waiting, unless many are on their way. Every other method waits until all rounds have
+    arrived, and then for its result.
 
     Raises:
         HostLost: From every method: the recorder died.
@@ -54,7 +63,11 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
 
     def __init__(self, actor: Any):
         self.actor = actor
-        self._sent: list[Any] = []  # calls of `record` whose result is not known
+        self._ahead: deque[tuple[Any, int]] = deque()  # calls of `add` whose results are not known, and their bytes
+        self._bytes_ahead = 0
+        self._progress: dict[str, Progress] = {}
+        self._changes = 0
+        self._lock = threading.Lock()  # a thread shows the progress that another one asks for
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -64,25 +77,44 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
         return call
 
     def record(self, trial: str, record: Record) -> None:
-        self._sent.append(self.actor.record.remote(trial, record))
-        done, self._sent = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
-        _results(done)
+        report = RoundReport.of(record)
+        self._ahead.append((self.actor.add.remote(trial, report), report.nbytes))
+        self._bytes_ahead += report.nbytes
+        while len(self._ahead) > MOST_ROUNDS_AHEAD or (len(self._ahead) > 1 and self._bytes_ahead > MOST_BYTES_AHEAD):
+            self._await_first()
+        calls = [call for call, _ in self._ahead]
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        for _ in done:  # calls of one process end in their order
+            self._await_first()
 
     def settle(self) -> None:
-        """Wait until the recorder has all records."""
-        sent, self._sent = self._sent, []
-        _results(sent)
+        """Wait until the recorder has all rounds."""
+        while self._ahead:
+            self._await_first()
 
     def doing(self, trial: str, what: str) -> None:
         self.actor.doing.remote(trial, what)
 
+    def progress(self) -> list[Progress]:
+        with self._lock:
+            self._changes, changed = _results(self.actor.changed_progress.remote(self._changes))
+            for progress in changed:
+                self._progress[progress.trial] = progress
+            return list(self._progress.values())
+
     def close(self) -> list[str]:
-        """End the recorder's process when all trials have ended, and return a line on each failure of TensorBoard."""
+        """End the recorder's process when all trials have ended, and return a line on each failure of a tracker."""
         lines: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):
             lines = ray.get(self.actor.close.remote(), timeout=_CLOSE_SECONDS)
         ray.kill(self.actor)
         return lines
+
+    def _await_first(self) -> None:
+        """Wait until the recorder has the first of the rounds on their way."""
+        call, nbytes = self._ahead.popleft()
+        self._bytes_ahead -= nbytes
+        _results(call)
 
 
 def _results(calls: Any) -> Any:

@@ -5,6 +5,7 @@ sweep. Nothing of a trial may therefore outlive it: its random numbers come from
 state is restored.
 """
 
+import contextlib
 import gc
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 import ray
 import torch
 
-from rayfed.core.errors import HostLost
+from rayfed.core.errors import HostLost, StorageError
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_actor import readable
@@ -86,6 +87,7 @@ class Trials:
             if lost_its_node(error):
                 os._exit(1)  # Tune starts the trial again elsewhere
             if isinstance(error, HostLost) or breaks_device(error):
+                self._settle()
                 raise
             if self._run is None or not self._run.begun:
                 where = "" if is_private() else f" (on {socket.gethostname()})"
@@ -101,11 +103,17 @@ class Trials:
         """Release the fleet and the device's memory, and restore torch's global state."""
         if self._run is None:
             return
+        self._settle()
         self._run.close()
         self._run = None
         torch.set_default_dtype(self._defaults[0])
         torch.set_num_threads(self._defaults[1])
         release_memory()
+
+    def _settle(self) -> None:
+        """Wait until the recorder has all rounds, because this process may be killed next."""
+        with contextlib.suppress(HostLost, StorageError):
+            self._sink.settle()
 
     def _scored_round(self, pool: HostPool | None) -> bool:
         """Start the trial unless it runs, and run rounds until one was scored; return whether it has ended."""
@@ -127,7 +135,6 @@ class Trials:
             if scores and record.round < rounds:
                 break
         self._last[BEST] = run.best
-        self._sink.settle()  # before the scheduler stops the trial and the command records that
         return run.done
 
 

@@ -45,7 +45,8 @@ from rayfed.experiments.space import Search
 from rayfed.experiments.sweep import Job, SweepPlan, error_lines
 from rayfed.experiments.trial import interrupted
 from rayfed.experiments.user_code import own_code, own_names
-from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.progress import Progress
+from rayfed.records.recorder import Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted, recorded_value
 
@@ -274,7 +275,7 @@ class _Trials(tune.Callback, tune.Stopper):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}
         if not result.get(ENDED):
-            self._recorder.end(_name(trial), {"status": "stopped"})
+            self._recorder.end(_name(trial), {"status": "stopped"}, after_round=result.get("round", 0))
         self.raised = result.get(RAISED)
         self._say_errors(self._look())
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from rayfed.core.records import is_fraction
 from rayfed.core.terminal import Bar, StatusLine
-from rayfed.records.recorder import Progress
+from rayfed.records.progress import Progress
 
 
 def one_trial(progress: Progress) -> list[Bar]:

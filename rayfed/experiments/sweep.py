@@ -17,7 +17,8 @@ from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.user_code import own_names
-from rayfed.records.recorder import Progress, traceback_file
+from rayfed.records.progress import Progress
+from rayfed.records.recorder import traceback_file
 from rayfed.records.tracking import check_tracking
 
 MAX_NOTES = 8  # that are printed before a sweep

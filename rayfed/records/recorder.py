@@ -2,61 +2,34 @@
 
 One recorder serves all trials of a command. Without Ray it is called directly. With Ray it is an actor on the node of
 the command, so that all results arrive there, whichever node a trial runs on.
+
+Rounds wait in memory. Those that no checkpoint waits for are written together for all trials, in a small share of the
+time. A checkpoint first writes the rounds before it, so that a trial that goes back to it finds their rows.
 """
 
 import contextlib
-import math
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import lasting, working_folder
-from rayfed.core.records import Event, Record, Selection
+from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
-from rayfed.records.files import Holding, TrialWriter, write_holdings, write_map
+from rayfed.records.files import Holding, write_holdings, write_map
+from rayfed.records.progress import Progress, TrialProgress
+from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import join, open_storage, storage_errors
-from rayfed.records.tracking import TensorBoard
+from rayfed.records.tracking import TensorBoard, Trackers
 from rayfed.records.trials import Owner, record_trial
+from rayfed.records.writer import ExperimentFiles, TrialWriter, WritingBudget
 
+MOST_WAITING_BYTES = 2**26
+"""The bytes of rounds that wait in memory, of all trials together, before they are written in any case."""
 _TRACEBACKS = "tracebacks"
-
-
-@dataclass
-class Progress:
-    """The progress of a trial.
-
-    Attributes:
-        round: The last round that was recorded, which may be the final stage; `rounds_done` counts training rounds.
-        left: The expected seconds of the remaining rounds; None while they are unknown.
-        val, test: The last values of the metric of `selection`, as means over clients.
-        clock: The seconds on the simulated clock; None without one.
-        lost: How often the trial lost a process and went back to its last checkpoint.
-        stop_reason: The reason of an early stop.
-        doing: What the trial does after a round, if that may take long.
-    """
-
-    trial: str
-    rounds: int
-    status: str = "running"
-    round: int = 0
-    rounds_done: int = 0
-    first_round: int = 0
-    clients: int = 0
-    seconds: float = 0.0
-    left: float | None = None
-    val: float | None = None
-    test: float | None = None
-    best_val: float | None = None
-    error: str | None = None
-    has_traceback: bool = False
-    clock: float | None = None
-    lost: int = 0
-    stop_reason: str | None = None
-    selection: Selection = field(default_factory=Selection)
-    doing: str | None = None
+_DISK_THREADS, _STORE_THREADS = 4, 16  # a disk and an object store take several files at a time
 
 
 def traceback_file(folder: str, experiment: str, trial: str) -> str:
@@ -66,81 +39,21 @@ def traceback_file(folder: str, experiment: str, trial: str) -> str:
 
 @dataclass
 class _Trial:
-    """The recorder's knowledge of a trial. Times are those of `time.monotonic`.
+    """The recorder's knowledge of a trial.
 
     Attributes:
-        progress: None until the trial begins or loses a process.
         writer: The writer of its rows; None unless the trial runs.
-        began: The time at which the trial began; None before.
-        warm: The time and the number of the first round of this attempt, which took longer; None before.
-        work: Each round with its number of clients and its seconds.
-        lost: When and why a process was lost; None once the trial has begun again.
+        failure: Why rows could not be written that waited when another trial's round was recorded.
+        ending: The round after which the trial ends, and its last columns in `trials`; None unless that was said before
+            the round has arrived.
+        change: The number of the last change of the progress, see `Recorder.changed_progress`.
     """
 
-    progress: Progress | None = None
+    progress: TrialProgress = field(default_factory=TrialProgress)
     writer: TrialWriter | None = None
-    began: float | None = None
-    warm: tuple[float, int] | None = None
-    work: list[tuple[int, int, float]] = field(default_factory=list)
-    lost: tuple[float, str] | None = None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the trial has begun before in this command."""
-        return self.progress is not None and (self.progress.status == "running" or self.progress.lost > 0)
-
-    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
-        """Note that the trial begins after round `done`. Return the event of the restart, if this is a restart."""
-        now, before, goes_on = time.monotonic(), self.progress, self.goes_on
-        progress = Progress(trial, rounds, round=done, rounds_done=min(done, rounds), first_round=done)
-        if before is not None and goes_on:
-            progress = replace(
-                before,
-                rounds=rounds,
-                status="running",
-                round=done,
-                rounds_done=progress.rounds_done,
-                first_round=min(before.first_round, done) if before.rounds else done,
-                best_val=before.best_val if done else None,
-            )
-        events = []
-        if self.lost is not None and before is not None:
-            events.append(self._restart_event(before.round, done, now - self.lost[0], self.lost[1]))
-        self.work = [work for work in self.work if goes_on and work[0] <= done]
-        progress.selection = Selection.of(values)
-        self.progress, self.lost, self.warm = progress, None, None
-        if self.began is None or not goes_on:
-            self.began = now - progress.seconds
-        return events
-
-    def add(self, record: Record) -> None:
-        """Update the progress by a round that was recorded."""
-        assert self.progress is not None and self.began is not None, "the trial has begun"  # noqa: PT018
-        progress, now = self.progress, time.monotonic()
-        progress.round, progress.doing, progress.seconds = record.round, None, now - self.began
-        progress.clients += record.cohort
-        progress.clock = record.clock_seconds
-        self.work.append((record.round, record.cohort, record.seconds["total"]))
-        if record.stage == "round":
-            progress.rounds_done = record.round
-            since, first = self.warm = self.warm or (now, record.round)
-            if record.round > first:
-                progress.left = (now - since) / (record.round - first) * max(0, progress.rounds - record.round)
-        means = record.means(progress.selection.metric, progress.selection.point)
-        progress.val, progress.test = means.get("val", progress.val), means.get("test", progress.test)
-        values = [v for v in (progress.best_val, progress.val) if v is not None and not math.isnan(v)]
-        progress.best_val = max(values, key=progress.selection.gain, default=None)
-
-    def _restart_event(self, round: int, done: int, seconds: float, cause: str) -> Event:
-        goes_on = f"continues after round {done}" if done else "starts again at round 1"
-        repeated = [work for work in self.work if work[0] > done]
-        return Event(
-            event="trial restarted",
-            detail=f"{cause}; {goes_on}",
-            round=round,
-            redone=sum(clients for _, clients, _ in repeated),
-            seconds=seconds + sum(seconds for *_, seconds in repeated),
-        )
+    failure: Exception | None = None
+    ending: tuple[int, Mapping[str, Any]] | None = None
+    change: int = 0
 
 
 class Recorder:
@@ -156,9 +69,14 @@ class Recorder:
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool = False):
         self.folder, self.experiment = folder, experiment
         self._home = open_storage(folder).child(experiment)
+        self._files = ExperimentFiles(folder, experiment)
+        self._budget = WritingBudget()
+        self._waiting_bytes = 0
         self._trials: defaultdict[str, _Trial] = defaultdict(_Trial)
+        self._changes = 0
         self._owner: Owner | None = None
-        self._tensorboard = TensorBoard(self._home, working_folder() / lasting(""), in_sweep=in_sweep)
+        board = TensorBoard(self._home, working_folder() / lasting(""), in_sweep=in_sweep)
+        self._trackers = Trackers([board])
 
     def begin(
         self,
@@ -185,32 +103,61 @@ class Recorder:
             if keep_through_round is None:  # a later resume must not use checkpoints of an earlier attempt
                 self._checkpoints_of(trial).delete()
             known = self._trials[trial]
+            known.ending = known.failure = None
             known.writer = TrialWriter(
-                self.folder,
-                self.experiment,
+                self._files,
                 trial,
                 str(values["algorithm"]["name"]),
                 int(values["seed"]),
                 keep_through_round=keep_through_round,
-                keep_events=known.goes_on,
+                keep_events=known.progress.goes_on,
             )
-            known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
+            known.writer.add_events(known.progress.begin(trial, values, rounds, keep_through_round or 0))
             if holdings and values.get("partition_hash"):
                 write_holdings(self._home, values["partition_hash"], holdings)
-        self._tensorboard.begin(trial, values, keep_through_round)
+        self._changed(known)
+        self._trackers.begin(trial, values, keep_through_round)
 
     def record(self, trial: str, record: Record) -> None:
         """Record a finished round of a trial that has begun."""
-        writer = self._writer(trial)
+        self.add(trial, RoundReport.of(record))
+
+    def add(self, trial: str, report: RoundReport) -> None:
+        """Record a finished round of a trial that has begun.
+
+        A round that arrives after the trial was ended by the command is left out.
+        """
+        known, record = self._trials[trial], report.record
+        if known.writer is None:
+            return
         with storage_errors(self._home.location):
-            writer.add(record)
-            writer.flush()
+            known.writer.add(report)
+            self._waiting_bytes += report.nbytes
+            if not self._budget.is_spent or self._waiting_bytes > MOST_WAITING_BYTES:
+                self._write_waiting()
+            if known.failure is not None:
+                raise known.failure
             if record.vmap_clients is not None:
                 record_trial(self.folder, self.experiment, trial, {"vmap_clients": record.vmap_clients})
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
-        self._tensorboard.record(trial, record)
-        self._trials[trial].add(record)
+        known.progress.add(report)
+        self._changed(known)
+        self._trackers.record(trial, record.round, report.values)
+        if known.ending is not None and record.round >= known.ending[0]:
+            self._finish(trial, known.ending[1])
+
+    def _write_waiting(self) -> None:
+        """Write the rounds that wait of all trials."""
+        waiting = [known for known in self._trials.values() if known.writer is not None and known.writer.waiting_bytes]
+        with self._budget.spending():
+            if len(waiting) == 1:
+                _write(waiting[0])
+                return
+            threads = _STORE_THREADS if self._home.local is None else _DISK_THREADS
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(_write, waiting))
+        self._waiting_bytes = sum(known.writer.waiting_bytes for known in waiting if known.writer is not None)
 
     def event(self, trial: str, event: Event) -> None:
         """Record something that happened to a trial that has begun."""
@@ -219,13 +166,15 @@ class Recorder:
 
     def doing(self, trial: str, what: str) -> None:
         """Note for the progress line what the trial does after a round."""
-        if (progress := self._trials[trial].progress) is not None:
-            progress.doing = what
+        known = self._trials[trial]
+        if known.progress.shown is not None:
+            known.progress.shown.doing = what
+            self._changed(known)
 
     def begin_checkpoint(self, trial: str) -> int:
         """Return the number of the next checkpoint, after writing all recorded rows to disk."""
         with storage_errors(self._home.location):
-            self._writer(trial).flush(force=True)
+            self._write_rows(self._writer(trial))
             return self._checkpoints_of(trial).begin()
 
     def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None:
@@ -239,6 +188,7 @@ class Recorder:
         """Finish a checkpoint; see `CheckpointStore.commit`."""
         with storage_errors(self._home.location):
             self._checkpoints_of(trial).commit(number, base, header, parts)
+        self._trials[trial].progress.saved(header["round"])
 
     def delete_checkpoints(self, trial: str) -> None:
         """Delete all checkpoints of a trial that is done."""
@@ -260,25 +210,46 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).read(parts)
 
-    def end(self, trial: str, values: Mapping[str, Any]) -> None:
-        """End a trial; `values` has its status and other columns of `trials`."""
+    def end(self, trial: str, values: Mapping[str, Any], *, after_round: int = 0) -> None:
+        """End a trial.
+
+        Args:
+            values: Its status and other columns of `trials`.
+            after_round: The last round that the process of the trial has sent. If it has not arrived yet, the trial
+                ends once it has.
+        """
+        known = self._trials[trial]
+        shown = known.progress.shown
+        if known.writer is not None and shown is not None and shown.round < after_round:
+            known.ending = after_round, values
+            shown.status = str(values["status"])
+            self._changed(known)
+            return
+        self._finish(trial, values)
+
+    def _finish(self, trial: str, values: Mapping[str, Any]) -> None:
+        known = self._trials[trial]
+        writer, known.writer, known.ending = known.writer, None, None
         with storage_errors(self._home.location):
             try:
-                writer, self._trials[trial].writer = self._trials[trial].writer, None
                 if writer is not None:
-                    writer.flush(force=True)
+                    self._write_rows(writer)
             finally:  # if a full disk loses rows, the row of the trial says so
-                self._end(trial, values)
+                self._record_end(trial, known, values)
 
-    def _end(self, trial: str, values: Mapping[str, Any]) -> None:
-        known = self._trials[trial]
-        progress = known.progress = known.progress or Progress(trial, 0)
-        progress.status, progress.error, progress.doing = str(values["status"]), values.get("error"), None
+    def _record_end(self, trial: str, known: _Trial, values: Mapping[str, Any]) -> None:
+        if known.progress.shown is None:
+            known.progress.shown = Progress(trial, 0)
+        progress = known.progress.shown
+        progress.status = str(values["status"])
+        progress.error = values.get("error")
+        progress.doing = None
         progress.has_traceback = values.get("traceback") is not None
         progress.stop_reason = values.get("stop_reason")
-        self._tensorboard.end(trial, progress.status)
+        self._changed(known)
+        self._trackers.end(trial, progress.status)
         measured: dict[str, Any] = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
-        if known.began is None:
+        if known.progress.began is None:
             self._owner = self._owner or Owner(self._home)
             measured = {"owner": self._owner.name}
         try:
@@ -286,39 +257,70 @@ class Recorder:
         except UsageError as error:  # another process runs the trial, and owns its row
             progress.error = str(error)
             return
-        if trace := values.get("traceback"):
+        trace = values.get("traceback")
+        if trace:
             with contextlib.suppress(OSError):  # on a full disk, for which the row has room set aside
                 self._home.child(_TRACEBACKS).write(f"{trial}.txt", trace.encode())
 
     def lost(self, trial: str, cause: str) -> Progress:
         """Note that a process of a trial was lost, and return the progress until then."""
         known = self._trials[trial]
-        progress = known.progress = known.progress or Progress(trial, 0)
-        progress.lost += 1
-        known.lost = time.monotonic(), cause
-        return progress
+        self._changed(known)
+        return known.progress.lose(trial, cause)
 
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has begun in this command."""
-        progress = self._trials[trial].progress
-        return progress is not None and progress.rounds > 0
+        shown = self._trials[trial].progress.shown
+        return shown is not None and shown.rounds > 0
 
     def close(self) -> list[str]:
-        """Release the claim to the trials, which have ended, and return a line on each failure of TensorBoard."""
-        lines = self._tensorboard.close()
+        """Release the claim to the trials, which have ended, and return a line on each failure of a tracker."""
+        for trial, known in list(self._trials.items()):
+            if known.ending is not None:  # its process died before its last round was sent
+                self._finish(trial, known.ending[1])
         if self._owner is not None:
             self._owner.release()
             self._owner = None
-        return lines
+        return self._trackers.failures()
 
     def progress(self) -> list[Progress]:
         """Return the progress of all trials."""
-        return [known.progress for known in list(self._trials.values()) if known.progress is not None]
+        return self.changed_progress(0)[1]
+
+    def changed_progress(self, since: int) -> tuple[int, list[Progress]]:
+        """Return the progress of the trials that have changed after change number `since`, and the number to give next.
+
+        A sweep of thousands of trials is asked twice a second.
+        """
+        changes = self._changes  # before the trials are looked at, since rounds may arrive meanwhile
+        changed = [known.progress.shown for known in list(self._trials.values()) if known.change > since]
+        return changes, [shown for shown in changed if shown is not None]
+
+    def _changed(self, known: _Trial) -> None:
+        self._changes += 1
+        known.change = self._changes
 
     def _writer(self, trial: str) -> TrialWriter:
         writer = self._trials[trial].writer
         assert writer is not None, "the trial has begun"
         return writer
 
+    def _write_rows(self, writer: TrialWriter) -> None:
+        """Write the rounds of a trial that wait, whatever the budget says."""
+        waiting = writer.waiting_bytes
+        with self._budget.spending():
+            writer.flush()
+        self._waiting_bytes -= waiting
+
     def _checkpoints_of(self, trial: str) -> CheckpointStore:
         return CheckpointStore(self._home, trial)
+
+
+def _write(known: _Trial) -> None:
+    """Write the rounds of a trial that wait. An error belongs to this trial, and is raised with its next round."""
+    assert known.writer is not None, "the trial runs"
+    try:
+        known.writer.flush()
+        known.failure = None
+    except Exception as error:  # of the disk, the object store or a damaged file
+        known.failure = error

@@ -15,14 +15,15 @@ import pyarrow as pa
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
-from rayfed.records.files import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, decompressed, read_checked, read_parquet
+from rayfed.records.files import decompressed, read_checked, read_parquet
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
+from rayfed.records.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, string_columns
 from rayfed.records.trials import is_alive, read_trials, trials_table
 from rayfed.reports.groups import countable_trials, group_trials
 from rayfed.reports.selection import TRIAL, aggregate_clients
 
 TABLES = ("metrics", "rounds", "trials")
-_STRINGS = [field.name for field in METRICS_SCHEMA if pa.types.is_string(field.type)]
+_STRINGS = string_columns(METRICS_SCHEMA)
 _NO_ROWS = METRICS_SCHEMA.empty_table()
 _COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rayfed.core import terminal
 from rayfed.core.terminal import Bar, StatusLine
 from rayfed.experiments.progress import many_trials, one_trial, watched
-from rayfed.records.recorder import Progress
+from rayfed.records.progress import Progress
 
 
 def trial(name, seed=0, **values):

@@ -12,7 +12,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sweep import error_lines
 from rayfed.experiments.trial import TrialRun, failure, run_trial
-from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.progress import Progress
+from rayfed.records.recorder import Recorder
 from rayfed.reports.read import read, read_events
 
 VALUES = TWO_CLIENTS | {"algorithm.name": "scaffold", "rounds": 6}

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from rayfed.core.records import Record, Score, lower_is_better_by_name
-from rayfed.records.files import TrialWriter
+from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
+from rayfed.records.writer import SEGMENT_ROWS, ExperimentFiles, TrialWriter
 
 
 class Row(NamedTuple):
@@ -37,7 +38,8 @@ def write(writer: TrialWriter, rows: Iterable[Row], **of_round: Any) -> None:
     for number, score in rows:
         by_round.setdefault(number, []).append(score)
     for number, scores in by_round.items():
-        writer.add(Record(**{"stage": "round", "round": number, "cohort": 2, "scores": scores, **of_round}))
+        record = Record(**{"stage": "round", "round": number, "cohort": 2, "scores": scores, **of_round})
+        writer.add(RoundReport.of(record))
 
 
 def add_rows(
@@ -58,9 +60,17 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 @contextmanager
 def trial_writer(
-    folder: Path, name: str = "t", *, experiment: str = "e", algorithm: str = "fedavg", seed: int = 0, **options: Any
+    folder: Path,
+    name: str = "t",
+    *,
+    experiment: str = "e",
+    algorithm: str = "fedavg",
+    seed: int = 0,
+    segment_rows: int = SEGMENT_ROWS,
+    **options: Any,
 ) -> Iterator[TrialWriter]:
     """Yield a trial's writer, which has written all rows when the block ends."""
-    writer = TrialWriter(folder, experiment, name, algorithm, seed, **options)
+    files = ExperimentFiles(folder, experiment, segment_rows=segment_rows)
+    writer = TrialWriter(files, name, algorithm, seed, **options)
     yield writer
-    writer.flush(force=True)
+    writer.flush()

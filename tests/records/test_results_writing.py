@@ -13,8 +13,9 @@ import pytest
 
 from helpers.score_rows import row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.records.files import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialWriter
+from rayfed.records.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.trials import record_trial
+from rayfed.records.writer import ExperimentFiles, TrialWriter
 from rayfed.reports.read import read
 
 CLIENTS = 4
@@ -31,7 +32,7 @@ def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
     with trial_writer(folder, keep_through_round=keep, segment_rows=40) as writer:
         for number in range(first, last + 1):
             one_round(writer, number)
-            writer.flush(force=True)
+            writer.flush()
 
 
 def rounds_of(folder: Path) -> list[int]:
@@ -95,7 +96,7 @@ def rounds_on_disk(folder: Path) -> pd.DataFrame:
 
 def test_an_attempt_that_keeps_nothing_begins_anew(tmp_path: Path) -> None:
     write_rounds(tmp_path, 1, 30, keep=None)
-    TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    TrialWriter(ExperimentFiles(tmp_path, "e"), "t", "fedavg", 0)
     assert len(rounds_on_disk(tmp_path)) == 0
 
 
@@ -103,7 +104,7 @@ def test_trials_whose_names_begin_alike_do_not_touch_each_other(tmp_path: Path) 
     for trial in ("t", "t-0000", "t=1"):
         with trial_writer(tmp_path, trial) as writer:
             one_round(writer, 1)
-    TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    TrialWriter(ExperimentFiles(tmp_path, "e"), "t", "fedavg", 0)
     table = rounds_on_disk(tmp_path)
     assert sorted(table["trial"]) == ["t-0000", "t=1"]
     assert list(table.columns) == ROUNDS_SCHEMA.names
@@ -119,24 +120,14 @@ def test_the_schemas_are_on_disk_as_declared_also_for_nulls(tmp_path: Path) -> N
     assert first["epsilon"] != first["epsilon"]  # null, as there was no privacy
 
 
-def test_flush_skips_when_writing_takes_too_long_and_close_writes_all(tmp_path: Path) -> None:
-    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
-    for number in range(1, 51):
-        one_round(writer, number)
-        writer.flush()
-    assert len(rounds_on_disk(tmp_path)) < 50
-    writer.flush(force=True)
-    assert rounds_of(tmp_path) == list(range(1, 51))
-
-
 def test_rows_stay_for_the_next_flush_when_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    writer = TrialWriter(ExperimentFiles(tmp_path, "e"), "t", "fedavg", 0)
     one_round(writer, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
-            writer.flush(force=True)
-    writer.flush(force=True)
+            writer.flush()
+    writer.flush()
     assert rounds_of(tmp_path) == [1]
 
 
@@ -154,7 +145,7 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
         with pytest.raises(UsageError, match=refusal):
             read(tmp_path)
         with pytest.raises(UsageError, match=refusal):
-            TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+            TrialWriter(ExperimentFiles(tmp_path, "e"), "t", "fedavg", 0)
         assert file.read_bytes() == content
         file.write_bytes(whole)
     (file,) = (tmp_path / "e" / "trials" / ".rows").iterdir()

@@ -1,7 +1,6 @@
 """TensorBoard: names and values, the true rounds, going on after a checkpoint, and failing alone."""
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,9 @@ import pytest
 import rayfed
 from helpers.commands import TWO_CLIENTS
 from rayfed.core.records import SERVER, Record, Score
+from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import open_storage
-from rayfed.records.tracking import TensorBoard, round_values
+from rayfed.records.tracking import TensorBoard, Trackers
 
 NONE = {"tensorboard": None, "folder": None}
 QUICK = TWO_CLIENTS | {"rounds": 4, "evaluate.every": 2}
@@ -23,6 +23,10 @@ def score(client, domain, value, split="test", **more):
 
 def record(round=3, scores=(), **more):
     return Record(stage="round", round=round, cohort=2, scores=list(scores), **more)
+
+
+def round_values(record):
+    return RoundReport.of(record).values
 
 
 def scalars(folder):
@@ -76,15 +80,14 @@ class TestTensorBoard:
 
     def test_rounds_that_are_repeated_are_replaced(self, tmp_path):
         def told(done, rounds, value):
-            board = TensorBoard(open_storage(tmp_path), tmp_path)
-            board.begin("t", {"tracking": NONE | {"tensorboard": True}, "seed": 0}, done)
+            trackers = Trackers([TensorBoard(open_storage(tmp_path), tmp_path)])
+            trackers.begin("t", {"tracking": NONE | {"tensorboard": True}, "seed": 0}, done)
             for number in rounds:
-                board.record("t", record(number, [score(0, "a", value)]))
-            board.end("t", "interrupted")
-            assert board.close() == []
+                trackers.record("t", number, round_values(record(number, [score(0, "a", value)])))
+            trackers.end("t", "interrupted")
+            assert trackers.failures() == []
 
         told(None, [1, 2, 3], 0.25)
-        time.sleep(1.1)  # the names of event files have seconds
         told(2, [3, 4], 0.5)
         assert scalars(tmp_path / "tensorboard" / "t")["global/test/accuracy"] == {1: 0.25, 2: 0.25, 3: 0.5, 4: 0.5}
         told(None, [1], 0.75)
@@ -96,17 +99,16 @@ class TestTensorBoard:
             board = TensorBoard(open_storage(tmp_path / "r"), tmp_path, in_sweep=in_sweep)
             board.begin("t", {"tracking": NONE | wanted}, None)
             board.end("t", "done")
-            board.close()
             assert [path.parent.parent.name for path in tmp_path.glob("*/tensorboard/t")] == [written] * bool(written)
             shutil.rmtree(tmp_path / (written or "r"), ignore_errors=True)
 
     def test_a_folder_that_cannot_be_written_is_reported_once_and_ends_nothing(self, tmp_path):
         (tmp_path / "file").touch()
-        board = TensorBoard(open_storage(tmp_path), tmp_path)
+        trackers = Trackers([TensorBoard(open_storage(tmp_path), tmp_path)])
         for trial in ("t", "u"):
-            board.begin(trial, {"tracking": {"tensorboard": True, "folder": "file"}}, None)
-            board.record(trial, record())
-            board.end(trial, "done")
-        (line,) = board.close()
+            trackers.begin(trial, {"tracking": {"tensorboard": True, "folder": "file"}}, None)
+            trackers.record(trial, 3, round_values(record()))
+            trackers.end(trial, "done")
+        (line,) = trackers.failures()
         assert line.startswith("t (and 1 more): tracking.tensorboard failed (NotADirectoryError: ")
         assert line.endswith("; the trial went on without it")

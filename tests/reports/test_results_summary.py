@@ -67,7 +67,7 @@ def test_the_files_of_a_trial_are_aggregated_as_one(tmp_path: Path) -> None:
     with trial_writer(tmp_path, segment_rows=1) as writer:
         for one in rows:
             write(writer, [one])
-            writer.flush(force=True)
+            writer.flush()
     tables = read(tmp_path)
     assert len(list(tmp_path.glob("e/metrics/*.parquet"))) == 4
     pd.testing.assert_frame_equal(tables.curves, aggregate_clients(tables.metrics))

@@ -19,7 +19,7 @@ from rayfed.data.sets import DATASETS
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.metrics import METRICS
-from rayfed.records.files import METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.trials import FIXED
 from rayfed.reports.render import render
 from rayfed.sampling import SAMPLERS

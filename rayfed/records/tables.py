@@ -1,0 +1,158 @@
+"""The columns of the tables `metrics`, `rounds` and `events`, and the rows of a round as columns of Arrow.
+
+The columns are the fields of `Score`, `Record` and `Event`. Rounds have the same numbers in all tables (see `Record`),
+so a resumed trial drops exactly the rows that it repeats: those after the checkpoint's round.
+
+In memory, columns of strings are dictionaries: each distinct string once, and its number in every row. Files have plain
+strings, which Parquet encodes in the same way.
+"""
+
+import dataclasses
+import datetime
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rayfed.core.records import SECONDS, Event, Record, Score
+
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
+
+
+def _columns(kind: type[Score] | type[Event]) -> list[tuple[str, pa.DataType]]:
+    hints = typing.get_type_hints(kind)
+    columns = []
+    for field in dataclasses.fields(kind):
+        arrow = _ARROW_TYPES[hints[field.name]]
+        if field.metadata:
+            arrow = pa.type_for_alias(field.metadata["arrow"])
+        columns.append((field.name, arrow))
+    return columns
+
+
+TRIAL_COLUMNS = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
+"""The columns that every row repeats, so that a table needs no other table."""
+METRICS_SCHEMA = pa.schema([*TRIAL_COLUMNS, ("round", pa.int32()), *_columns(Score)])
+ROUNDS_SCHEMA = pa.schema(
+    [
+        *TRIAL_COLUMNS,
+        *(("round", pa.int32()), ("stage", pa.string())),
+        *((f"seconds_{part}", pa.float64()) for part in SECONDS),
+        *(("bytes_down", pa.int64()), ("bytes_up", pa.int64())),
+        *(("bytes_down_by_field", _BYTES_BY_FIELD), ("bytes_up_by_field", _BYTES_BY_FIELD)),
+        *(("bytes_to_hosts", pa.int64()), ("bytes_from_hosts", pa.int64()), ("bytes_formula", pa.float64())),
+        *(("cohort", pa.int32()), ("sampled", pa.int32()), ("simulated_seconds", pa.float64())),
+        *(("clock_seconds", pa.float64()), ("staleness_mean", pa.float64())),
+        *(("staleness_max", pa.int32()), ("waiting", pa.int32())),
+        *(("epsilon", pa.float64()), ("privacy_unit", pa.string())),
+        *(("busy_seconds", pa.list_(pa.float64())), ("predicted_seconds", pa.list_(pa.float64()))),
+        *(("balance", pa.float64()), ("gpu_bytes", pa.int64())),
+    ]
+)
+EVENTS_SCHEMA = pa.schema([*TRIAL_COLUMNS, ("time", pa.timestamp("us", tz="UTC")), *_columns(Event)[1:]])
+
+
+def in_memory(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a table's rows in memory: dictionaries in place of strings."""
+    fields = []
+    for field in schema:
+        kind = _DICTIONARY if pa.types.is_string(field.type) else field.type
+        fields.append((field.name, kind))
+    return pa.schema(fields)
+
+
+def string_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns of strings."""
+    return [field.name for field in schema if pa.types.is_string(field.type)]
+
+
+_SCORES = in_memory(pa.schema(_columns(Score)))
+
+
+def score_columns(scores: Sequence[Score]) -> pa.RecordBatch:
+    """Return scores as columns, in the order of the fields of `Score`."""
+    arrays = []
+    for field in _SCORES:
+        values = [getattr(score, field.name) for score in scores]
+        if pa.types.is_dictionary(field.type):
+            array = pa.array(values, pa.string()).dictionary_encode()
+        else:
+            array = pa.array(values, field.type)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCORES)
+
+
+def to_bytes(columns: pa.RecordBatch) -> bytes:
+    """Return columns as bytes, which are cheap to send and to keep."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, columns.schema) as writer:
+        writer.write_batch(columns)
+    return bytes(stream.getvalue())
+
+
+def from_bytes(content: bytes) -> pa.RecordBatch:
+    """Return the columns that `to_bytes` packed."""
+    return pa.ipc.open_stream(content).read_next_batch()
+
+
+def metrics_rows(rounds: Iterable[tuple[int, bytes]], of_trial: Mapping[str, Any]) -> pa.Table:
+    """Return rows of the table `metrics`.
+
+    Args:
+        rounds: Rounds by their number, with the columns of their scores as `to_bytes` packed them.
+        of_trial: The values of `TRIAL_COLUMNS`.
+    """
+    schema = in_memory(METRICS_SCHEMA)
+    batches = []
+    for number, packed in rounds:
+        columns = from_bytes(packed)
+        rows = columns.num_rows
+        arrays = [_repeated(of_trial[name], rows, schema.field(name).type) for name, _ in TRIAL_COLUMNS]
+        arrays.append(_repeated(number, rows, pa.int32()))
+        batches.append(pa.RecordBatch.from_arrays([*arrays, *columns.columns], schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def rounds_rows(records: Iterable[Record], of_trial: Mapping[str, Any]) -> pa.Table:
+    """Return rows of the table `rounds`, as `metrics_rows` does."""
+    rows = [{**of_trial, **_round_row(record)} for record in records]
+    return pa.Table.from_pylist(rows, schema=in_memory(ROUNDS_SCHEMA))
+
+
+def events_rows(events: Iterable[Event], of_trial: Mapping[str, Any]) -> pa.Table:
+    """Return rows of the table `events`, as `metrics_rows` does."""
+    rows = []
+    for event in events:
+        when = datetime.datetime.fromtimestamp(event.time, datetime.UTC)
+        rows.append({**of_trial, **vars(event), "time": when})
+    return pa.Table.from_pylist(rows, schema=in_memory(EVENTS_SCHEMA))
+
+
+def _round_row(record: Record) -> dict[str, Any]:
+    row = {
+        "bytes_down": sum(record.bytes_down.values()),
+        "bytes_up": sum(record.bytes_up.values()),
+        "bytes_down_by_field": list(record.bytes_down.items()),
+        "bytes_up_by_field": list(record.bytes_up.items()),
+        "sampled": record.sampled,
+        "busy_seconds": record.busy,
+        "predicted_seconds": record.predicted,
+    }
+    if record.sampled is None:
+        row["sampled"] = record.cohort
+    for part in SECONDS:
+        row[f"seconds_{part}"] = record.seconds[part]
+    for name in ROUNDS_SCHEMA.names[len(TRIAL_COLUMNS) :]:
+        if name not in row:
+            row[name] = getattr(record, name)
+    return row
+
+
+def _repeated(value: Any, rows: int, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_dictionary(kind):
+        return pa.repeat(pa.scalar(value, kind), rows)
+    places = pa.repeat(pa.scalar(0, kind.index_type), rows)
+    return pa.DictionaryArray.from_arrays(places, pa.array([value], kind.value_type))
