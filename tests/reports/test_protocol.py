@@ -12,6 +12,7 @@ import rayfed
 from helpers.commands import command
 from helpers.score_rows import Row, frame, row, trial_writer, write
 from rayfed.core.records import SERVER, Record
+from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
 from rayfed.reports.read import read
 from rayfed.reports.render import render
@@ -27,13 +28,14 @@ def add(folder: Path, name: str, rows: list[Row], *, algorithm: str = "fedavg", 
     values = {key.replace("__", "."): value for key, value in config.items()}
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
     with trial_writer(folder, name, algorithm=algorithm, seed=seed) as writer:
-        writer.add(Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8}))
+        setup = Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8})
+        writer.add(RoundReport.of(setup))
         for number in range(1, max(number for number, _ in rows) + 1):
             sizes, scores = {"weights": 10**9}, [score for at, score in rows if at == number]
             clocked = {"clock_seconds": 2.5 * number} if algorithm == "fedasync" else {}
             sent = {"bytes_down": sizes, "bytes_up": sizes}
             record = Record(round=number, stage="round", cohort=2, scores=scores, **sent, **clocked)
-            writer.add(record)
+            writer.add(RoundReport.of(record))
 
 
 def curve(means: list[float], *, spread: float = 0.1) -> list[Row]:
