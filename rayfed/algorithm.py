@@ -42,6 +42,13 @@ from rayfed.core.task import Batch, Task
 from rayfed.core.trees import bytes_by_field
 
 State = dict[str, Any]
+"""A dictionary of tensors, or of nested dictionaries of tensors."""
+Metrics = dict[str, Tensor]
+"""What a step measured: scalar tensors by name."""
+Stepped = tuple[State, Metrics]
+"""What `step` returns: the next `work`, and what it measured."""
+Finished = tuple[State, State]
+"""What `finish` returns: the client's next state, and `up`."""
 
 
 class Phase(NamedTuple):
@@ -266,11 +273,11 @@ class Exchange:
         """
         return batch
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         """Train on one batch and return (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""
         raise NotImplementedError
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         """Return (the client's next state, `up`) after the last step."""
         return client, {}
 
@@ -363,7 +370,7 @@ class HandOut(Exchange):
     def broadcast(self, ctx: Context, server: State) -> State:
         return {name: server[name] for name in self.names}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         if self.weight_name:
             return client | {"weights": client["weights"] | {self.weight_name: down[self.names[0]]}}, {}
         return client | down, {}
@@ -526,7 +533,7 @@ class Algorithm(Exchange):
     def start(self, ctx: Context, client: State, down: State) -> State:
         raise NotImplementedError
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         raise NotImplementedError
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

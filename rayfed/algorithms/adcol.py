@@ -26,15 +26,27 @@ The target for sampled clients, initial discriminators and the server's optimise
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State, Traits, represent
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Delegate,
+    Exchange,
+    Finished,
+    Metrics,
+    ProblemSpec,
+    Replies,
+    State,
+    Stepped,
+    represent,
+)
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -47,9 +59,9 @@ from rayfed.core.trees import Weights, only, stack, tree_map, without, zeros_lik
 
 @dataclass(frozen=True, kw_only=True)
 class Adcol(FedAvg):
-    name: ClassVar[str] = "adcol"
-    reference: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
-    traits: ClassVar[Traits] = replace(
+    name = "adcol"
+    reference = "Li, He and Song 2023, Alg. 1"
+    traits = replace(
         FedAvg.traits,
         needs_split=True,
         supports_loss_terms=False,
@@ -89,8 +101,11 @@ class Adcol(FedAvg):
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         uploads = self.upload_sizes(problem)
         vectors = sum(uploads) * problem.cohort / len(uploads)
-        steps = self.epochs_per_round * math.ceil(vectors / self.server_batch_size)
-        outputs = problem.cohort if self.fixed_size else problem.task.num_clients
+        batches = math.ceil(vectors / self.server_batch_size)
+        steps = self.epochs_per_round * batches
+        outputs = problem.task.num_clients
+        if self.fixed_size:
+            outputs = problem.cohort
         return (
             f"the discriminator takes about {steps} steps per round (582 on the paper's Digits); while its loss stays "
             f"at log {outputs} = {math.log(outputs):.2f}, it has learned nothing and mu has no effect; to train it "
@@ -103,7 +118,9 @@ class Adcol(FedAvg):
 
     def upload_sizes(self, problem: ProblemSpec) -> list[int]:
         """Return how many representations each client sends when it takes part in a round."""
-        return [self.upload_size(n) for n in list(problem.examples.values())[: problem.task.num_clients]]
+        examples = list(problem.examples.values())
+        participants = examples[: problem.task.num_clients]
+        return [self.upload_size(count) for count in participants]
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
         """4 · n · d · r + N · S_D: a share r of n representations of d numbers up, and N times the discriminator down.
@@ -112,15 +129,22 @@ class Adcol(FedAvg):
         """
         if self.fixed_size or self.share_predictor:
             return None
-        representations = 4.0 * sum(examples) * math.prod(ctx.task.feature_shape) * self.sampling
-        discriminator = sum(p.numel() for p in ctx.task.modules["discriminator"].module.parameters())
-        return representations + len(examples) * 4 * discriminator
+        n = sum(examples)
+        d = math.prod(ctx.task.feature_shape)
+        discriminator = ctx.task.modules["discriminator"].module
+        parameters = sum(parameter.numel() for parameter in discriminator.parameters())
+        sent = 4.0 * n * d * self.sampling
+        received = len(examples) * 4 * parameters
+        return sent + received
 
     # What stays with a client, and the discriminator
 
     def personal(self, task: Task) -> frozenset[str]:
         names = frozenset(task.initial_weights())
-        return names - (task.head_names - task.personal_names) if self.share_predictor else names
+        if self.share_predictor:
+            shared = task.head_names - task.personal_names
+            names -= shared
+        return names
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         return {"discriminator": self.build_discriminator(task, task.num_clients)}
@@ -141,112 +165,137 @@ class Adcol(FedAvg):
 
     @property
     def epochs_per_round(self) -> int:
-        return self.server_epochs or (10 if self.fixed_size else 1)
+        """The discriminator's epochs."""
+        if self.server_epochs is not None:
+            return self.server_epochs
+        return 10 if self.fixed_size else 1
 
     # A round
 
     @property
     def round_exchanges(self) -> Sequence[Exchange]:
-        return (TrainWithoutDiscriminator(self), TrainWithDiscriminator(self)) if self.fixed_size else (self,)
+        if self.fixed_size:
+            return TrainWithoutDiscriminator(self), TrainWithDiscriminator(self)
+        return (self,)
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        server["discriminator"] = {} if self.fixed_size else self.initial_discriminator(ctx.task, ctx.task.num_clients)
-        return server | ({"cache": {}} if self.cache else {})
+        server["discriminator"] = {}
+        if not self.fixed_size:
+            server["discriminator"] = self.initial_discriminator(ctx.task, ctx.task.num_clients)
+        if self.cache:
+            server["cache"] = {}
+        return server
 
     def join(self, ctx: Context) -> State:
-        client, earlier = super().join(ctx), self.discriminators - 1
-        if not earlier:
-            return client
-        untrained = zeros_like(weights_of(ctx.task.modules["discriminator"].module))
-        received_in = torch.zeros(earlier, device=ctx.task.device)  # the round of each, newest first; 0: none yet
-        return client | {"earlier_discriminators": stack([untrained] * earlier), "received_in": received_in}
+        client = super().join(ctx)
+        earlier = self.discriminators - 1
+        if earlier > 0:
+            untrained = zeros_like(weights_of(ctx.task.modules["discriminator"].module))
+            client["earlier_discriminators"] = stack([untrained] * earlier)
+            # the round in which each was received, the newest first; 0: none yet
+            client["received_in"] = torch.zeros(earlier, device=ctx.task.device)
+        return client
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return super().broadcast(ctx, server) | {"discriminator": server["discriminator"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        if "received_in" not in client:
-            return work
-        # the discriminator of round 1 was never trained, so it counts in that round only
-        in_use = (client["received_in"] > max(ctx.round - self.discriminators, 1)).float()
-        return work | {"earlier_discriminators": client["earlier_discriminators"], "in_use": in_use}
+        if "received_in" in client:
+            # the discriminator of round 1 was never trained, so it counts in that round only
+            oldest = max(ctx.round - self.discriminators, 1)
+            work["in_use"] = (client["received_in"] > oldest).float()
+            work["earlier_discriminators"] = client["earlier_discriminators"]
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         weights = work["weights"]
 
-        def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, dict[str, Tensor]]]:
+        def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Metrics]]:
             loss, output = self.loss(ctx, weights | trained, work, down, batch)
             z = output.features.flatten(1)
             metrics = {"cross_entropy": loss, "representation_variance": z.var(0, unbiased=False).mean()}
             if "discriminator" in down:
-                kl = self.divergence(ctx, work, down["discriminator"], self.discriminator_input(z))
-                loss, metrics = loss + self.mu * kl, metrics | {"divergence": kl}
+                inputs = self.discriminator_input(z)
+                kl = self.divergence(ctx, work, down["discriminator"], inputs)
+                metrics["divergence"] = kl
+                loss = loss + self.mu * kl
             return loss, (output.buffers, metrics)
 
-        grads, loss, (buffers, metrics) = gradients(objective, only(weights, self.trained(ctx)))
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        trained = only(weights, self.trained(ctx))
+        grads, loss, (buffers, metrics) = gradients(objective, trained)
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, metrics | {"loss": loss}
 
     def divergence(self, ctx: Context, work: State, newest: Weights, z: Tensor) -> Tensor:
         """Return the mean divergence at `z` [batch, width]. Discriminators are frozen and run in evaluation mode."""
-
-        def single(weights: Weights) -> Tensor:
-            return divergence(ctx.task.modules["discriminator"](weights, z, train=False)[0])
-
-        total = single(newest)
+        discriminator = ctx.task.modules["discriminator"]
+        logits, _ = discriminator(newest, z, train=False)
+        total = divergence(logits)
         if "in_use" not in work:
             return total
         in_use = work["in_use"]
-        earlier = [
-            in_use[k] * single(tree_map(lambda leaf, k=k: leaf[k], work["earlier_discriminators"]))
-            for k in range(len(in_use))
-        ]
-        return (total + torch.stack(earlier).sum()) / (1 + in_use.sum())
+        terms = []
+        for k in range(len(in_use)):
+            earlier = tree_map(itemgetter(k), work["earlier_discriminators"])
+            logits, _ = discriminator(earlier, z, train=False)
+            terms.append(in_use[k] * divergence(logits))
+        total = total + torch.stack(terms).sum()
+        return total / (1 + in_use.sum())
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = self.finish_training(ctx, work, client, down, data)
         client, rows = self.select_records(ctx, client, len(data.train))
-        z = represent(ctx, work["weights"], data.train, rows).flatten(1)
-        return client, up | {"representations": self.protect_upload(self.discriminator_input(z))}
+        z = represent(ctx, work["weights"], data.train, rows)
+        inputs = self.discriminator_input(z.flatten(1))
+        up["representations"] = self.protect_upload(inputs)
+        return client, up
 
-    def finish_training(
-        self, ctx: Context, work: State, client: State, down: State, data: ClientData
-    ) -> tuple[State, State]:
+    def finish_training(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         """Return (the client's next state, `up`) without representations."""
         client, up = super().finish(ctx, work, client, down, data)
         if "received_in" in client:
-            rounds, newest = client["received_in"], torch.tensor([float(ctx.round)], device=ctx.task.device)
-            earlier = tree_map(
-                lambda new, old: torch.cat([new[None], old[:-1]]),
-                down["discriminator"],
-                client["earlier_discriminators"],
-            )
-            client |= {"earlier_discriminators": earlier, "received_in": torch.cat([newest, rounds[:-1]])}
+            this_round = torch.tensor(float(ctx.round), device=ctx.task.device)
+            client["received_in"] = pushed(this_round, client["received_in"])
+            earlier = client["earlier_discriminators"]
+            client["earlier_discriminators"] = tree_map(pushed, down["discriminator"], earlier)
         return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         server = self.average_predictor(ctx, server, replies)
-        by_client = {int(r.client): r.up["representations"].to(ctx.task.device) for r in replies.each}
+        of_clients: dict[int, Tensor] = {}
+        for reply in replies.each:
+            of_clients[reply.client] = reply.up["representations"].to(ctx.task.device)
         if self.cache:
-            cached = {int(client): z for client, z in server["cache"].items()}
-            by_client = dict(sorted((cached | by_client).items()))
-            server = server | {"cache": {str(client): z for client, z in by_client.items()}}
-        outputs = [ctx.cohort.index(client) if self.fixed_size else client for client in by_client]
-        counts = torch.tensor([len(z) for z in by_client.values()])
-        representations = torch.cat(list(by_client.values()))
-        labels = torch.tensor(outputs).repeat_interleave(counts).to(representations.device)
+            of_clients = with_absent(server["cache"], of_clients)
+            server = server | {"cache": {str(client): z for client, z in of_clients.items()}}
+        z, labels = self.labelled(ctx, of_clients)
 
-        weights = self.initial_discriminator(ctx.task, len(ctx.cohort)) if self.fixed_size else server["discriminator"]
-        server = server | self.train_discriminator(ctx, server, weights, representations, labels)
+        weights = server["discriminator"]
+        if self.fixed_size:
+            weights = self.initial_discriminator(ctx.task, len(ctx.cohort))
+        server = server | self.train_discriminator(ctx, server, weights, z, labels)
         network = ctx.task.modules["discriminator"]
-        scores = evaluate_discriminator(network, server["discriminator"], representations, labels)
-        return server | dict(zip(self.traits.logged_scalars, scores, strict=True))
+        loss, accuracy = evaluate_discriminator(network, server["discriminator"], z, labels)
+        return server | {"discriminator_loss": loss, "discriminator_accuracy": accuracy}
+
+    def labelled(self, ctx: Context, of_clients: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return all representations [n, width] and the discriminator's output [n] that stands for their client."""
+        outputs = list(of_clients)
+        if self.fixed_size:
+            outputs = [ctx.cohort.index(client) for client in of_clients]
+        counts = torch.tensor([len(z) for z in of_clients.values()])
+        representations = torch.cat(list(of_clients.values()))
+        labels = torch.tensor(outputs).repeat_interleave(counts)
+        return representations, labels.to(representations.device)
 
     def average_predictor(self, ctx: Context, server: State, replies: Replies) -> State:
         """Average the head with `share_predictor`."""
-        return super().aggregate(ctx, server, replies) if self.share_predictor else server
+        if self.share_predictor:
+            return super().aggregate(ctx, server, replies)
+        return server
 
     def server_optimizer(self, ctx: Context) -> SGD:
         """Return the discriminator's optimiser."""
@@ -260,7 +309,10 @@ class Adcol(FedAvg):
 
     def select_records(self, ctx: Context, client: State, examples: int) -> tuple[State, Tensor | None]:
         """Return (the client's next state, the rows whose representations it sends; None: all of them)."""
-        return client, None if self.sampling == 1 else torch.randperm(examples)[: self.upload_size(examples)]
+        if self.sampling == 1:
+            return client, None
+        rows = torch.randperm(examples)
+        return client, rows[: self.upload_size(examples)]
 
     def protect_upload(self, z: Tensor) -> Tensor:
         """Return representations [n, width] as they are sent."""
@@ -294,16 +346,30 @@ class TrainWithDiscriminator(Delegate):
 
     base: Adcol
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         return self.base.finish_training(ctx, work, client, down, data)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return self.base.average_predictor(ctx, server, replies)
 
 
+def pushed(newest: Tensor, earlier: Tensor) -> Tensor:
+    """Return `earlier` [n, ...] with `newest` [...] put in front and the last one left out."""
+    return torch.cat([newest[None], earlier[:-1]])
+
+
+def with_absent(cache: State, present: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the representations of the clients that are present, and the cached ones of the others, by client."""
+    cached = {int(client): z for client, z in cache.items()}
+    together = cached | dict(present)
+    return dict(sorted(together.items()))
+
+
 def divergence(logits: Tensor) -> Tensor:
     """Return KL(uniform ‖ softmax(logits)), the mean over the batch; its gradient per row is softmax − 1/N."""
-    return -math.log(logits.shape[1]) - F.log_softmax(logits, 1).mean()
+    outputs = logits.shape[1]
+    log_p = F.log_softmax(logits, 1)
+    return -math.log(outputs) - log_p.mean()
 
 
 class ResNetDiscriminator(nn.Module):
@@ -319,11 +385,18 @@ class ResNetDiscriminator(nn.Module):
         self.net.conv1 = nn.Conv2d(2, 64, 7, stride=2, padding=3, bias=False)
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.net(F.pad(z, (0, self.padding)).unflatten(1, (2, self.side, self.side)))
+        padded = F.pad(z, (0, self.padding))
+        images = padded.unflatten(1, (2, self.side, self.side))
+        return self.net(images)
 
 
 @torch.no_grad()
 def evaluate_discriminator(network: Network, weights: Weights, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean cross-entropy, accuracy in [0, 1]) on (z, labels), in evaluation mode."""
-    logits = torch.cat([network(weights, chunk, train=False)[0] for chunk in z.split(512)])
-    return F.cross_entropy(logits, labels), (logits.argmax(1) == labels).float().mean()
+    chunks = []
+    for chunk in z.split(512):
+        logits, _ = network(weights, chunk, train=False)
+        chunks.append(logits)
+    logits = torch.cat(chunks)
+    accuracy = (logits.argmax(1) == labels).float().mean()
+    return F.cross_entropy(logits, labels), accuracy

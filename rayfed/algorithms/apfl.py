@@ -16,24 +16,24 @@ used as they are. In `code` v and w have statistics of their own, which are mixe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, State
+from rayfed.algorithm import ClientData, Context, Finished, State, Stepped
 from rayfed.algorithms.ditto import PersonalModel
 from rayfed.core.options import option
 from rayfed.core.task import Batch
-from rayfed.core.trees import Weights, add, only, scale, sub
+from rayfed.core.trees import Weights, add, dot, only, scale, sub
 
 
 @dataclass(frozen=True, kw_only=True)
 class APFL(PersonalModel):
     """The client's model is scored: v in `code`, the mixture of v and the w received in `paper`."""
 
-    name: ClassVar[str] = "apfl"
-    reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
+    name = "apfl"
+    reference = "Deng, Kamani and Mahdavi 2020, Alg. 1"
 
     alpha: float = option(
         0.5,
@@ -54,41 +54,57 @@ class APFL(PersonalModel):
     variant: str = option("code", choices=("code", "paper"), help="rules of PFLlib's code, or of the paper")
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"alpha": torch.tensor(self.alpha, device=ctx.task.device)}
+        client = super().join(ctx)
+        client["alpha"] = torch.tensor(self.alpha, device=ctx.task.device)
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down) | {"alpha": client["alpha"]}
+        work = super().start(ctx, client, down)
+        work["alpha"] = client["alpha"]
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        task, model, weights, alpha = ctx.task, work["model"], work["weights"], work["alpha"]
-        code, names = self.variant == "code", ctx.task.trainable
-        grads, loss, buffers = task.gradients(weights, batch)
-        point = model if code else self.mixed(ctx, model, weights, alpha)
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        v = work["model"]
+        w = work["weights"]
+        alpha = work["alpha"]
+        grads_w, loss, buffers_w = ctx.task.gradients(w, batch)
+        point = v
+        if self.variant == "paper":
+            point = self.mixed(ctx, v, w, alpha)
         # loss terms such as DBE's regulariser concern w only
-        model_grads, _, model_buffers = task.without_loss_terms().gradients(point, batch)
-        before = difference(model, weights, names)
-        ctx.optimizer.update_(weights, grads, work["optimizer"])
-        ctx.optimizer.update_(model, model_grads if code else scale(model_grads, alpha), work["model_optimizer"])
-        adapts = self.adapt_alpha and (ctx.step == 0 or self.alpha_updates == "step")
-        if adapts and code:
-            mixed_grads = add(scale(model_grads, alpha), scale(grads, 1 - alpha))
-            slope = dot(difference(model, weights, names), mixed_grads) + 0.02 * alpha
-            alpha = (alpha - ctx.optimizer.lr * slope).clamp(0, 1)
-        elif adapts:
-            alpha = (alpha - ctx.optimizer.lr * dot(before, model_grads)).clamp(0, 1)
-        work = work | {"weights": weights | buffers, "model": model | model_buffers, "alpha": alpha}
-        return work, {"loss": loss}
+        grads, _, buffers_v = ctx.task.without_loss_terms().gradients(point, batch)
+        grads_v = grads
+        if self.variant == "paper":
+            grads_v = scale(grads, alpha)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        before = difference(v, w, ctx.task.trainable)
+        ctx.optimizer.update_(w, grads_w, work["optimizer"])
+        ctx.optimizer.update_(v, grads_v, work["model_optimizer"])
+        if self.adapt_alpha and (ctx.step == 0 or self.alpha_updates == "step"):
+            if self.variant == "paper":
+                slope = dot(before, grads)
+            else:
+                after = difference(v, w, ctx.task.trainable)
+                mixed_grads = add(scale(grads_v, alpha), scale(grads_w, 1 - alpha))
+                slope = dot(after, mixed_grads) + 0.02 * alpha
+            alpha = (alpha - ctx.optimizer.lr * slope).clamp(0, 1)
+        w = w | buffers_w
+        v = v | buffers_v
+        return work | {"weights": w, "model": v, "alpha": alpha}, {"loss": loss}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        mixed = {"model": self.trained_model(ctx, work, client, down)} if self.variant == "code" else {}
-        return kept | only(work, ("alpha",)) | mixed, up
+        kept["alpha"] = work["alpha"]
+        if self.variant == "code":
+            kept["model"] = self.trained_model(ctx, work, client, down)
+        return kept, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         model = self.personal_model(ctx, client, down)
         if self.variant == "code":
             return model
-        return self.mixed(ctx, model, down["weights"] | client["weights"], client["alpha"])
+        weights = down["weights"] | client["weights"]
+        return self.mixed(ctx, model, weights, client["alpha"])
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return self.mixed(ctx, work["model"], work["weights"], work["alpha"])
@@ -97,7 +113,8 @@ class APFL(PersonalModel):
         """Return v̄; in `paper` with the buffers of v, which are those of v̄."""
         if self.variant == "code":
             return mixture(model, weights, alpha)
-        return model | mixture(only(model, ctx.task.parameters), weights, alpha)
+        parameters = only(model, ctx.task.parameters)
+        return model | mixture(parameters, weights, alpha)
 
 
 def difference(model: Weights, weights: Weights, names: Sequence[str]) -> Weights:
@@ -105,14 +122,11 @@ def difference(model: Weights, weights: Weights, names: Sequence[str]) -> Weight
     return sub(only(model, names), only(weights, names))
 
 
-def dot(a: Weights, b: Weights) -> Tensor:
-    """Return the scalar ⟨a, b⟩ over all entries of `a`."""
-    return torch.stack([(value * b[name]).sum() for name, value in a.items()]).sum()
-
-
 def mixture(model: Weights, weights: Weights, alpha: Tensor) -> Weights:
     """Return α·model + (1−α)·weights; integer buffers are those of `model`."""
-    return {
-        name: alpha * value + (1 - alpha) * weights[name] if value.is_floating_point() else value
-        for name, value in model.items()
-    }
+    mixed = dict(model)
+    for name, value in model.items():
+        if value.is_floating_point():
+            other = weights[name]
+            mixed[name] = alpha * value + (1 - alpha) * other
+    return mixed

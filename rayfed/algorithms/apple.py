@@ -14,33 +14,34 @@ gradient of the authors' penalty λ μ ‖p − n/Σn‖²; PFLlib has half of i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, ProblemSpec, Replies, State, Stepped
 from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
-from rayfed.core.trees import Weights, only, scale, stack
+from rayfed.core.trees import Weights, only, scale, stack, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
 class APPLE(LocalTraining):
     """The mixture of the core models received by the client's p_i is scored."""
 
-    name: ClassVar[str] = "apple"
-    reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
-    traits: ClassVar[Traits] = replace(
+    name = "apple"
+    reference = "Luo and Wu 2022, Alg. 1"
+    traits = replace(
         LocalTraining.traits,
         supports_loss_terms=False,
         default_eval_point="downloaded",
         depends_on_rounds=True,
         refuses_unseen_clients="mixes the core models of all clients, and an unseen client has none among them",
     )
-    averaged: ClassVar[tuple[str, ...]] = ()
+    averaged = ()
 
     relation_lr: float = option(
         1e-3,
@@ -82,64 +83,83 @@ class APPLE(LocalTraining):
         return task.personal_names | frozenset(task.buffers)  # as p need not sum to 1
 
     def init(self, ctx: Context) -> State:
-        count = ctx.task.num_clients
+        clients = ctx.task.num_clients
         core = super().init(ctx)["weights"]
-        return {"cores": stack([core] * count), "shares": torch.zeros(count, device=ctx.task.device)}
+        shares = torch.zeros(clients, device=ctx.task.device)
+        return {"cores": stack([core] * clients), "shares": shares}
 
     def join(self, ctx: Context) -> State:
-        p = torch.full((ctx.task.num_clients,), 1 / ctx.task.num_clients, device=ctx.task.device)
-        return super().join(ctx) | {"p": p, "shares": torch.zeros_like(p)}
+        clients = ctx.task.num_clients
+        client = super().join(ctx)
+        device = ctx.task.device
+        client["p"] = torch.full((clients,), 1 / clients, device=device)
+        client["shares"] = torch.zeros(clients, device=device)
+        return client
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return {"cores": server["cores"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        is_own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
-        core = {name: value[ctx.client] for name, value in down["cores"].items()}
-        return super().start(ctx, client, {"weights": core}) | {
-            "is_own": is_own.float(),
-            "p": client["p"],
-            "shares": client["shares"],
-        }
+        core = tree_map(itemgetter(ctx.client), down["cores"])
+        work = super().start(ctx, client, {"weights": core})
+        clients = torch.arange(ctx.task.num_clients, device=ctx.task.device)
+        work["is_own"] = (clients == ctx.client).float()
+        work["p"] = client["p"]
+        work["shares"] = client["shares"]
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        cores, weights, p, is_own = down["cores"], work["weights"], work["p"], work["is_own"]
-        grads, loss, buffers = ctx.task.gradients(weights | mixture(cores, weights, p, is_own), batch)
-        slope = slopes(2 * self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, is_own)
-        descent = grads | scale(only(grads, cores), (p * is_own).sum())
-        ctx.optimizer.update_(weights, descent, work["optimizer"])
-        return work | {"weights": weights | buffers, "p": p - ctx.scaled(self.relation_lr) * slope}, {"loss": loss}
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        cores = down["cores"]
+        weights = work["weights"]
+        p = work["p"]
+        is_own = work["is_own"]
+        theta = weights | mixture(cores, weights, p, is_own)
+        grads, loss, buffers = ctx.task.gradients(theta, batch)
+        distance = p - work["shares"]
+        pull = 2 * self.pull(ctx) * self.mu * distance
+        slope = slopes(pull, cores, weights, grads, is_own)
+        p_own = (p * is_own).sum()
+        of_core = scale(only(grads, cores), p_own)
+        ctx.optimizer.update_(weights, grads | of_core, work["optimizer"])
+        p = p - ctx.scaled(self.relation_lr) * slope
+        return work | {"weights": weights | buffers, "p": p}, {"loss": loss}
 
     def pull(self, ctx: Context) -> float:
         """Return λ(r)."""
-        r, last = max(ctx.round - 1, 0), self.pull_rounds * ctx.rounds  # clients may adapt before round 1
+        r = max(ctx.round - 1, 0)  # clients may adapt before round 1
+        last = self.pull_rounds * ctx.rounds
         if r >= last:
             return 0.0
-        return 0.001 ** (r / last) if self.pull_schedule == "exponential" else (1 + math.cos(math.pi * r / last)) / 2
+        if self.pull_schedule == "exponential":
+            return 0.001 ** (r / last)
+        return (1 + math.cos(math.pi * r / last)) / 2
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"p": work["p"]}, up
+        kept["p"] = work["p"]
+        return kept, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return server | {"cores": stack([reply.up["weights"] for reply in replies.each])}
+        cores = [reply.up["weights"] for reply in replies.each]
+        return server | {"cores": stack(cores)}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        cores = {name: torch.tensordot(client["p"].to(core.dtype), core, 1) for name, core in down["cores"].items()}
-        return cores | client["weights"]
+        return weighted_sum(client["p"], down["cores"]) | client["weights"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return work["weights"] | mixture(down["cores"], work["weights"], work["p"], work["is_own"])
+        weights = work["weights"]
+        return weights | mixture(down["cores"], weights, work["p"], work["is_own"])
 
 
 class CollectSizes(Exchange):
     """Setup: the server collects the clients' numbers of training examples."""
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
+        examples = [float(reply.examples) for reply in replies.each]
+        sizes = torch.tensor(examples, device=ctx.task.device)
         return server | {"shares": sizes / sizes.sum()}
 
 
@@ -152,9 +172,20 @@ class SendShares(Exchange):
     def broadcast(self, ctx: Context, server: State) -> State:
         return {"shares": server["shares"]}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        p = down["shares"] if self.initial == "shares" else client["p"]
-        return client | {"shares": down["shares"], "p": p}, {}
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        kept = client | {"shares": down["shares"]}
+        if self.initial == "shares":
+            kept["p"] = down["shares"]
+        return kept, {}
+
+
+def weighted_sum(p: Tensor, cores: Weights) -> Weights:
+    """Return Σ_j p_j w_j for core models, each weight [clients, ...], and factors p [clients]."""
+    sums = {}
+    for name, core in cores.items():
+        factors = p.to(core.dtype)
+        sums[name] = torch.tensordot(factors, core, 1)
+    return sums
 
 
 def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weights:
@@ -162,14 +193,19 @@ def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weig
 
     `weights` replaces the client's own core model, at which `is_own` [clients] is 1; elsewhere it is 0.
     """
-    p_others, p_own = p * (1 - is_own), (p * is_own).sum()
-    others = {name: torch.tensordot(p_others.to(core.dtype), core, 1) for name, core in cores.items()}
-    return {name: other + p_own * weights[name] for name, other in others.items()}
+    p_own = (p * is_own).sum()
+    theta = weighted_sum(p * (1 - is_own), cores)
+    for name, of_others in theta.items():
+        theta[name] = of_others + p_own * weights[name]
+    return theta
 
 
 def slopes(pull: Tensor, cores: Weights, weights: Weights, grads: Weights, is_own: Tensor) -> Tensor:
     """Return `pull` + ⟨g, w_j⟩ [clients] for the gradient g at the mixture; other arguments as in `mixture`."""
     for name in only(cores, grads):
-        products = torch.tensordot(cores[name].reshape(len(is_own), -1), grads[name].flatten(), 1)
-        pull = pull + torch.where(is_own > 0, (grads[name] * weights[name]).sum(), products)
+        g = grads[name]
+        rows = cores[name].reshape(len(is_own), -1)
+        of_others = torch.tensordot(rows, g.flatten(), 1)
+        of_own = (g * weights[name]).sum()
+        pull = pull + torch.where(is_own > 0, of_own, of_others)
     return pull

@@ -21,12 +21,23 @@ DomainBed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, Phase, ProblemSpec, Replies, Reply, Retrained, State, Traits
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Exchange,
+    Finished,
+    Phase,
+    ProblemSpec,
+    Replies,
+    Reply,
+    Retrained,
+    State,
+    Stepped,
+)
 from rayfed.algorithms.common.client_weights import (
     check_smallest_weight,
     refuse_averaged_variances,
@@ -38,15 +49,15 @@ from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
-from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
+from rayfed.core.trees import Weights, clone, only, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
 class ERM(LocalTraining):
-    name: ClassVar[str] = "erm"
-    reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
-    averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
-    traits: ClassVar[Traits] = replace(LocalTraining.traits, supports_loss_terms=False, keeps_optimizer=None)
+    name = "erm"
+    reference = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
+    averaged = ("gradient", "buffers")
+    traits = replace(LocalTraining.traits, supports_loss_terms=False, keeps_optimizer=None)
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         """Return v [domains] for the losses [domains], both in float64."""
@@ -62,20 +73,24 @@ class ERM(LocalTraining):
         return False
 
     def check(self, problem: ProblemSpec) -> None:
+        policies = "aggregate or frozen"
         refuse_sampling(problem, self.name, "weighs the domains by the losses of all of them")
         if self.allows_negative_weights:
-            refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
+            policies = "frozen"
+            refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives=policies)
         if self.personal_weights:
             raise UsageError(f"algorithm.personal: algorithm.name={self.name} trains one central model")
         if problem.task.personal_names:
             raise UsageError(
                 f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model; use "
-                f"batch_norm={'frozen' if self.allows_negative_weights else 'aggregate or frozen'}"
+                f"batch_norm={policies}"
             )
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"optimizer": ctx.optimizer.init(only(server["weights"], ctx.task.trainable))}
+        trained = only(server["weights"], ctx.task.trainable)
+        server["optimizer"] = ctx.optimizer.init(trained)
+        return server
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (Phase("gradient", steps=1),)
@@ -83,26 +98,31 @@ class ERM(LocalTraining):
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
         trained = only(work["weights"], ctx.task.trainable)
-        return work | {"gradient": zeros_like(trained), "loss": torch.zeros((), device=ctx.task.device)}
+        work["gradient"] = zeros_like(trained)
+        work["loss"] = torch.zeros((), device=ctx.task.device)
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         if ctx.phase != "gradient":
             return super().step(ctx, work, down, batch)
         weights = work["weights"]
-        grads, loss, buffers = self.loss_gradients(ctx, only(weights, ctx.task.trainable), work, down, batch)
+        trained = only(weights, ctx.task.trainable)
+        grads, loss, buffers = self.loss_gradients(ctx, trained, work, down, batch)
         return work | {"weights": weights | buffers, "gradient": grads, "loss": loss}, {"loss": loss}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         buffers = only(work["weights"], ctx.task.buffers)
         return client, {"gradient": work["gradient"], "buffers": buffers, "loss": work["loss"]}
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.domain_weights(ctx, server, reported_losses(replies)).tolist()
+        losses = reported_losses(replies)
+        return self.domain_weights(ctx, server, losses).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        weights, moments = clone(server["weights"]), clone(server["optimizer"])
+        weights = clone(server["weights"])
+        moments = clone(server["optimizer"])
         if self.restarts_optimizer(ctx):
-            moments = tree_map(torch.zeros_like, moments)
+            moments = zeros_like(moments)
         ctx.optimizer.update_(weights, replies.mean["gradient"], moments)
         return server | {"weights": weights | replies.mean["buffers"], "optimizer": moments}
 
@@ -113,30 +133,35 @@ class ERM(LocalTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class CentralGroupDRO(ERM):
-    name: ClassVar[str] = "central_group_dro"
-    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1"
+    name = "central_group_dro"
+    reference = "Sagawa et al. 2020, Alg. 1"
 
     q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0 is ERM")
 
     def init(self, ctx: Context) -> State:
-        equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"log_q": equal}
+        server = super().init(ctx)
+        server["log_q"] = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return server
 
     def next_log_q(self, server: State, losses: Tensor) -> Tensor:
-        return (server["log_q"] + self.q_lr * losses.to(server["log_q"].device)).log_softmax(0)
+        """Return the log of v [domains] after a step along the losses [domains]."""
+        log_q = server["log_q"]
+        log_q = log_q + self.q_lr * losses.to(log_q.device)
+        return log_q.log_softmax(0)
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         return self.next_log_q(server, losses).exp()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         losses = reported_losses(replies.each)
-        return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, losses)}
+        log_q = self.next_log_q(server, losses)
+        return super().aggregate(ctx, server, replies) | {"log_q": log_q}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MMREx(ERM):
-    name: ClassVar[str] = "mm_rex"
-    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
+    name = "mm_rex"
+    reference = "Krueger et al. 2021, Eq. 7"
 
     lambda_min: float = option(-1.0, help="λ_min, weight of all domains but the worst; at most 1/domains, which is ERM")
 
@@ -149,8 +174,9 @@ class MMREx(ERM):
         check_smallest_weight(self.lambda_min, problem.task.num_clients, "domains")
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
+        domains = len(losses)
         weights = torch.full_like(losses, self.lambda_min)
-        weights[losses.argmax()] += 1 - len(losses) * self.lambda_min
+        weights[losses.argmax()] += 1 - domains * self.lambda_min
         return weights
 
 
@@ -172,8 +198,8 @@ class PenalisedERM(ERM):
 
 @dataclass(frozen=True, kw_only=True)
 class VREx(PenalisedERM):
-    name: ClassVar[str] = "v_rex"
-    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
+    name = "v_rex"
+    reference = "Krueger et al. 2021, Eq. 8"
 
     beta: float = option(10.0, low=0, help="β after `anneal` steps; 0 is ERM then")
 
@@ -182,13 +208,15 @@ class VREx(PenalisedERM):
         return True
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
-        return (1 + 2 * self.scheduled_beta(ctx) * (losses - losses.mean())) / len(losses)
+        beta = self.scheduled_beta(ctx)
+        deviations = losses - losses.mean()
+        return (1 + 2 * beta * deviations) / len(losses)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IRM(PenalisedERM):
-    name: ClassVar[str] = "irm"
-    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
+    name = "irm"
+    reference = "Arjovsky et al. 2019, IRMv1"
 
     penalty: str = penalty_option()
 
@@ -199,4 +227,5 @@ class IRM(PenalisedERM):
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
         beta = self.scheduled_beta(ctx)
-        return penalised_loss(ctx.task, self.penalty, beta, loss, weights, output, batch.y), output
+        loss = penalised_loss(ctx.task, self.penalty, beta, loss, weights, output, batch.y)
+        return loss, output

@@ -14,13 +14,12 @@ model's optimiser.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
@@ -31,49 +30,57 @@ from rayfed.core.trees import Weights, only
 
 @dataclass(frozen=True, kw_only=True)
 class DANN(FedAvg):
-    name: ClassVar[str] = "dann"
-    reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
-    traits: ClassVar[Traits] = replace(
+    name = "dann"
+    reference = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
+    traits = replace(
         FedAvg.traits,
         needs_split=True,
         refuses_unseen_clients="has a discriminator with no output for a client that did not train",
     )
-    averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
+    averaged = ("weights", "discriminator")
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0: FedAvg")
     hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, task.num_clients])}
+        width = math.prod(task.feature_shape)
+        return {"discriminator": mlp([width, *self.hidden, task.num_clients])}
 
     def init(self, ctx: Context) -> State:
-        return super().init(ctx) | {"discriminator": ctx.task.modules["discriminator"].draw_weights()}
+        server = super().init(ctx)
+        server["discriminator"] = ctx.task.modules["discriminator"].draw_weights()
+        return server
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return only(server, self.averaged)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        initial_moments = ctx.optimizer.init(down["discriminator"])
-        return super().start(ctx, client, down) | {
-            "discriminator": down["discriminator"],
-            "discriminator_optimizer": client.get("discriminator_optimizer", initial_moments),
-            "client_label": torch.tensor(ctx.client, device=ctx.task.device),
-        }
+        work = super().start(ctx, client, down)
+        discriminator = down["discriminator"]
+        fresh = ctx.optimizer.init(discriminator)
+        work["discriminator"] = discriminator
+        work["discriminator_optimizer"] = client.get("discriminator_optimizer", fresh)
+        work["client_label"] = torch.tensor(ctx.client, device=ctx.task.device)
+        return work
 
     def discriminator_loss(self, ctx: Context, weights: Weights, features: Tensor, label: Tensor) -> Tensor:
         """Return CE(D(φ(x)), i)."""
-        logits = ctx.task.modules["discriminator"](weights, features.flatten(1))[0]
-        return F.cross_entropy(logits, label.expand(len(logits)))
+        discriminator = ctx.task.modules["discriminator"]
+        logits, _ = discriminator(weights, features.flatten(1))
+        labels = label.expand(len(logits))
+        return F.cross_entropy(logits, labels)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         with torch.no_grad():
             features = ctx.task.forward(work["weights"], batch.x).features
+        label = work["client_label"]
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            return self.discriminator_loss(ctx, trained, features, work["client_label"]), {}
+            return self.discriminator_loss(ctx, trained, features, label), {}
 
-        grads, discriminator_loss, _ = gradients(objective, work["discriminator"])
-        ctx.optimizer.update_(work["discriminator"], grads, work["discriminator_optimizer"])
+        discriminator = work["discriminator"]
+        grads, discriminator_loss, _ = gradients(objective, discriminator)
+        ctx.optimizer.update_(discriminator, grads, work["discriminator_optimizer"])
         work, metrics = super().step(ctx, work, down, batch)
         return work, metrics | {"discriminator_loss": discriminator_loss}
 
@@ -82,10 +89,12 @@ class DANN(FedAvg):
         adversary = self.discriminator_loss(ctx, work["discriminator"], output.features, work["client_label"])
         return loss - self.weight_adversary * adversary, output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        moments = only(work, ("discriminator_optimizer",)) if ctx.keep_optimizer else {}
-        return client | moments, up | only(work, ("discriminator",))
+        if ctx.keep_optimizer:
+            client["discriminator_optimizer"] = work["discriminator_optimizer"]
+        up["discriminator"] = work["discriminator"]
+        return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | only(replies.mean, self.averaged)

@@ -19,7 +19,7 @@ MR works with FedBABU and FedProto. Unseen clients receive the consensus, and th
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,14 @@ from rayfed.algorithm import (
     Context,
     Delegate,
     Exchange,
+    Finished,
     HandOut,
     Phase,
     Privacy,
     ProblemSpec,
     Replies,
     State,
+    Stepped,
     Traits,
     represent,
 )
@@ -48,18 +50,21 @@ from rayfed.algorithms.personal_heads import FedBABU
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Output, Task
+from rayfed.core.task import Batch, LossTerm, Output, Task
 from rayfed.core.trees import Weights, only, without
 
-BIAS, MEAN, CONSENSUS = DBE_WEIGHTS = ("dbe.bias", "dbe.mean", "dbe.consensus")
+BIAS = "dbe.bias"
+MEAN = "dbe.mean"
+CONSENSUS = "dbe.consensus"
+DBE_WEIGHTS = (BIAS, MEAN, CONSENSUS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DBE(Wrapper):
     """The client's model is scored, with its bias if there is one."""
 
-    name: ClassVar[str] = "dbe"
-    reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
+    name = "dbe"
+    reference = "Zhang et al. 2023, Alg. 1"
 
     kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0 leaves PRBM alone")
     mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1: each batch's mean")
@@ -87,13 +92,16 @@ class DBE(Wrapper):
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        if not self.regularises:
-            return super().setup_exchanges
-        collect, send = CollectMeans(self.base.round_exchanges[0], self), HandOut(("consensus",), CONSENSUS)
-        return *super().setup_exchanges, collect, send
+        exchanges = list(super().setup_exchanges)
+        if self.regularises:
+            exchanges.append(CollectMeans(self.base.round_exchanges[0], self))
+            exchanges.append(HandOut(("consensus",), CONSENSUS))
+        return exchanges
 
     def wrapped(self, exchange: Exchange) -> Exchange:
-        return RegularisedExchange(exchange) if self.regularises else exchange
+        if self.regularises:
+            return RegularisedExchange(exchange)
+        return exchange
 
     # Model and loss
 
@@ -102,37 +110,52 @@ class DBE(Wrapper):
         if not ctx.task.feature_shape:
             return ctx  # `check` refuses it
         model = BiasedModel(ctx.task.model.module, bias=self.prbm, means=self.regularises)
-        task = ctx.task.with_model(model, personal_names=[name for name in DBE_WEIGHTS if name in weights_of(model)])
+        added = [name for name in DBE_WEIGHTS if name in weights_of(model)]
+        task = ctx.task.with_model(model, personal_names=added)
         if self.regularises:
             task = task.with_loss_term(MeanRegulariser(self.kappa, self.mu))
-        return ctx.at(task=task, optimizer=replace(ctx.optimizer, plain_names=ctx.optimizer.plain_names | {BIAS}))
+        optimizer = ctx.optimizer
+        optimizer = replace(optimizer, plain_names=optimizer.plain_names | {BIAS})
+        return ctx.at(task=task, optimizer=optimizer)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
         task.personal_names -= set(DBE_WEIGHTS)
         model = super().global_model(ctx.at(task=task), server)
-        return None if model is None else model | only(ctx.task.initial_weights(), DBE_WEIGHTS)
+        if model is None:
+            return None
+        return model | only(ctx.task.initial_weights(), DBE_WEIGHTS)
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         """Return None if means are sent: no guarantee of the base covers them."""
-        return None if self.regularises else super().privacy_spent(ctx, server)
+        if self.regularises:
+            return None
+        return super().privacy_spent(ctx, server)
 
     # Refusals
 
     def check(self, problem: ProblemSpec) -> None:
-        if any(isinstance(each, DBE) for each in wrapped_algorithms(self)):
-            raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
-        if (self.noise_scale or self.noise_mix) and not self.regularises:
-            key = "noise_scale" if self.noise_scale else "noise_mix"
-            off = "kappa=0" if self.mr else "mr=false"
-            raise UsageError(
-                f"algorithm.{key}={getattr(self, key)}: noise is added to the means of the mean regulariser, and with "
-                f"algorithm.{off} no client sends one; use algorithm.{key}=0"
-            )
+        for each in wrapped_algorithms(self):
+            if isinstance(each, DBE):
+                raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
+        if not self.regularises:
+            self._refuse_noise("noise_scale")
+            self._refuse_noise("noise_mix")
         base = innermost(self.base)
-        if reason := self._why_not(base, problem.task):
+        reason = self._why_not(base, problem.task)
+        if reason:
             raise UsageError(f"algorithm.base={base.name}: {reason}")
         super().check(problem)
+
+    def _refuse_noise(self, key: str) -> None:
+        """Raise UsageError if there is noise on means that no client sends."""
+        value = getattr(self, key)
+        if value:
+            off = "kappa=0" if self.mr else "mr=false"
+            raise UsageError(
+                f"algorithm.{key}={value}: noise is added to the means of the mean regulariser, and with "
+                f"algorithm.{off} no client sends one; use algorithm.{key}=0"
+            )
 
     def _why_not(self, base: Algorithm, task: Task) -> str:
         """Return why DBE cannot wrap `base`; empty if it can."""
@@ -156,12 +179,15 @@ class RegularisedExchange(Delegate):
     """
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        return super().broadcast(ctx, without(server, ("consensus",)))
+        of_base = without(server, ("consensus",))
+        return super().broadcast(ctx, of_base)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, restarted(client) if ctx.exchange == 0 else client, down)
+        if ctx.exchange == 0:
+            client = restarted(client)
+        return super().start(ctx, client, down)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         if ctx.phase == PERSONAL:
             ctx = ctx.at(task=tracking_only(ctx.task))
         return super().step(ctx, work, down, batch)
@@ -191,19 +217,24 @@ class CollectMeans(Delegate):
         return super().unicast(unbiased(ctx), server)
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.unseen else super().phases(unbiased(ctx))
+        if ctx.unseen:
+            return ()
+        return super().phases(unbiased(ctx))
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         return super().start(unbiased(ctx), restarted(client), down)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         return super().step(unbiased(ctx), work, down, batch)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        dbe, mean = self.method, work["weights"][MEAN]
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        dbe = self.method
+        mean = work["weights"][MEAN]
         if dbe.init_mean == "full":
             mean = represent(ctx, work["weights"], data.train).mean(0)
-        return client, {"mean": (1 - dbe.noise_mix) * mean + dbe.noise_scale * torch.randn_like(mean)}
+        noise = torch.randn_like(mean)
+        mean = (1 - dbe.noise_mix) * mean + dbe.noise_scale * noise
+        return client, {"mean": mean}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"consensus": replies.mean["mean"]}
@@ -212,7 +243,8 @@ class CollectMeans(Delegate):
 def restarted(client: State) -> State:
     """Return the client's state with a running mean of 0."""
     weights: dict[str, Any] = client["weights"]
-    return client | {"weights": weights | {MEAN: torch.zeros_like(weights[MEAN])}}
+    zeros = torch.zeros_like(weights[MEAN])
+    return client | {"weights": weights | {MEAN: zeros}}
 
 
 def unbiased(ctx: Context) -> Context:
@@ -236,13 +268,19 @@ class BiasedModel(WrappedModel):
 
     def __init__(self, model: Any, *, bias: bool, means: bool):
         extra = nn.Module()
-        extra.register_parameter("bias", nn.Parameter(torch.zeros(model.feature_shape)) if bias else None)
-        for name in ("mean", "consensus") if means else ():
-            extra.register_buffer(name, torch.zeros(model.feature_shape))
+        parameter = None
+        if bias:
+            parameter = nn.Parameter(torch.zeros(model.feature_shape))
+        extra.register_parameter("bias", parameter)
+        if means:
+            extra.register_buffer("mean", torch.zeros(model.feature_shape))
+            extra.register_buffer("consensus", torch.zeros(model.feature_shape))
         super().__init__(model, "dbe", extra)
 
     def head(self, features: Tensor) -> Tensor:
-        return self.model.head(features if self.dbe.bias is None else (features + self.dbe.bias).to(self.feature_dtype))
+        if self.dbe.bias is not None:
+            features = (features + self.dbe.bias).to(self.feature_dtype)
+        return self.model.head(features)
 
 
 @dataclass(frozen=True)
@@ -256,16 +294,22 @@ class MeanRegulariser:
     mu: float
 
     def __call__(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
-        mean = (1 - self.mu) * weights[MEAN] + self.mu * output.features.mean(0)
+        of_batch = output.features.mean(0)
+        mean = (1 - self.mu) * weights[MEAN] + self.mu * of_batch
         if self.kappa:
-            loss = loss + self.kappa / 2 * (mean - weights[CONSENSUS]).square().mean()
-        return loss, output._replace(buffers=output.buffers | {MEAN: mean.detach()})
+            distance = mean - weights[CONSENSUS]
+            loss = loss + self.kappa / 2 * distance.square().mean()
+        buffers = output.buffers | {MEAN: mean.detach()}
+        return loss, output._replace(buffers=buffers)
 
 
 def tracking_only(task: Task) -> Task:
     """Return `task` with a regulariser that updates the running mean but adds nothing to the loss."""
+    terms: list[LossTerm] = []
+    for term in task.loss_terms:
+        if isinstance(term, MeanRegulariser):
+            term = replace(term, kappa=0.0)
+        terms.append(term)
     task = copy.copy(task)
-    task.loss_terms = tuple(
-        replace(term, kappa=0.0) if isinstance(term, MeanRegulariser) else term for term in task.loss_terms
-    )
+    task.loss_terms = tuple(terms)
     return task

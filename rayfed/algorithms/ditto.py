@@ -9,11 +9,9 @@ All points except `global` score the personal model v_i.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-from torch import Tensor
-
-from rayfed.algorithm import ClientData, Context, Exchange, Phase, Retrained, State, Traits
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, Phase, Retrained, State, Stepped
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
@@ -36,24 +34,35 @@ class PersonalModel(FedAvg):
     It starts from the initial weights, and for an unseen client from the weights received.
     """
 
-    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="downloaded")
+    traits = replace(FedAvg.traits, default_eval_point="downloaded")
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"model": ctx.task.initial_weights()}
+        client = super().join(ctx)
+        client["model"] = ctx.task.initial_weights()
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
         model = self.personal_model(ctx, client, down)
         fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
-        personal = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
-        return super().start(ctx, client, down) | personal
+        work["model"] = model
+        work["model_optimizer"] = client.get("model_optimizer", fresh)
+        return work
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | only(work, ("model", "model_optimizer") if ctx.keep_optimizer else ("model",)), up
+        kept["model"] = work["model"]
+        if ctx.keep_optimizer:
+            kept["model_optimizer"] = work["model_optimizer"]
+        return kept, up
 
     def personal_model(self, ctx: Context, client: State, down: State) -> Weights:
         """Return the personal model with which the client begins a round."""
-        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
+        if ctx.unseen:
+            received: Weights = super().downloaded_model(ctx, client, down)
+            return received
+        model: Weights = client["model"]
+        return model
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         return self.personal_model(ctx, client, down)
@@ -64,8 +73,8 @@ class PersonalModel(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(PersonalModel):
-    name: ClassVar[str] = "ditto"
-    reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
+    name = "ditto"
+    reference = "Li et al. 2021 (Ditto), Alg. 1 and 2"
 
     mu: float = option(
         1.0,
@@ -92,7 +101,7 @@ class Ditto(PersonalModel):
             return grads
         return pulled(grads, work["weights"], down["weights"], self.mu)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         if ctx.phase != PERSONAL:
             return super().step(ctx, work, down, batch)
         personal = work | {"weights": work["model"], "optimizer": work["model_optimizer"]}

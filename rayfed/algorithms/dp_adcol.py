@@ -27,12 +27,11 @@ to dε.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.adcol import Adcol
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -62,9 +61,9 @@ def refuse_shared_predictor(algorithm: Adcol) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DPAdcol(Adcol):
-    name: ClassVar[str] = "dp_adcol"
-    reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 16"
-    traits: ClassVar[Traits] = replace(Adcol.traits, depends_on_rounds=True)
+    name = "dp_adcol"
+    reference = "Li, He and Song 2023, differential privacy, table 16"
+    traits = replace(Adcol.traits, depends_on_rounds=True)
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
@@ -76,13 +75,16 @@ class DPAdcol(Adcol):
         refuse_shared_predictor(self)
         if self.network != "mlp":
             raise UsageError(f"algorithm.network={self.network}: batch norm mixes examples; DP-SGD needs mlp")
-        fewest = sum(sorted(self.upload_sizes(problem))[: problem.cohort])
-        check_budget(self.epsilon, self.delta, self.steps_per_round(self.server_batch_size / fewest) * problem.rounds)
+        uploads = sorted(self.upload_sizes(problem))
+        fewest = sum(uploads[: problem.cohort])
+        steps = self.steps_per_round(self.server_batch_size / fewest)
+        check_budget(self.epsilon, self.delta, steps * problem.rounds)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+        vectors = sum(self.upload_sizes(problem))
         return (
             f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are not protected",
-            *large_delta_note(self.delta, sum(self.upload_sizes(problem)), "representations"),
+            *large_delta_note(self.delta, vectors, "representations"),
             RECORDS_NOTE,
             SIMULATION_NOTE,
             *super().notes(ctx, problem),
@@ -90,20 +92,30 @@ class DPAdcol(Adcol):
 
     def init(self, ctx: Context) -> State:
         zero = torch.zeros((), dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"accounting": {name: zero.clone() for name in ("sigma", "rate", "steps")}}
+        server = super().init(ctx)
+        server["accounting"] = {"sigma": zero, "rate": zero.clone(), "steps": zero.clone()}
+        return server
 
     def steps_per_round(self, rate: float) -> int:
         """Return the steps of DP-SGD in a round, at a sampling rate q of `rate`."""
         return self.epochs_per_round * math.ceil(1 / rate - 1e-9)
 
     def train_discriminator(self, ctx: Context, server: State, weights: Weights, z: Tensor, labels: Tensor) -> State:
-        earlier = {name: float(value) for name, value in server["accounting"].items()}
-        rate = earlier["rate"] or min(1.0, self.server_batch_size / len(z))
+        accounting = server["accounting"]
+        rate = float(accounting["rate"])  # 0 before the first round
+        if not rate:
+            rate = min(1.0, self.server_batch_size / len(z))
         steps = self.steps_per_round(rate)
-        sigma = earlier["sigma"] or noise_multiplier(self.epsilon, self.delta, rate=rate, steps=steps * ctx.rounds)
-        outputs = len(ctx.cohort) if self.fixed_size else ctx.task.num_clients
+        sigma = float(accounting["sigma"])
+        if not sigma:
+            all_steps = steps * ctx.rounds
+            sigma = noise_multiplier(self.epsilon, self.delta, rate=rate, steps=all_steps)
+        outputs = ctx.task.num_clients
+        if self.fixed_size:
+            outputs = len(ctx.cohort)
+        discriminator = self.build_discriminator(ctx.task, outputs)
         trained = train_privately(
-            self.build_discriminator(ctx.task, outputs).to(ctx.task.device),
+            discriminator.to(ctx.task.device),
             weights,
             z,
             labels,
@@ -113,20 +125,26 @@ class DPAdcol(Adcol):
             sigma=sigma,
             clip=self.clip,
         )
-        values = {"sigma": sigma, "rate": rate, "steps": earlier["steps"] + steps}
-        accounting = {name: torch.full_like(server["accounting"][name], value) for name, value in values.items()}
+        accounting = {
+            "sigma": torch.full_like(accounting["sigma"], sigma),
+            "rate": torch.full_like(accounting["rate"], rate),
+            "steps": accounting["steps"] + steps,
+        }
         return {"discriminator": trained, "accounting": accounting}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        values = {name: float(value) for name, value in server["accounting"].items()}
-        epsilon = epsilon_spent(values["sigma"], self.delta, rate=values["rate"], steps=round(values["steps"]))
+        accounting = server["accounting"]
+        sigma = float(accounting["sigma"])
+        rate = float(accounting["rate"])
+        steps = round(float(accounting["steps"]))
+        epsilon = epsilon_spent(sigma, self.delta, rate=rate, steps=steps)
         return Privacy(epsilon, "representation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDPAdcol(Adcol):
-    name: ClassVar[str] = "local_dp_adcol"
-    reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 17"
+    name = "local_dp_adcol"
+    reference = "Li, He and Song 2023, differential privacy, table 17"
 
     epsilon: float = option(5.0, low=1e-6, help="ε of one upload of a record")
     guarantee: str = option(
@@ -145,48 +163,77 @@ class LocalDPAdcol(Adcol):
         refuse_shared_predictor(self)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        total = self.epsilon * math.prod(ctx.task.feature_shape)
-        weaker = f"; {total:g} per vector, or per coordinate whose change moves the vector's range and all others"
-        sizes = list(problem.examples.values())[: problem.task.num_clients]
-        times = max(math.ceil(problem.rounds * self.upload_size(n) / n - 1e-9) for n in sizes)
+        protected = "vector"
+        if not self.strict:
+            total = self.epsilon * math.prod(ctx.task.feature_shape)
+            protected = (
+                f"rescaled coordinate; {total:g} per vector, or per coordinate whose change moves the vector's range "
+                "and all others"
+            )
+        times = self.most_uploads_of_a_record(problem)
+        spent = times * self.epsilon
         return (
-            f"ε={self.epsilon:g} per " + ("vector" if self.strict else "rescaled coordinate" + weaker),
+            f"ε={self.epsilon:g} per {protected}",
             f"an upload contains {self.sampling:g} of the records, and each pass over all of them spends ε again: a "
-            f"record is sent up to {times} times in {problem.rounds} rounds, which spends {times * self.epsilon:g}",
+            f"record is sent up to {times} times in {problem.rounds} rounds, which spends {spent:g}",
             RECORDS_NOTE,
             SIMULATION_NOTE,
             *super().notes(ctx, problem),
         )
 
+    def most_uploads_of_a_record(self, problem: ProblemSpec) -> int:
+        """Return how often a client that takes part in all rounds sends a record at most."""
+        most = 0
+        sizes = list(problem.examples.values())
+        for n in sizes[: problem.task.num_clients]:
+            passes = problem.rounds * self.upload_size(n) / n
+            most = max(most, math.ceil(passes - 1e-9))
+        return most
+
     def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
         # per client, how many times it went through its records so far
-        passes = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"passes": passes}
+        server["passes"] = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return server
 
     def join(self, ctx: Context) -> State:
         order = torch.randperm(ctx.examples).to(ctx.task.device)
-        return super().join(ctx) | {"order": order, "position": torch.tensor(0, device=order.device)}
+        client = super().join(ctx)
+        client["order"] = order
+        client["position"] = torch.tensor(0, device=order.device)
+        return client
 
     def discriminator_input(self, z: Tensor) -> Tensor:
-        return to_half_l1_ball(to_unit_range(z)) if self.strict else to_unit_range(z)
+        z = to_unit_range(z)
+        if self.strict:
+            z = to_half_l1_ball(z)
+        return z
 
     def protect_upload(self, z: Tensor) -> Tensor:
         return z + laplace_like(z, 1 / self.epsilon)
 
     def select_records(self, ctx: Context, client: State, examples: int) -> tuple[State, Tensor | None]:
-        order, position, count = client["order"], int(client["position"]), self.upload_size(examples)
-        rows = order[position : position + count]
-        if position + count >= examples:
-            order, position = torch.randperm(examples).to(rows.device), -len(rows)
-            rows = torch.cat([rows, order[: count - len(rows)]])
-        return client | {"order": order, "position": torch.tensor(position + count, device=rows.device)}, rows
+        """Return the next records of a random order; after the last one, those of another order."""
+        order = client["order"]
+        first = int(client["position"])
+        last = first + self.upload_size(examples)
+        rows = order[first:last]
+        if last >= examples:
+            order = torch.randperm(examples).to(rows.device)
+            last -= examples
+            rows = torch.cat([rows, order[:last]])
+        position = torch.tensor(last, device=rows.device)
+        return client | {"order": order, "position": position}, rows
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         passes = server["passes"].clone()
         for reply in replies.each:
-            passes[reply.client] += len(reply.up["representations"]) / reply.examples
+            sent = len(reply.up["representations"])
+            passes[reply.client] += sent / reply.examples
         return super().aggregate(ctx, server, replies) | {"passes": passes}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        times = math.ceil(float(server["passes"].max()) - 1e-9)
-        return Privacy(times * self.epsilon, "representation" if self.strict else "rescaled coordinate")
+        passes = float(server["passes"].max())
+        times = math.ceil(passes - 1e-9)
+        unit = "representation" if self.strict else "rescaled coordinate"
+        return Privacy(times * self.epsilon, unit)

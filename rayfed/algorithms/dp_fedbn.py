@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
@@ -48,7 +48,10 @@ from rayfed.privacy import (
 
 def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) -> Weights:
     """Return sent − base for floating-point weights, scaled down to an L1 (`order` 1) or L2 norm of at most `bound`."""
-    deltas = {name: sent[name] - base[name] for name in sent if sent[name].is_floating_point()}
+    deltas = {}
+    for name, value in sent.items():
+        if value.is_floating_point():
+            deltas[name] = value - base[name]
     vector = torch.cat([delta.flatten() for delta in deltas.values()])
     norm = vector.norm(order, dtype=torch.float64)  # float32 loses a tenth of the L1 norm of 37 million numbers
     factor = (bound / norm).clamp(max=1)
@@ -70,7 +73,7 @@ def max_participations_so_far(ctx: Context) -> int:
 class ClippedFedBN(FedBN):
     """The part that both forms share: what clients send is their clipped update of the weights."""
 
-    traits: ClassVar[Traits] = replace(FedBN.traits, sample_without_replacement=True, depends_on_rounds=True)
+    traits = replace(FedBN.traits, sample_without_replacement=True, depends_on_rounds=True)
     order: ClassVar[int]
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
@@ -78,7 +81,8 @@ class ClippedFedBN(FedBN):
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        for name, value in without(problem.task.initial_weights(), self.personal(problem.task)).items():
+        sent = without(problem.task.initial_weights(), self.personal(problem.task))
+        for name, value in sent.items():
             if value.is_complex() or not value.isfinite().all():
                 raise UsageError(
                     f"model.name: algorithm.name={self.name} clips and adds noise to real, finite weights only, and "
@@ -89,18 +93,20 @@ class ClippedFedBN(FedBN):
         """Return what a client sends in place of `sent`, its clipped weights of one name."""
         return sent
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        base = down["weights"]
-        deltas = clipped_update(up["weights"], base, bound=self.clip, order=self.order)
-        clipped = {name: self.protect(ctx, base[name] + delta) for name, delta in deltas.items()}
-        return client, up | {"weights": base | clipped}
+        sent = dict(down["weights"])
+        deltas = clipped_update(up["weights"], down["weights"], bound=self.clip, order=self.order)
+        for name, delta in deltas.items():
+            sent[name] = self.protect(ctx, sent[name] + delta)
+        up["weights"] = sent
+        return client, up
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPFedBN(ClippedFedBN):
-    name: ClassVar[str] = "dp_fedbn"
-    reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
+    name = "dp_fedbn"
+    reference = "Li, He and Song 2023, table 17, baseline DP-FedBN"
     order: ClassVar[int] = 1
 
     weighting: str = weighting_option("equal", "; ε does not cover the numbers of examples")
@@ -112,24 +118,31 @@ class DPFedBN(ClippedFedBN):
         return 2 * self.clip / self.epsilon_per_round(ctx)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        noise = (
-            f"ε={self.epsilon:g} per client, {self.epsilon_per_round(ctx):.4g} per participation: Laplace noise of "
-            f"scale {self.noise_scale(ctx):.4g} on every weight"
-        )
-        sizes = "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
-        return (noise, SIMULATION_NOTE) if self.weighting == "equal" else (noise, sizes, SIMULATION_NOTE)
+        epsilon = self.epsilon_per_round(ctx)
+        scale = self.noise_scale(ctx)
+        notes = [
+            f"ε={self.epsilon:g} per client, {epsilon:.4g} per participation: Laplace noise of scale {scale:.4g} on "
+            "every weight"
+        ]
+        if self.weighting == "examples":
+            notes.append(
+                "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
+            )
+        notes.append(SIMULATION_NOTE)
+        return notes
 
     def protect(self, ctx: Context, sent: Tensor) -> Tensor:
         return sent + laplace_like(sent, self.noise_scale(ctx))
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        return Privacy(self.epsilon_per_round(ctx) * max_participations_so_far(ctx), "client")
+        times = max_participations_so_far(ctx)
+        return Privacy(self.epsilon_per_round(ctx) * times, "client")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianDPFedBN(ClippedFedBN):
-    name: ClassVar[str] = "gaussian_dp_fedbn"
-    reference: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
+    name = "gaussian_dp_fedbn"
+    reference = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
     order: ClassVar[int] = 2
 
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
@@ -141,27 +154,32 @@ class GaussianDPFedBN(ClippedFedBN):
 
     def sigma(self, ctx: Context) -> float:
         """Return the noise multiplier: the noise's standard deviation over the most that one client can change."""
-        return noise_multiplier(self.epsilon, self.delta, rate=1.0, steps=max_participations(ctx, ctx.rounds))
+        steps = max_participations(ctx, ctx.rounds)
+        return noise_multiplier(self.epsilon, self.delta, rate=1.0, steps=steps)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         times = max_participations(ctx, ctx.rounds)
+        sigma = self.sigma(ctx)
         return (
             f"ε={self.epsilon:g} at δ={self.delta:g} per client protects what the server sends; uploads are not "
             "protected",
-            f"Gaussian noise of σ={self.sigma(ctx):.4g} times the most that a client can change, for {times} "
-            "participations",
+            f"Gaussian noise of σ={sigma:.4g} times the most that a client can change, for {times} participations",
             *large_delta_note(self.delta, ctx.task.num_clients, "clients"),
             SIMULATION_NOTE,
         )
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        mean = super().aggregate(ctx, server, replies)["weights"]
-        std = self.sigma(ctx) * 2 * self.clip / len(replies.each)
-        floats = {name: value for name, value in mean.items() if value.is_floating_point()}
-        # drawn on the CPU, so that noise does not depend on where the server is
-        noisy = {name: v + std * torch.randn_like(v, device="cpu").to(v.device) for name, v in floats.items()}
-        return server | {"weights": mean | noisy}
+        weights = dict(super().aggregate(ctx, server, replies)["weights"])
+        clients = len(replies.each)
+        std = self.sigma(ctx) * 2 * self.clip / clients
+        for name, mean in weights.items():
+            if mean.is_floating_point():
+                # drawn on the CPU, so that noise does not depend on where the server is
+                noise = torch.randn_like(mean, device="cpu").to(mean.device)
+                weights[name] = mean + std * noise
+        return server | {"weights": weights}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         steps = max_participations_so_far(ctx)
-        return Privacy(epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps), "client")
+        epsilon = epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps)
+        return Privacy(epsilon, "client")

@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits, represent
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, ProblemSpec, Replies, State, represent
 from rayfed.algorithms.common.client_weights import refuse_sampling
 from rayfed.algorithms.common.networks import mlp, train_classifier
 from rayfed.algorithms.fedavg import LocalTraining
@@ -37,7 +37,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, mean_of, only, stack, sub, tree_map, unstack
+from rayfed.core.trees import Weights, mean_of, only, stack, sub, tree_map, unstack, without
 
 SOURCE, TARGET = 1, 0  # the two classes of a discriminator
 
@@ -47,16 +47,16 @@ class FADA(LocalTraining):
     """Clients keep their trained model until the second exchange. The target's model is scored, which is the
     server's."""
 
-    name: ClassVar[str] = "fada"
-    reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
-    traits: ClassVar[Traits] = replace(
+    name = "fada"
+    reference = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
+    traits = replace(
         LocalTraining.traits,
         needs_split=True,
         supports_loss_terms=False,
         trains_server=True,
         refuses_unseen_clients="has one target and its sources, and an unseen client is neither",
     )
-    averaged: ClassVar[tuple[str, ...]] = ()
+    averaged = ()
 
     target: int = option(0, low=0, help="index of the client without labels")
     weight_adversary: float = option(0.1, low=0, help="a, weight of the adversarial loss")
@@ -78,10 +78,14 @@ class FADA(LocalTraining):
         return (f"algorithm.target={self.target}: the model is for this client; ignore the scores of the others",)
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, 2])}
+        width = math.prod(task.feature_shape)
+        return {"discriminator": mlp([width, *self.hidden, 2])}
 
     def sources(self, ctx: Context) -> list[int]:
-        return [i for i in range(ctx.task.num_clients) if i != self.target]
+        """Return the indices of all clients but the target."""
+        clients = list(range(ctx.task.num_clients))
+        clients.remove(self.target)
+        return clients
 
     # First exchange: all clients train, and the server trains the discriminators
 
@@ -90,66 +94,93 @@ class FADA(LocalTraining):
         return self, WeighSources(self)
 
     def init(self, ctx: Context) -> State:
-        discriminators = [ctx.task.modules["discriminator"].draw_weights() for _ in self.sources(ctx)]
-        return super().init(ctx) | {"discriminators": stack(discriminators)}
+        server = super().init(ctx)
+        discriminator = ctx.task.modules["discriminator"]
+        drawn = [discriminator.draw_weights() for _ in self.sources(ctx)]
+        server["discriminators"] = stack(drawn)
+        return server
 
     def unicast(self, ctx: Context, server: State) -> State:
-        rows = slice(None) if ctx.client == self.target else [self.sources(ctx).index(ctx.client)]
-        return {"discriminators": tree_map(lambda leaf: leaf[rows], server["discriminators"])}
+        discriminators = server["discriminators"]
+        if ctx.client != self.target:
+            row = self.sources(ctx).index(ctx.client)
+            discriminators = tree_map(itemgetter([row]), discriminators)
+        return {"discriminators": discriminators}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        is_target, count = ctx.client == self.target, len(self.sources(ctx))
-        return super().start(ctx, client, down) | {
-            # A source's discriminator is repeated, so that the work of all clients has the same shapes
-            "discriminators": tree_map(lambda leaf: leaf.expand(count, *leaf.shape[1:]), down["discriminators"]),
-            "label_weight": torch.tensor(float(not is_target), device=ctx.task.device),
-            "opposite_domain": torch.tensor(SOURCE if is_target else TARGET, device=ctx.task.device),
-        }
+        sources = len(self.sources(ctx))
+
+        def expanded(leaf: Tensor) -> Tensor:
+            return leaf.expand(sources, *leaf.shape[1:])
+
+        is_target = ctx.client == self.target
+        opposite = SOURCE if is_target else TARGET
+        work = super().start(ctx, client, down)
+        # A source's discriminator is repeated, so that the work of all clients has the same shapes
+        work["discriminators"] = tree_map(expanded, down["discriminators"])
+        work["label_weight"] = torch.tensor(float(not is_target), device=ctx.task.device)
+        work["opposite_domain"] = torch.tensor(opposite, device=ctx.task.device)
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        z, network = output.features.flatten(1), ctx.task.modules["discriminator"]
+        z = output.features.flatten(1)
+        network = ctx.task.modules["discriminator"]
         opposite = work["opposite_domain"].expand(len(z))
-        discriminators = [
-            tree_map(lambda leaf, k=k: leaf[k], work["discriminators"]) for k in range(len(self.sources(ctx)))
-        ]
-        confusion = torch.stack([F.cross_entropy(network(d, z)[0], opposite) for d in discriminators]).mean()
+        confusions = []
+        for k in range(len(self.sources(ctx))):
+            discriminator = tree_map(itemgetter(k), work["discriminators"])
+            logits, _ = network(discriminator, z)
+            confusions.append(F.cross_entropy(logits, opposite))
+        confusion = torch.stack(confusions).mean()
         return work["label_weight"] * loss + self.weight_adversary * confusion, output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        z = represent(ctx, work["weights"], data.train).flatten(1)
-        return client | {"trained": work["weights"]}, up | {"representations": z}
+        z = represent(ctx, work["weights"], data.train)
+        client["trained"] = work["weights"]
+        up["representations"] = z.flatten(1)
+        return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         """Keep the sources' `models` [sources, ...] and the target's update of all but the head."""
-        sent = {int(reply.client): tree_map(lambda leaf: leaf.to(ctx.task.device), reply.up) for reply in replies.each}
-        body = only(server["weights"], set(ctx.task.trainable) - ctx.task.head_names)
+        models: dict[int, Weights] = {}
+        z: dict[int, Tensor] = {}
+        for reply in replies.each:
+            sent = tree_map(lambda leaf: leaf.to(ctx.task.device), reply.up)
+            models[reply.client] = sent["weights"]
+            z[reply.client] = sent["representations"]
+        of_sources = [models[source] for source in self.sources(ctx)]
+        trained = only(server["weights"], ctx.task.trainable)
+        body = without(trained, ctx.task.head_names)
+        of_target = only(models[self.target], body)
+        discriminators = self.train_discriminators(ctx, server, z)
         return server | {
-            "models": stack([sent[source]["weights"] for source in self.sources(ctx)]),
-            "target_update": sub(only(sent[self.target]["weights"], body), body),
-            "discriminators": self.train_discriminators(
-                ctx, server, {client: up["representations"] for client, up in sent.items()}
-            ),
+            "models": stack(of_sources),
+            "target_update": sub(of_target, body),
+            "discriminators": discriminators,
         }
 
     def train_discriminators(self, ctx: Context, server: State, z: dict[int, Tensor]) -> Weights:
         """Return the discriminators after training on the representations z [n, width] of sources and target."""
-        sources, trained = self.sources(ctx), []
-        for source, weights in zip(sources, unstack(server["discriminators"], len(sources)), strict=True):
-            x = torch.cat([z[source], z[self.target]])
-            y = torch.tensor([SOURCE] * len(z[source]) + [TARGET] * len(z[self.target]), device=x.device)
-            trained.append(
-                train_classifier(
-                    ctx.task.modules["discriminator"],
-                    weights,
-                    x,
-                    y,
-                    optimizer=SGD(lr=ctx.scaled(self.server_lr), momentum=self.server_momentum),
-                    batch_size=self.server_batch_size,
-                    epochs=self.server_epochs,
-                )
+        sources = self.sources(ctx)
+        before = unstack(server["discriminators"], len(sources))
+        of_target = z[self.target]
+        trained = []
+        for source, discriminator in zip(sources, before, strict=True):
+            of_source = z[source]
+            domains = [SOURCE] * len(of_source) + [TARGET] * len(of_target)
+            y = torch.tensor(domains, device=of_source.device)
+            weights = train_classifier(
+                ctx.task.modules["discriminator"],
+                discriminator,
+                torch.cat([of_source, of_target]),
+                y,
+                optimizer=SGD(lr=ctx.scaled(self.server_lr), momentum=self.server_momentum),
+                batch_size=self.server_batch_size,
+                epochs=self.server_epochs,
             )
+            trained.append(weights)
         return stack(trained)
 
 
@@ -160,28 +191,34 @@ class WeighSources(Exchange):
     method: FADA
 
     def unicast(self, ctx: Context, server: State) -> State:
-        return {"models": server["models"]} if ctx.client == self.method.target else {}
+        if ctx.client == self.method.target:
+            return {"models": server["models"]}
+        return {}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         return {"weights": client["trained"]}  # to be scored as the trained model
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         if ctx.client != self.method.target:
             return client, {}
         spreads = []
         for k in range(len(self.method.sources(ctx))):
-            model = tree_map(lambda leaf, k=k: leaf[k], down["models"]) | client["weights"]
+            sent = tree_map(itemgetter(k), down["models"])
+            model = sent | client["weights"]
             seed = int(torch.randint(2**31 - 1, ()))
-            features = represent(ctx, model, data.train).flatten(1)
-            spreads.append(cluster_spread(features, ctx.task.num_classes, seed))
+            features = represent(ctx, model, data.train)
+            spread = cluster_spread(features.flatten(1), ctx.task.num_classes, seed)
+            spreads.append(spread)
         return client, {"spreads": torch.tensor(spreads, device=ctx.task.device)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         (spreads,) = [reply.up["spreads"] for reply in replies.each if "spreads" in reply.up]
-        alpha = (-spreads.to(ctx.task.device)).softmax(0)
-        weights = {name: mean_of(leaf, alpha) for name, leaf in server["models"].items()}
-        weights |= {name: weights[name] + step for name, step in server["target_update"].items()}
-        return only(server, ("discriminators",)) | {"weights": weights}
+        spreads = spreads.to(ctx.task.device)
+        alpha = (-spreads).softmax(0)
+        weights = {name: mean_of(models, alpha) for name, models in server["models"].items()}
+        for name, update in server["target_update"].items():
+            weights[name] = weights[name] + update
+        return {"discriminators": server["discriminators"], "weights": weights}
 
 
 def cluster_spread(features: Tensor, clusters: int, seed: int) -> float:

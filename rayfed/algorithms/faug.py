@@ -21,14 +21,14 @@ Epochs are counted in the client's own examples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
-from rayfed.algorithms.common.networks import mlp
-from rayfed.algorithms.common.soft_labels import check_real_inputs, one_hot
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, ProblemSpec, Replies, State
+from rayfed.algorithms.common.networks import ConditionalNetwork, mlp
+from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, gradients
 from rayfed.core.optim import Adam
@@ -39,9 +39,9 @@ from rayfed.core.trees import Weights, clone, only
 
 @dataclass(frozen=True, kw_only=True)
 class FAug(FedAvg):
-    name: ClassVar[str] = "faug"
-    reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
-    traits: ClassVar[Traits] = replace(
+    name = "faug"
+    reference = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
+    traits = replace(
         FedAvg.traits,
         computes_with_inputs=True,
         requires_classes=True,
@@ -65,26 +65,40 @@ class FAug(FedAvg):
         return {"encoder": Encoder(*sizes), "decoder": Decoder(*sizes)}
 
     def init(self, ctx: Context) -> State:
-        none = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
-        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].draw_weights(), "seed_classes": none}
+        server = super().init(ctx)
+        server["generator"] = ctx.task.modules["decoder"].draw_weights()
+        server["seed_classes"] = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return TrainGenerator(self), SendGenerator(self)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        share = torch.tensor(self.generated_examples / (ctx.examples + self.generated_examples), device=ctx.task.device)
-        order = torch.randperm(self.generated_examples).to(ctx.task.device)
-        return super().start(ctx, client, down) | {"generated": client["generated"], "order": order, "share": share}
+        work = super().start(ctx, client, down)
+        share = self.generated_examples / (ctx.examples + self.generated_examples)
+        work["generated"] = client["generated"]
+        device = ctx.task.device
+        work["order"] = torch.randperm(self.generated_examples).to(device)
+        work["share"] = torch.tensor(share, device=device)
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         positions = torch.arange(self.generated_batch_size, device=batch.x.device)
-        rows = work["order"][(positions + ctx.step * self.generated_batch_size) % self.generated_examples]
+        positions = positions + ctx.step * self.generated_batch_size
+        rows = work["order"][positions % self.generated_examples]
+        generated = work["generated"]
+
         count = len(batch.x)
-        output = ctx.task.forward(weights, torch.cat([batch.x, work["generated"]["x"][rows]]))
-        local, output = ctx.task.loss_of(weights, output, batch.y, output.logits[:count])
-        generated = ctx.task.loss(output.logits[count:], work["generated"]["y"][rows], weights)
-        return ctx.task.add_loss_terms((1 - work["share"]) * local + work["share"] * generated, weights, output)
+        together = torch.cat([batch.x, generated["x"][rows]])
+        output = ctx.task.forward(weights, together)
+        local_logits = output.logits[:count]
+        generated_logits = output.logits[count:]
+        local_loss, output = ctx.task.loss_of(weights, output, batch.y, local_logits)
+        generated_loss = ctx.task.loss(generated_logits, generated["y"][rows], weights)
+        share = work["share"]
+        loss = (1 - share) * local_loss + share * generated_loss
+        return ctx.task.add_loss_terms(loss, weights, output)
 
     def weight(self, ctx: Context, examples: int) -> float:
         return super().weight(ctx, examples + self.generated_examples)
@@ -99,12 +113,18 @@ class TrainGenerator(Exchange):
 
     method: FAug
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client, {"seed_examples": draw_seed_examples(data.train, self.method.seed_examples)}
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        seeds = draw_seed_examples(data.train, self.method.seed_examples)
+        return client, {"seed_examples": seeds}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        method, device = self.method, ctx.task.device
-        x, y = (torch.cat([r.up["seed_examples"][name] for r in replies.each]).to(device) for name in ("x", "y"))
+        method = self.method
+        seeds = [reply.up["seed_examples"] for reply in replies.each]
+        x = torch.cat([seed["x"] for seed in seeds])
+        y = torch.cat([seed["y"] for seed in seeds])
+        device = ctx.task.device
+        x = x.to(device)
+        y = y.to(device)
         generator = train_decoder(
             ctx,
             server["generator"],
@@ -115,7 +135,8 @@ class TrainGenerator(Exchange):
             steps=method.server_steps,
             batch_size=method.server_batch_size,
         )
-        return server | {"generator": generator, "seed_classes": torch.bincount(y, minlength=ctx.task.num_classes) > 0}
+        counts = torch.bincount(y, minlength=ctx.task.num_classes)
+        return server | {"generator": generator, "seed_classes": counts > 0}
 
 
 @dataclass(frozen=True)
@@ -127,21 +148,28 @@ class SendGenerator(Exchange):
     def broadcast(self, ctx: Context, server: State) -> State:
         return only(server, ("generator", "seed_classes"))
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         method = self.method
         counts = torch.bincount(data.train.y, minlength=ctx.task.num_classes)
         y = balance_classes(counts, method.generated_examples, down["seed_classes"])
         noise = torch.randn(method.generated_examples, method.noise).to(y.device)
+        decoder = ctx.task.modules["decoder"]
         with torch.no_grad():
-            x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
+            x, _ = decoder(down["generator"], noise, y)
         return client | {"generated": {"x": x, "y": y}}, {}
 
 
 def draw_seed_examples(part: Any, count: int) -> dict[str, Tensor]:
     """Return inputs `x` [n, ...] and classes `y` [n] of up to `count` random examples of every class of `part`."""
-    rows_by_class = [torch.nonzero(part.y == c)[:, 0] for c in part.y.unique()]
-    rows = torch.cat([rows[torch.randperm(len(rows))[:count].to(rows.device)] for rows in rows_by_class])
-    return {"x": torch.cat([batch.x for batch in part.batches(512, rows)]), "y": part.y[rows]}
+    drawn = []
+    for c in part.y.unique():
+        rows = torch.nonzero(part.y == c)[:, 0]
+        order = torch.randperm(len(rows))
+        first = order[:count].to(rows.device)
+        drawn.append(rows[first])
+    rows = torch.cat(drawn)
+    inputs = [batch.x for batch in part.batches(512, rows)]
+    return {"x": torch.cat(inputs), "y": part.y[rows]}
 
 
 def balance_classes(counts: Tensor, total: int, allowed: Tensor) -> Tensor:
@@ -149,48 +177,51 @@ def balance_classes(counts: Tensor, total: int, allowed: Tensor) -> Tensor:
 
     Ties go to the lowest class. Only the classes that are `allowed` [classes] are returned.
     """
-    by_class, classes = dict(zip(allowed.nonzero()[:, 0].tolist(), counts[allowed].tolist(), strict=True)), []
+    examples = counts.tolist()
+    candidates = allowed.nonzero()[:, 0].tolist()
+    classes = []
     for _ in range(total):
-        classes.append(min(by_class, key=by_class.__getitem__))
-        by_class[classes[-1]] += 1
+        rarest = min(candidates, key=examples.__getitem__)
+        examples[rarest] += 1
+        classes.append(rarest)
     return torch.tensor(classes, device=counts.device)
 
 
 # The conditional variational autoencoder
 
 
-class Encoder(nn.Module):
-    """e, which maps inputs [n, *shape] and classes [n] to (m, log s²), each [n, noise]."""
+class Encoder(ConditionalNetwork):
+    """e, which maps inputs [n, *shape] and classes [n] to m and log s², joined: [n, 2 · noise]."""
 
     def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
-        super().__init__()
-        self.classes, self.layers = classes, mlp([math.prod(shape) + classes, hidden, 2 * noise])
+        width = math.prod(shape)
+        super().__init__(classes, mlp([width + classes, hidden, 2 * noise]))
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_variance = self.layers(torch.cat([x.flatten(1), one_hot(y, self.classes)], 1)).chunk(2, 1)
-        return mean, log_variance
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x.flatten(1), y)
 
 
-class Decoder(nn.Module):
+class Decoder(ConditionalNetwork):
     """d, which maps noise [n, noise] and classes [n] to inputs [n, *shape]."""
 
     def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
-        super().__init__()
-        self.classes, self.shape = classes, tuple(shape)
-        self.layers = mlp([noise + classes, hidden, math.prod(shape)])
-
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.layers(torch.cat([z, one_hot(y, self.classes)], 1)).unflatten(1, self.shape)
+        width = math.prod(shape)
+        layers = mlp([noise + classes, hidden, width])
+        super().__init__(classes, layers.append(nn.Unflatten(1, tuple(shape))))
 
 
 def vae_loss(
     encoder: Network, decoder: Network, weights: dict[str, Weights], x: Tensor, y: Tensor, noise: Tensor
 ) -> Tensor:
     """Return L, a scalar, of a batch x [n, *shape] with classes y [n] and noise ε [n, noise]."""
-    mean, log_variance = encoder(weights["encoder"], x, y)[0]
-    decoded = decoder(weights["decoder"], mean + (log_variance / 2).exp() * noise, y)[0]
-    error = (x - decoded).flatten(1).square().sum(1) / 2
-    kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+    encoded, _ = encoder(weights["encoder"], x, y)
+    mean, log_variance = encoded.chunk(2, 1)
+    z = mean + (log_variance / 2).exp() * noise
+    decoded, _ = decoder(weights["decoder"], z, y)
+    residual = (x - decoded).flatten(1)
+    error = residual.square().sum(1) / 2
+    divergence = mean.square() + log_variance.exp() - 1 - log_variance
+    kl = divergence.sum(1) / 2
     return (error + kl).mean()
 
 
@@ -201,24 +232,34 @@ def train_decoder(
 
     Batches are drawn with replacement, with torch's generator. `noise` is the width of z.
     """
-    modules = ctx.task.modules
-    parts = {"encoder": modules["encoder"].draw_weights(), "decoder": clone(decoder)}
-    flat = {f"{part}/{name}": value for part, weights in parts.items() for name, value in weights.items()}
+    encoder_network = ctx.task.modules["encoder"]
+    decoder_network = ctx.task.modules["decoder"]
+    encoder = encoder_network.draw_weights()
+    both = prefixed("encoder/", encoder) | prefixed("decoder/", clone(decoder))
     adam = Adam(lr=lr)
-    moments = adam.init(flat)
+    moments = adam.init(both)
     for _ in range(steps):
         rows = torch.randint(len(x), (batch_size,)).to(x.device)
         epsilon = torch.randn(batch_size, noise).to(x.device)
 
         def loss(trained: Weights, rows: Tensor = rows, epsilon: Tensor = epsilon) -> tuple[Tensor, Weights]:
-            by_part = {part: _weights_of(trained, part) for part in parts}
-            return vae_loss(modules["encoder"], modules["decoder"], by_part, x[rows], y[rows], epsilon), {}
+            weights = {"encoder": part_of(trained, "encoder/"), "decoder": part_of(trained, "decoder/")}
+            return vae_loss(encoder_network, decoder_network, weights, x[rows], y[rows], epsilon), {}
 
-        grads, _, _ = gradients(loss, flat)
-        adam.update_(flat, grads, moments)
-    return _weights_of(flat, "decoder")
+        grads, _, _ = gradients(loss, both)
+        adam.update_(both, grads, moments)
+    return part_of(both, "decoder/")
 
 
-def _weights_of(flat: Weights, part: str) -> Weights:
-    """Return the weights of one part, without the prefix of their names."""
-    return {name.removeprefix(f"{part}/"): value for name, value in flat.items() if name.startswith(f"{part}/")}
+def prefixed(prefix: str, weights: Weights) -> Weights:
+    """Return `weights` with a prefix of their names."""
+    return {prefix + name: value for name, value in weights.items()}
+
+
+def part_of(both: Weights, prefix: str) -> Weights:
+    """Return the weights with this prefix of their names, without it."""
+    weights = {}
+    for name, value in both.items():
+        if name.startswith(prefix):
+            weights[name.removeprefix(prefix)] = value
+    return weights

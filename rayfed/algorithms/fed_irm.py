@@ -12,12 +12,12 @@ Alg. 3 prints neither.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, ProblemSpec, State, Stepped
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -26,21 +26,25 @@ from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, tree_map
 
 
-def slope(task: Task, logits: Tensor, y: Tensor, weights: Weights | None = None) -> Tensor:
+def slope(task: Task, logits: Tensor, y: Tensor, weights: Weights) -> Tensor:
     """Return ∂ loss(w · logits, y)/∂w at w = 1, a scalar that can be differentiated again."""
 
     def scaled(w: Weights) -> tuple[Tensor, Weights]:
         return task.loss(w["w"] * logits, y, weights), {}
 
     one = torch.ones((), device=logits.device, dtype=logits.dtype)
-    return gradients(scaled, {"w": one}, create_graph=True)[0]["w"]
+    grads, _, _ = gradients(scaled, {"w": one}, create_graph=True)
+    return grads["w"]
 
 
 def last_layer(task: Task) -> str | None:
     """Return the name of the weights of the head's last linear layer, if there is one."""
     weights = task.initial_weights()
-    layers = [name for name in task.trainable if name in task.head_names and weights[name].dim() == 2]
-    return layers[-1] if layers else None
+    last = None
+    for name in task.trainable:
+        if name in task.head_names and weights[name].dim() == 2:
+            last = name
+    return last
 
 
 def last_layer_gradient(task: Task, weights: Weights, features: Tensor, y: Tensor) -> Tensor:
@@ -49,9 +53,11 @@ def last_layer_gradient(task: Task, weights: Weights, features: Tensor, y: Tenso
     assert name is not None  # `check_penalty` refuses it
 
     def loss(trained: Weights) -> tuple[Tensor, Weights]:
-        return task.loss(task.head(weights | trained, features), y, weights), {}
+        logits = task.head(weights | trained, features)
+        return task.loss(logits, y, weights), {}
 
-    return gradients(loss, {name: weights[name]}, create_graph=True)[0][name]
+    grads, _, _ = gradients(loss, {name: weights[name]}, create_graph=True)
+    return grads[name]
 
 
 def penalty_option() -> Any:
@@ -75,16 +81,19 @@ def penalised_loss(
     """Return [loss + β ‖g‖²] / max(β, 1), g being `slope` with the penalty "scale", else `last_layer_gradient`."""
     if not isinstance(beta, Tensor):
         beta = torch.full((), beta, device=loss.device, dtype=loss.dtype)  # filled there: a copy would wait for the GPU
-    by_scale = penalty == "scale"
-    g = slope(task, output.logits, y, weights) if by_scale else last_layer_gradient(task, weights, output.features, y)
-    return (loss + beta * g.square().sum()) / beta.clamp(min=1)
+    if penalty == "scale":
+        g = slope(task, output.logits, y, weights)
+    else:
+        g = last_layer_gradient(task, weights, output.features, y)
+    loss = loss + beta * g.square().sum()
+    return loss / beta.clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedIRM(FedAvg):
-    name: ClassVar[str] = "fed_irm"
-    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True)
+    name = "fed_irm"
+    reference = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
+    traits = replace(FedAvg.traits, needs_split=True)
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")
@@ -96,22 +105,35 @@ class FedIRM(FedAvg):
         check_penalty(problem, self.penalty)
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"updates": torch.zeros((), dtype=torch.long, device=ctx.task.device)}
+        client = super().join(ctx)
+        client["updates"] = torch.zeros((), dtype=torch.long, device=ctx.task.device)
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down) | {"updates": client["updates"]}
+        work = super().start(ctx, client, down)
+        work["updates"] = client["updates"]
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        beta = torch.where(work["updates"] < self.anneal, self.beta_start, self.beta)
-        return penalised_loss(ctx.task, self.penalty, beta, loss, weights, output, batch.y), output
+        is_early = work["updates"] < self.anneal
+        beta = torch.where(is_early, self.beta_start, self.beta)
+        loss = penalised_loss(ctx.task, self.penalty, beta, loss, weights, output, batch.y)
+        return loss, output
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        restarts = work["updates"] == self.anneal
-        moments = tree_map(lambda value: torch.where(restarts, torch.zeros_like(value), value), work["optimizer"])
-        work, metrics = super().step(ctx, work | {"optimizer": moments}, down, batch)
-        return work | {"updates": work["updates"] + 1}, metrics
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        updates = work["updates"]
+        restarts = updates == self.anneal
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        def restarted(moment: Tensor) -> Tensor:
+            return torch.where(restarts, torch.zeros_like(moment), moment)
+
+        moments = tree_map(restarted, work["optimizer"])
+        work = work | {"optimizer": moments}
+        work, metrics = super().step(ctx, work, down, batch)
+        return work | {"updates": updates + 1}, metrics
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"updates": work["updates"]}, up
+        kept["updates"] = work["updates"]
+        return kept, up

@@ -25,11 +25,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import Algorithm, ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, only, without
+from rayfed.core.trees import Weights, numel, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class LocalTraining(Algorithm):
     """FedAvg without the choice of `weighting`, for methods whose server does not average by it."""
 
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
-    traits: ClassVar[Traits] = replace(Algorithm.traits, supports_loss_terms=True, keeps_optimizer=False)
+    traits = replace(Algorithm.traits, supports_loss_terms=True, keeps_optimizer=False)
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
@@ -56,17 +56,20 @@ class LocalTraining(Algorithm):
         return grads
 
     def init(self, ctx: Context) -> State:
-        return {"weights": without(ctx.task.initial_weights(), self.personal(ctx.task))}
+        weights = ctx.task.initial_weights()
+        return {"weights": without(weights, self.personal(ctx.task))}
 
     def join(self, ctx: Context) -> State:
-        return {"weights": only(ctx.task.initial_weights(), self.personal(ctx.task))}
+        weights = ctx.task.initial_weights()
+        return {"weights": only(weights, self.personal(ctx.task))}
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return {"weights": server["weights"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         weights = down["weights"] | client["weights"]
-        fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
+        trained = only(weights, ctx.task.trainable)
+        fresh = ctx.optimizer.init(trained)
         return {"weights": weights, "optimizer": client.get("optimizer", fresh)}
 
     def loss_gradients(
@@ -75,29 +78,35 @@ class LocalTraining(Algorithm):
         """Return (∇ `loss` at the weights `trained`, the loss, the network's next buffers)."""
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            value, output = self.loss(ctx, work["weights"] | trained, work, down, batch)
+            weights = work["weights"] | trained
+            value, output = self.loss(ctx, weights, work, down, batch)
             return value, output.buffers
 
         return gradients(objective, trained)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         weights = work["weights"]
-        grads, loss, buffers = self.loss_gradients(ctx, only(weights, self.trained(ctx)), work, down, batch)
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        trained = only(weights, self.trained(ctx))
+        grads, loss, buffers = self.loss_gradients(ctx, trained, work, down, batch)
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        names = self.personal(ctx.task)
-        kept = {"weights": only(work["weights"], names)}
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        weights = work["weights"]
+        personal = self.personal(ctx.task)
+        kept = client | {"weights": only(weights, personal)}
         if ctx.keep_optimizer:
             kept["optimizer"] = work["optimizer"]
-        return client | kept, {"weights": without(work["weights"], names)}
+        return kept, {"weights": without(weights, personal)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"weights": replies.mean["weights"]}
 
     def global_model(self, ctx: Context, server: State) -> Any:
-        return server["weights"] if not self.personal(ctx.task) else None
+        if self.personal(ctx.task):
+            return None
+        return server["weights"]
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         return down["weights"] | client["weights"]
@@ -108,8 +117,8 @@ class LocalTraining(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(LocalTraining):
-    name: ClassVar[str] = "fedavg"
-    reference: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
+    name = "fedavg"
+    reference = "McMahan et al. 2017, Alg. 1"
 
     weighting: str = weighting_option("examples")
 
@@ -119,31 +128,31 @@ class FedAvg(LocalTraining):
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
         """Return 2 · N · S for N clients of the round and S bytes of parameters that are sent."""
         sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
-        parameters = sum(sent[name].numel() for name in ctx.task.parameters if name in sent)
-        return 2.0 * len(examples) * 4 * parameters
+        parameters = only(sent, ctx.task.parameters)
+        return 2.0 * len(examples) * 4 * numel(parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT(FedAvg):
-    name: ClassVar[str] = "fedavg_ft"
-    reference: ClassVar[str] = "Collins et al. 2022"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="adapted")
+    name = "fedavg_ft"
+    reference = "Collins et al. 2022"
+    traits = replace(FedAvg.traits, default_eval_point="adapted")
 
     bytes_formula = FedAvg.bytes_formula
 
 
 @dataclass(frozen=True, kw_only=True)
 class PFedAvg(FedAvg):
-    name: ClassVar[str] = "pfedavg"
-    reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="trained")
+    name = "pfedavg"
+    reference = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
+    traits = replace(FedAvg.traits, default_eval_point="trained")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(LocalTraining):
-    name: ClassVar[str] = "solo"
-    reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
-    traits: ClassVar[Traits] = replace(LocalTraining.traits, default_eval_point="downloaded", keeps_optimizer=True)
+    name = "solo"
+    reference = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
+    traits = replace(LocalTraining.traits, default_eval_point="downloaded", keeps_optimizer=True)
 
     def personal(self, task: Task) -> frozenset[str]:
         return frozenset((*task.parameters, *task.buffers))

@@ -10,9 +10,8 @@ the only difference from it.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from rayfed.algorithm import ProblemSpec, Traits
+from rayfed.algorithm import ProblemSpec
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
@@ -20,9 +19,9 @@ from rayfed.core.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
-    name: ClassVar[str] = "fedbn"
-    reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, default_eval_point="downloaded")
+    name = "fedbn"
+    reference = "Li et al. 2021 (FedBN), Alg. 1"
+    traits = replace(FedAvg.traits, default_eval_point="downloaded")
 
     bytes_formula = FedAvg.bytes_formula
 

@@ -33,14 +33,24 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Exchange,
+    Finished,
+    HandOut,
+    ProblemSpec,
+    Replies,
+    State,
+    Stepped,
+)
 from rayfed.algorithms.common.networks import mlp, with_projection
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
@@ -57,12 +67,12 @@ PATCHES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(FedAvg):
-    name: ClassVar[str] = "feddebias"
-    reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
-    traits: ClassVar[Traits] = replace(
+    name = "feddebias"
+    reference = "Guo, Tang and Lin 2022, Alg. 1 and 2"
+    traits = replace(
         FedAvg.traits, computes_with_inputs=True, needs_split=True, supports_loss_terms=False, requires_classes=True
     )
-    averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
+    averaged = ("weights", "projector")
 
     # Pseudo-data
 
@@ -118,43 +128,60 @@ class FedDebias(FedAvg):
             check_proxy(self.proxy, problem.task.inputs)
 
     def adapt(self, ctx: Context) -> Context:
-        return ctx.at(task=with_projection(ctx.task, self.widths)) if self.projector_in_extractor else ctx
+        if self.projector_in_extractor:
+            return ctx.at(task=with_projection(ctx.task, self.widths))
+        return ctx
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        return {"projector": mlp([math.prod(task.feature_shape), *self.widths])} if self.projects else {}
+        if not self.projects:
+            return {}
+        width = math.prod(task.feature_shape)
+        return {"projector": mlp([width, *self.widths])}
 
     # Before the first round: θ and D_p
 
     def init(self, ctx: Context) -> State:
-        projector = {"projector": ctx.task.modules["projector"].draw_weights()} if self.projects else {}
-        empty = {"pseudo": torch.zeros(0, device=ctx.task.device)}
-        return super().init(ctx) | projector | ((self.from_proxy(ctx) or empty) if self.uses_pseudo_data else {})
+        server = super().init(ctx)
+        if self.projects:
+            server["projector"] = ctx.task.modules["projector"].draw_weights()
+        if self.uses_pseudo_data:
+            server["pseudo"] = torch.zeros(0, device=ctx.task.device)
+            if self.pseudo == "mixture":
+                server["pseudo"] = self.from_proxy(ctx)
+        return server
 
-    def from_proxy(self, ctx: Context) -> State:
-        """Return new pseudo-data of the proxy, or nothing if it comes from the clients."""
-        if self.pseudo == "rsm":
-            return {}
-        means = proxy_means(self.proxy, ctx.task.inputs, self.pseudo_samples or ctx.batch_size, self.rsm_images)
-        return {"pseudo": means.to(ctx.task.device)}
+    def pseudo_count(self, ctx: Context) -> int:
+        """Return |D_p|."""
+        return ctx.batch_size if self.pseudo_samples is None else self.pseudo_samples
+
+    def from_proxy(self, ctx: Context) -> Tensor:
+        """Return new pseudo-data of the proxy [|D_p|, *shape]."""
+        means = proxy_means(self.proxy, ctx.task.inputs, self.pseudo_count(ctx), self.rsm_images)
+        return means.to(ctx.task.device)
 
     def owners(self, ctx: Context) -> State:
         """Return the clients that send the means of the next pseudo-data, newly drawn from the cohort."""
-        return (
-            {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)} if self.pseudo == "rsm" else {}
-        )
+        if self.pseudo != "rsm":
+            return {}
+        return {"owners": draw_owners(ctx.cohort, self.pseudo_count(ctx))}
 
     def means(self, ctx: Context, down: State, data: ClientData) -> State:
         """Return the means that the server has asked this client for."""
-        if "owners" not in down or not (count := int((down["owners"] == ctx.client).sum())):
+        if "owners" not in down:
+            return {}
+        count = int((down["owners"] == ctx.client).sum())
+        if not count:
             return {}
         return {"means": sample_means(data.train, count, self.rsm_images)}
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        if not self.uses_pseudo_data:
-            return ()
-        collect = (CollectMeans(self),) if self.pseudo == "rsm" else ()
-        return (*collect, HandOut(("pseudo",))) if self.transfer == "once" else collect
+        exchanges: list[Exchange] = []
+        if self.uses_pseudo_data and self.pseudo == "rsm":
+            exchanges.append(CollectMeans(self))
+        if self.uses_pseudo_data and self.transfer == "once":
+            exchanges.append(HandOut(("pseudo",)))
+        return exchanges
 
     # A round: the server sends φ, ω, θ and perhaps D_p
 
@@ -167,46 +194,64 @@ class FedDebias(FedAvg):
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
         if self.uses_pseudo_data:
-            work |= {"pseudo": (down if "pseudo" in down else client)["pseudo"]}
+            source = down if "pseudo" in down else client
+            work["pseudo"] = source["pseudo"]
         if self.projects:
-            work |= {"projector": down["projector"]}
+            work["projector"] = down["projector"]
         if self.ascends:
             fresh = ctx.optimizer.init(down["projector"])
-            work |= {"projector_optimizer": client.get("projector_optimizer", fresh)}
-        if not self.mu:
-            return work
-        if self.mixes:
-            return work | {"received_weights": work["weights"]}
-        with torch.no_grad():
-            return work | {"received_features": ctx.task.forward(work["weights"], work["pseudo"]).features}
+            work["projector_optimizer"] = client.get("projector_optimizer", fresh)
+        if self.mu and self.mixes:
+            work["received_weights"] = work["weights"]
+        elif self.mu:
+            with torch.no_grad():
+                work["received_features"] = ctx.task.forward(work["weights"], work["pseudo"]).features
+        return work
 
     # Local training: a max step and a min step on each batch
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        with_pseudo_data = work | self.mixed(ctx, work, batch) if self.mixes else work
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        of_step = work
+        if self.mixes:
+            of_step = work | self.mixed(ctx, work, batch)
         if self.ascends:
-            self.ascend(ctx, with_pseudo_data, batch)
-        trained, metrics = super().step(ctx, with_pseudo_data, down, batch)
-        return (only(trained, work) | only(work, ("pseudo",)) if self.mixes else trained), metrics
+            self.ascend(ctx, of_step, batch)
+        trained, metrics = super().step(ctx, of_step, down, batch)
+        if self.mixes:
+            trained = only(trained, work) | {"pseudo": work["pseudo"]}
+        return trained, metrics
 
     def contrast(self, ctx: Context, work: State, theta: Weights, pseudo: Tensor, local: Tensor) -> Tensor:
         """Return L_con (Eq. 5 and 6), a scalar, for φ(x_p) [|D_p|, ...] and φ(x) [batch, ...] under the projector θ."""
+
+        def projected(features: Tensor) -> Tensor:
+            if not self.projects:
+                return features
+            vectors, _ = ctx.task.modules["projector"](theta, features)
+            return vectors
+
         rows = paired_rows(len(local), len(pseudo), local.device)
-        vectors = [features.flatten(1) for features in (pseudo[rows], work["received_features"][rows], local)]
+        of_pseudo = pseudo[rows].flatten(1)
+        of_received = work["received_features"][rows].flatten(1)
+        of_local = local.flatten(1)
+        p_pseudo = projected(of_pseudo)
+        p_received = projected(of_received)
+        p_local = projected(of_local)
+        positive = F.cosine_similarity(p_pseudo, p_received)
         if "overlap" in work:  # mixtures are corrected by ⟨ỹ_p, y⟩ of each pair
-            vectors.append(vectors[0] - work["overlap"][:, None] * vectors[2])
-        if self.projects:
-            vectors = [ctx.task.modules["projector"](theta, vector)[0] for vector in vectors]
-        positive = F.cosine_similarity(vectors[0], vectors[1])
-        negative = F.cosine_similarity(vectors[3 if "overlap" in work else 0], vectors[2])
+            p_pseudo = projected(of_pseudo - work["overlap"][:, None] * of_local)
+        negative = F.cosine_similarity(p_pseudo, p_local)
         if self.tau_mode == "divide":
-            return F.softplus(negative / self.tau2 - positive / self.tau1).mean()
-        return F.softplus(self.tau2 * negative - self.tau1 * positive).mean()
+            difference = negative / self.tau2 - positive / self.tau1
+        else:
+            difference = self.tau2 * negative - self.tau1 * positive
+        return F.softplus(difference).mean()
 
     def ascend(self, ctx: Context, work: State, batch: Batch) -> None:
         """Take the max step θ ← θ + η ∇L_con, on `work["projector"]` in place."""
         with torch.no_grad():
-            pseudo, local = (ctx.task.forward(work["weights"], x).features for x in (work["pseudo"], batch.x))
+            pseudo = ctx.task.forward(work["weights"], work["pseudo"]).features
+            local = ctx.task.forward(work["weights"], batch.x).features
 
         def negated(theta: Weights) -> tuple[Tensor, Weights]:
             return -self.contrast(ctx, work, theta, pseudo, local), {}
@@ -216,13 +261,14 @@ class FedDebias(FedAvg):
 
     def mixed(self, ctx: Context, work: State, batch: Batch) -> State:
         """Return the mixtures of this step in place of the pseudo-data, their labels, and ⟨ỹ_p, y⟩ of every pair."""
-        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task)
-        rows = paired_rows(len(batch.x), len(x), x.device)
-        overlap = (labels[rows] * soft(batch.y, ctx.task)).sum(1)
-        mixtures: State = {"pseudo": x, "labels": labels, "overlap": overlap}
+        x_p, y_p = mixture(work["pseudo"], batch, self.k_mix, ctx.task)
+        rows = paired_rows(len(batch.x), len(x_p), x_p.device)
+        y = soft(batch.y, ctx.task)
+        overlap = (y_p[rows] * y).sum(1)
+        mixtures: State = {"pseudo": x_p, "labels": y_p, "overlap": overlap}
         if self.mu:
             with torch.no_grad():
-                mixtures["received_features"] = ctx.task.forward(work["received_weights"], x).features
+                mixtures["received_features"] = ctx.task.forward(work["received_weights"], x_p).features
         return mixtures
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
@@ -232,37 +278,43 @@ class FedDebias(FedAvg):
             return loss, output
         pseudo = ctx.task.forward(weights, work["pseudo"])  # its buffers are dropped
         if self.lam:
-            labels = work.get("labels", torch.full_like(pseudo.logits, 1 / pseudo.logits.shape[1]))
+            classes = pseudo.logits.shape[1]
+            uniform = torch.full_like(pseudo.logits, 1 / classes)
+            labels = work.get("labels", uniform)
             loss = loss + self.lam * F.cross_entropy(pseudo.logits, labels)
         if self.mu:
             theta = work.get("projector", {})
-            loss = loss + self.mu * self.contrast(ctx, work, theta, pseudo.features, output.features)
+            contrast = self.contrast(ctx, work, theta, pseudo.features, output.features)
+            loss = loss + self.mu * contrast
         return loss, output
 
     # The clients send φ, ω, θ and the means that they were asked for; the server averages and pools
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
         up |= self.means(ctx, down, data)
-        if not self.ascends:
-            return kept, up
-        moments = only(work, ("projector_optimizer",)) if ctx.keep_optimizer else {}
-        return kept | moments, up | only(work, ("projector",))
+        if self.ascends:
+            up["projector"] = work["projector"]
+        if self.ascends and ctx.keep_optimizer:
+            kept["projector_optimizer"] = work["projector_optimizer"]
+        return kept, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        pseudo = pooled(ctx, replies)
-        if self.uses_pseudo_data and self.transfer == "each_round":
-            pseudo |= self.from_proxy(ctx)
-        return server | only(replies.mean, self.averaged) | pseudo
+        server = pooled(ctx, server, replies) | only(replies.mean, self.averaged)
+        if self.uses_pseudo_data and self.transfer == "each_round" and self.pseudo == "mixture":
+            server["pseudo"] = self.from_proxy(ctx)
+        return server
 
 
 # Pseudo-data: means of the clients' examples
 
 
-def pooled(ctx: Context, replies: Replies) -> State:
-    """Return new pseudo-data that consists of the means that clients sent, or nothing if there are none."""
+def pooled(ctx: Context, server: State, replies: Replies) -> State:
+    """Return the server's state with pseudo-data that consists of the means that clients sent, if there are any."""
     means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
-    return {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+    if not means:
+        return server
+    return server | {"pseudo": torch.cat(means).to(ctx.task.device)}
 
 
 @dataclass(frozen=True)
@@ -274,23 +326,31 @@ class CollectMeans(Exchange):
     def broadcast(self, ctx: Context, server: State) -> State:
         return self.method.owners(ctx)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         return client, self.method.means(ctx, down, data)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return server | pooled(ctx, replies)
+        return pooled(ctx, server, replies)
 
 
 def draw_owners(cohort: tuple[int, ...], count: int) -> Tensor:
     """Draw the client of `cohort` that computes each of `count` means, uniformly with torch's generator."""
-    return torch.tensor(cohort, dtype=torch.int32)[torch.randint(len(cohort), (count,))]
+    clients = torch.tensor(cohort, dtype=torch.int32)
+    return clients[torch.randint(len(cohort), (count,))]
 
 
 def sample_means(part: Any, count: int, size: int) -> Tensor:
     """Return `count` means [count, *shape], each of `size` random examples of `part`, or of all if it has fewer."""
     size = min(size, len(part))
-    rows = torch.cat([torch.randperm(len(part))[:size] for _ in range(count)])
-    return torch.stack([batch.x.mean(0) for batch in part.batches(size, rows)])
+    rows = random_groups(len(part), count, size)
+    means = [batch.x.mean(0) for batch in part.batches(size, rows)]
+    return torch.stack(means)
+
+
+def random_groups(total: int, count: int, size: int) -> Tensor:
+    """Return the rows of `count` groups, one after the other, each `size` of `total` rows without replacement."""
+    groups = [torch.randperm(total)[:size] for _ in range(count)]
+    return torch.cat(groups)
 
 
 def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Tensor:
@@ -307,10 +367,13 @@ def mixture(proxy: Tensor, batch: Batch, examples: int, task: Task) -> Batch:
     As batches are in random order, row j of `proxy` takes the rows after j of the batch, starting again from row 0 at
     its end.
     """
-    rows = torch.arange(len(proxy), device=proxy.device)[:, None] + torch.arange(1, examples + 1, device=proxy.device)
-    rows = rows % len(batch.x)
-    x = (proxy + batch.x[rows].sum(1)) / (examples + 1)
-    return Batch(x, (1 / task.num_outputs + soft(batch.y, task)[rows].sum(1)) / (examples + 1))
+    first = torch.arange(len(proxy), device=proxy.device)
+    offsets = torch.arange(1, examples + 1, device=proxy.device)
+    rows = (first[:, None] + offsets) % len(batch.x)
+    labels = soft(batch.y, task)
+    x = proxy + batch.x[rows].sum(1)
+    y = 1 / task.num_outputs + labels[rows].sum(1)
+    return Batch(x / (examples + 1), y / (examples + 1))
 
 
 def check_proxy(name: str, inputs: InputSpec) -> None:
@@ -331,9 +394,11 @@ def proxy_means(name: str, inputs: InputSpec, count: int, size: int) -> Tensor:
     if name == NOISE:
         return torch.randn(count, size, *inputs.shape).mean(1)
     images = _images(name, inputs.shape)
-    rows = torch.cat([torch.randperm(len(images))[:size] for _ in range(count)])
-    means = images[rows].view(count, -1, *inputs.shape).mean(1)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (inputs.mean, inputs.std))
+    rows = random_groups(len(images), count, size)
+    groups = images[rows].view(count, -1, *inputs.shape)
+    means = groups.mean(1)
+    mean = torch.tensor(inputs.mean).view(-1, 1, 1)
+    std = torch.tensor(inputs.std).view(-1, 1, 1)
     return (means - mean) / std
 
 
@@ -343,10 +408,11 @@ def _images(name: str, shape: tuple[int, ...]) -> Tensor:
 
     Images with another number of channels become grey, repeated for each channel.
     """
-    images = torch.from_numpy(_patches(shape[1:]) if name == PHOTOGRAPHS else _dataset(name).load().images)
-    images = images.float() / 255
+    pixels = _patches(shape[1:]) if name == PHOTOGRAPHS else _dataset(name).load().images
+    images = torch.from_numpy(pixels).float() / 255
     if images.shape[1] != shape[0]:
-        images = images.mean(1, keepdim=True).expand(-1, shape[0], -1, -1)
+        grey = images.mean(1, keepdim=True)
+        images = grey.expand(-1, shape[0], -1, -1)
     if images.shape[2:] != shape[1:]:
         images = F.interpolate(images, shape[1:], mode="bilinear", antialias=True)
     return images.contiguous()
@@ -358,16 +424,22 @@ def _patches(sides: tuple[int, ...]) -> np.ndarray:
 
     rng = np.random.Generator(np.random.PCG64(0))
     photographs = load_sample_images().images
-    height, width = (min(2 * side, limit) for side, limit in zip(sides, photographs[0].shape, strict=False))
+    most_height, most_width, _ = photographs[0].shape
+    height = min(2 * sides[0], most_height)
+    width = min(2 * sides[1], most_width)
     patches = []
     for index in range(PATCHES):
         image = photographs[index % 2]
-        top, left = rng.integers(image.shape[0] - height + 1), rng.integers(image.shape[1] - width + 1)
-        patches.append(image[top : top + height, left : left + width])
+        top = rng.integers(image.shape[0] - height + 1)
+        left = rng.integers(image.shape[1] - width + 1)
+        patch = image[top : top + height, left : left + width]
+        patches.append(patch)
     return np.stack(patches).transpose(0, 3, 1, 2).copy()
 
 
-def _dataset(name: str):  # type: ignore[no-untyped-def]
+def _dataset(name: str) -> Any:
+    """Return a dataset with its default options; it is not loaded."""
     from rayfed.data.loading import build_data  # imported here because few runs need a dataset as proxy
 
-    return build_data(name)[0]
+    dataset, _ = build_data(name)
+    return dataset

@@ -14,19 +14,19 @@ offered here. Alg. 1 returns w_t (`scored=cloud`).
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
-from rayfed.core.trees import Weights, add, only, sub, zeros_like
+from rayfed.core.trees import Weights, add, only, sub, without, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    name: ClassVar[str] = "feddyn"
-    reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
+    name = "feddyn"
+    reference = "Acar et al. 2021, Alg. 1"
     weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
-    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True)
+    traits = replace(FedAvg.traits, assumes_uniform_sampling=True)
 
     alpha: float = option(
         0.01, above=0, help="α, strength of the dynamic regulariser", elsewhere={"authors": "0.01", "PFLlib": "1"}
@@ -40,34 +40,50 @@ class FedDyn(FedAvg):
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        mean = {"mean": server["weights"]} if self.scored == "mean" else {}
-        return server | {"h": zeros_like(only(server["weights"], ctx.task.trainable))} | mean
+        weights = server["weights"]
+        server["h"] = zeros_like(only(weights, ctx.task.trainable))
+        if self.scored == "mean":
+            server["mean"] = weights
+        return server
 
     def join(self, ctx: Context) -> State:
-        personal = self.personal(ctx.task)
-        names = [name for name in ctx.task.trainable if name not in personal]
-        return super().join(ctx) | {"g": zeros_like(only(ctx.task.initial_weights(), names))}
+        client = super().join(ctx)
+        trainable = only(ctx.task.initial_weights(), ctx.task.trainable)
+        client["g"] = zeros_like(without(trainable, self.personal(ctx.task)))
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down) | {"g": client["g"]}
+        work = super().start(ctx, client, down)
+        work["g"] = client["g"]
+        return work
 
     def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
-        linear = grads | sub(only(grads, work["g"]), only(work["g"], grads))
-        return pulled(linear, work["weights"], down["weights"], self.alpha)
+        g = work["g"]
+        linear = sub(only(grads, g), only(g, grads))
+        return pulled(grads | linear, work["weights"], down["weights"], self.alpha)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        names = client["g"]
-        moved = sub(only(up["weights"], names), only(down["weights"], names))
-        return kept | {"g": add(client["g"], only(moved, names), alpha=-self.alpha)}, up
+        g = client["g"]
+        after = only(up["weights"], g)
+        before = only(down["weights"], g)
+        kept["g"] = add(g, sub(after, before), alpha=-self.alpha)
+        return kept, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        mean, h = replies.mean["weights"], server["h"]
+        mean = replies.mean["weights"]
+        h = server["h"]
         moved = sub(only(mean, h), only(server["weights"], h))
-        h = add(h, moved, alpha=-self.alpha * len(replies.each) / ctx.task.num_clients)
-        scored = {"mean": mean} if self.scored == "mean" else {}
-        return server | {"weights": mean | add(only(mean, h), h, alpha=-1 / self.alpha), "h": h} | scored
+        share = len(replies.each) / ctx.task.num_clients
+        h = add(h, moved, alpha=-self.alpha * share)
+        cloud = add(only(mean, h), h, alpha=-1 / self.alpha)
+        server = server | {"weights": mean | cloud, "h": h}
+        if self.scored == "mean":
+            server["mean"] = mean
+        return server
 
     def global_model(self, ctx: Context, server: State) -> Any:
         model = super().global_model(ctx, server)
-        return server["mean"] if model is not None and self.scored == "mean" else model
+        if model is not None and self.scored == "mean":
+            return server["mean"]
+        return model

@@ -21,25 +21,25 @@ An unseen client starts from the mixture of the models that it receives by its r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits, mean_loss
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State, mean_loss
 from rayfed.algorithms.fedavg import LocalTraining
 from rayfed.core.options import option
-from rayfed.core.trees import Weights, finite_mean, is_counter, only, without
+from rayfed.core.trees import Weights, finite_mean, is_counter, norm, only, sub, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFomo(LocalTraining):
     """The client's model after local training is scored."""
 
-    name: ClassVar[str] = "fedfomo"
-    reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
-    averaged: ClassVar[tuple[str, ...]] = ()
-    traits: ClassVar[Traits] = replace(LocalTraining.traits, default_eval_point="downloaded")
+    name = "fedfomo"
+    reference = "Zhang et al. 2021, Eq. 3 and 6"
+    averaged = ()
+    traits = replace(LocalTraining.traits, default_eval_point="downloaded")
 
     models: int = option(
         5,
@@ -60,12 +60,12 @@ class FedFomo(LocalTraining):
         return self.rating_share
 
     def init(self, ctx: Context) -> State:
-        count = ctx.task.num_clients
-        return {
-            "models": [super().init(ctx)["weights"]] * count,
-            "seen": torch.zeros(count, dtype=torch.bool, device=ctx.task.device),
-            "ratings": torch.eye(count, device=ctx.task.device),
-        }
+        clients = ctx.task.num_clients
+        model = super().init(ctx)["weights"]
+        device = ctx.task.device
+        seen = torch.zeros(clients, dtype=torch.bool, device=device)
+        ratings = torch.eye(clients, device=device)
+        return {"models": [model] * clients, "seen": seen, "ratings": ratings}
 
     def join(self, ctx: Context) -> State:
         weights = ctx.task.initial_weights()
@@ -77,45 +77,61 @@ class FedFomo(LocalTraining):
     def best_rated(self, server: State, client: int) -> list[int]:
         """Return the clients whose models `client` receives, the best first."""
         seen = server["seen"].tolist()
-        ratings = server["ratings"][client].tolist() if client < len(seen) else [0.0] * len(seen)
-        candidates = [n for n in range(len(seen)) if seen[n]]
-        return sorted(candidates, key=lambda n: (-ratings[n], n))[: self.models]
+        ratings = [0.0] * len(seen)
+        if client < len(seen):
+            ratings = server["ratings"][client].tolist()
+        candidates = [n for n, is_seen in enumerate(seen) if is_seen]
+        candidates.sort(key=lambda n: (-ratings[n], n))
+        return candidates[: self.models]
 
     def unicast(self, ctx: Context, server: State) -> State:
-        models = [server["models"][n] for n in self.best_rated(server, ctx.client)]
-        return {"models": models} if models else {}
+        best = self.best_rated(server, ctx.client)
+        models = [server["models"][n] for n in best]
+        if not models:
+            return {}
+        return {"models": models}
 
     def mix_received(self, ctx: Context, client: State, down: State) -> tuple[Weights, Tensor]:
         """Return the client's model after mixing in the models received, and its ratings of them [models]."""
         models = down.get("models", [])
         ratings = rate(ctx, client["weights"], client["old"], models)
-        # otherwise an unseen client would keep the untrained model
-        uniform = ctx.unseen and not (ratings > 0).any()
-        return mixture(client["weights"], models, torch.ones_like(ratings) if uniform else ratings), ratings
+        factors = ratings
+        if ctx.unseen and not (ratings > 0).any():
+            factors = torch.ones_like(ratings)  # otherwise it would keep the untrained model
+        return mixture(client["weights"], models, factors), ratings
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         weights, ratings = self.mix_received(ctx, client, down)
         fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
         return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept = only(work, ("weights", "old", "optimizer") if ctx.keep_optimizer else ("weights", "old"))
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        kept = client | only(work, ("weights", "old"))
+        if ctx.keep_optimizer:
+            kept["optimizer"] = work["optimizer"]
         sent = without(work["weights"], self.personal(ctx.task))
-        return client | kept, {"weights": sent, "ratings": work["ratings"]}
+        return kept, {"weights": sent, "ratings": work["ratings"]}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        models, seen, ratings = list(server["models"]), server["seen"].clone(), server["ratings"].clone()
+        models = list(server["models"])
+        seen = server["seen"].clone()
+        ratings = server["ratings"].clone()
         for reply in replies.each:
-            for n, rating in zip(self.best_rated(server, reply.client), reply.up["ratings"], strict=True):
-                ratings[reply.client, n] += rating
-            models[reply.client], seen[reply.client] = reply.up["weights"], True
+            client = reply.client
+            for n, rating in zip(self.best_rated(server, client), reply.up["ratings"], strict=True):
+                ratings[client, n] += rating
+            models[client] = reply.up["weights"]
+            seen[client] = True
         return server | {"models": models, "seen": seen, "ratings": ratings}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return self.mix_received(ctx, client, down)[0] if ctx.unseen else client["weights"]
+        if not ctx.unseen:
+            return client["weights"]
+        model, _ = self.mix_received(ctx, client, down)
+        return model
 
 
 def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]) -> Tensor:
@@ -132,8 +148,9 @@ def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]
     old_loss = mean_loss(ctx, old, ctx.data.held_out)
     for n, model in enumerate(models):
         gain = old_loss - mean_loss(ctx, weights | model, ctx.data.held_out)
-        squares = [(model[name] - old[name]).square().sum() for name in ctx.task.trainable if name in model]
-        ratings[n] = gain / (torch.stack(squares).sum().sqrt() + 1e-5)
+        trained = only(model, ctx.task.trainable)
+        distance = norm(sub(trained, old))
+        ratings[n] = gain / (distance + 1e-5)
     return ratings
 
 
@@ -146,9 +163,10 @@ def mixture(weights: Weights, models: Sequence[Weights], ratings: Tensor) -> Wei
     if not shares.any():
         return weights
     shares = shares / shares.sum()
-    return weights | {
-        name: finite_mean(torch.einsum("n,n...->...", shares.to(value.dtype), values), values)
-        for name, value in models[0].items()
-        if not is_counter(value)
-        for values in (torch.stack([model[name] for model in models]),)
-    }
+    mixed = dict(weights)
+    for name, first in models[0].items():
+        if not is_counter(first):
+            values = torch.stack([model[name] for model in models])
+            mean = torch.einsum("n,n...->...", shares.to(first.dtype), values)
+            mixed[name] = finite_mean(mean, values)
+    return mixed

@@ -11,16 +11,16 @@ the server and on clients, and the state of its Adam is kept from round to round
 server has no others.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, Traits
-from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, ProblemSpec, Replies, State
+from rayfed.algorithms.common.networks import ConditionalNetwork
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.personal_heads import refuse_without
 from rayfed.core.network import gradients
@@ -34,9 +34,9 @@ from rayfed.core.trees import Weights, clone, mean_of, only, stack, tree_map, wi
 class FedGen(FedAvg):
     """The head is sent as a separate field, since the server needs each of them."""
 
-    name: ClassVar[str] = "fedgen"
-    reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
-    traits: ClassVar[Traits] = replace(
+    name = "fedgen"
+    reference = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
+    traits = replace(
         FedAvg.traits,
         needs_split=True,
         assumes_uniform_sampling=True,  # `aggregate` weighs the heads, over the cohort alone
@@ -86,16 +86,18 @@ class FedGen(FedAvg):
     def modules(self, task: Task) -> dict[str, nn.Module]:
         if not task.feature_shape:
             return {}  # `check` refuses it
-        return {"generator": FeatureGenerator(self.noise, self.hidden, task.num_classes, task.feature_shape)}
+        generator = FeatureGenerator(self.noise, self.hidden, task.num_classes, task.feature_shape)
+        return {"generator": generator}
 
     def init(self, ctx: Context) -> State:
-        classes, generator = ctx.task.num_classes, ctx.task.modules["generator"].draw_weights()
-        return super().init(ctx) | {
-            "generator": generator,
-            "moments": Adam(lr=self.server_lr).init(generator),
-            "counts": torch.zeros(classes, device=ctx.task.device),
-            "rounds": torch.zeros((), dtype=torch.long, device=ctx.task.device),  # rounds in which G was trained
-        }
+        generator = ctx.task.modules["generator"].draw_weights()
+        server = super().init(ctx)
+        server["generator"] = generator
+        server["moments"] = Adam(lr=self.server_lr).init(generator)
+        device = ctx.task.device
+        server["counts"] = torch.zeros(ctx.task.num_classes, device=device)
+        server["rounds"] = torch.zeros((), dtype=torch.long, device=device)  # in which G was trained
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
@@ -103,37 +105,50 @@ class FedGen(FedAvg):
 
     def broadcast(self, ctx: Context, server: State) -> State:
         down = super().broadcast(ctx, server)
-        return down | only(server, ("generator", "counts")) if int(server["rounds"]) else down
+        if int(server["rounds"]):
+            down |= only(server, ("generator", "counts"))
+        return down
 
     def generate(self, ctx: Context, generator: Weights, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return a random batch of classes ŷ [batch] and features G(ŷ, ε) [batch, ...], drawn where `counts` are."""
         y = draw_classes(counts, ctx.batch_size)
-        noise = torch.rand(len(y), self.noise, device=y.device).to(ctx.task.device)
-        y = y.to(ctx.task.device)
-        return y, ctx.task.modules["generator"](generator, y, noise)[0]
+        noise = torch.rand(len(y), self.noise, device=y.device)
+        device = ctx.task.device
+        y = y.to(device)
+        noise = noise.to(device)
+        network = ctx.task.modules["generator"]
+        features, _ = network(generator, noise, y)
+        return y, features
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        value, output = super().loss(ctx, weights, work, down, batch)
+        loss, output = super().loss(ctx, weights, work, down, batch)
         if "generator" not in down:
-            return value, output
+            return loss, output
         with torch.no_grad():
             y, features = self.generate(ctx, down["generator"], down["counts"])
-        return value + ctx.task.loss(ctx.task.head(weights | self.unsent_head(ctx.task), features), y, weights), output
+        whole = weights | self.unsent_head(ctx.task)
+        logits = ctx.task.head(whole, features)
+        return loss + ctx.task.loss(logits, y, weights), output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        names = self.head(ctx.task)
-        return kept, {"weights": without(up["weights"], names), "head": only(up["weights"], names)}
+        weights = up["weights"]
+        head = self.head(ctx.task)
+        return kept, {"weights": without(weights, head), "head": only(weights, head)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        sent = [reply.up["head"] for reply in replies.each]
         device = ctx.task.device
-        heads = stack([tree_map(lambda leaf: leaf.to(device), reply.up["head"]) for reply in replies.each])
-        shares = torch.tensor([float(self.weight(ctx, reply.examples)) for reply in replies.each], device=device)
+        heads = tree_map(lambda leaf: leaf.to(device), stack(sent))
+        n = [float(self.weight(ctx, reply.examples)) for reply in replies.each]
+        shares = torch.tensor(n, device=device)
         shares = shares / shares.sum()
-        weights = replies.mean["weights"] | {name: mean_of(value, shares) for name, value in heads.items()}
+        weights = server["weights"] | replies.mean["weights"]
+        for name, values in heads.items():
+            weights[name] = mean_of(values, shares)
         generator, moments, loss = self.train_generator(ctx, server, heads, shares)
         return server | {
-            "weights": {name: weights[name] for name in server["weights"]},
+            "weights": weights,
             "generator": generator,
             "moments": moments,
             "generator_loss": loss,
@@ -147,8 +162,7 @@ class FedGen(FedAvg):
 
         `heads` are the heads that clients sent, stacked: [clients, ...]; `shares` are the p_i [clients].
         """
-        generator, moments = clone(server["generator"]), clone(server["moments"])
-        adam, unsent = Adam(lr=ctx.scaled(self.server_lr)), self.unsent_head(ctx.task)
+        unsent = self.unsent_head(ctx.task)
         body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the network expects all names
         counts = server["counts"].cpu()  # so that draws do not depend on where the server is
 
@@ -157,9 +171,13 @@ class FedGen(FedAvg):
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
             y, features = self.generate(ctx, trained, counts)
-            by_client = torch.vmap(logits, in_dims=(0, None))(heads, features)
-            return F.cross_entropy(torch.tensordot(shares, by_client.float(), 1), y), {}
+            of_clients = torch.vmap(logits, in_dims=(0, None))(heads, features)
+            ensemble = torch.tensordot(shares, of_clients.float(), 1)
+            return F.cross_entropy(ensemble, y), {}
 
+        generator = clone(server["generator"])
+        moments = clone(server["moments"])
+        adam = Adam(lr=ctx.scaled(self.server_lr))
         total = torch.zeros((), device=ctx.task.device)
         for _ in range(self.server_steps):
             grads, loss, _ = gradients(objective, generator)
@@ -171,36 +189,36 @@ class FedGen(FedAvg):
 class CollectClassCounts(Exchange):
     """Setup: the server adds up the clients' class counts."""
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client, {"counts": torch.bincount(data.train.y, minlength=ctx.task.num_classes).float()}
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        counts = torch.bincount(data.train.y, minlength=ctx.task.num_classes)
+        return client, {"counts": counts.float()}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        counts = torch.stack([reply.up["counts"].to(ctx.task.device) for reply in replies.each])
+        counts = torch.stack([reply.up["counts"] for reply in replies.each])
+        counts = counts.to(ctx.task.device)
         return server | {"counts": counts.sum(0)}
 
 
 # The generator
 
 
-class FeatureGenerator(nn.Module):
-    """G(y, ε), which maps classes [batch] and noise [batch, noise] to features [batch, *shape]."""
+class FeatureGenerator(ConditionalNetwork):
+    """G(y, ε), which maps noise [batch, noise] and classes [batch] to features [batch, *shape]."""
 
     def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
-        super().__init__()
-        self.classes, self.shape = classes, tuple(shape)
-        width = int(torch.Size(self.shape).numel())
-        self.layers = nn.Sequential(
+        layers = nn.Sequential(
             nn.Linear(noise + classes, hidden),
             nn.BatchNorm1d(hidden, track_running_stats=False),
             nn.ReLU(),
-            nn.Linear(hidden, width),
+            nn.Linear(hidden, math.prod(shape)),
+            nn.Unflatten(1, tuple(shape)),
         )
-
-    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
-        return self.layers(torch.cat([noise, one_hot(y, self.classes)], 1)).unflatten(1, self.shape)
+        super().__init__(classes, layers)
 
 
 def draw_classes(counts: Tensor, size: int) -> Tensor:
     """Draw `size` classes with probabilities proportional to `counts` [classes]."""
-    edges = (counts.long().cumsum(0) / counts.sum())[:-1]  # CUDA has no deterministic `cumsum` of floats
-    return (torch.rand(size, device=counts.device)[:, None] >= edges).sum(1)
+    # CUDA has no deterministic `cumsum` of floats
+    edges = counts.long().cumsum(0) / counts.sum()
+    drawn = torch.rand(size, device=counts.device)
+    return (drawn[:, None] >= edges[:-1]).sum(1)

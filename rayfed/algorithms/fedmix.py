@@ -12,12 +12,12 @@ In a step each example is mixed with one mean; every round uses the means in a n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, HandOut, ProblemSpec, Replies, State
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -29,44 +29,59 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedMix(FedAvg):
-    name: ClassVar[str] = "fedmix"
-    reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True, mixes_labels=True)
+    name = "fedmix"
+    reference = "Yoon et al. 2021, Alg. 2 and Eq. 3"
+    traits = replace(FedAvg.traits, computes_with_inputs=True, mixes_labels=True)
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
-        count, client = min((count, client) for client, count in problem.examples.items())
-        if count < self.mean_examples:
-            raise UsageError(f"algorithm.mean_examples={self.mean_examples}: client {client} has only {count} examples")
+        examples = problem.examples
+        smallest = min(examples, key=lambda client: (examples[client], client))
+        if examples[smallest] < self.mean_examples:
+            raise UsageError(
+                f"algorithm.mean_examples={self.mean_examples}: client {smallest} has only {examples[smallest]} "
+                "examples"
+            )
 
     def init(self, ctx: Context) -> State:
         empty = torch.zeros(0, device=ctx.task.device)
-        return super().init(ctx) | {"means": {"x": empty, "y": empty}}
+        server = super().init(ctx)
+        server["means"] = {"x": empty, "y": empty}
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return CollectMeans(self), HandOut(("means",))
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        order = torch.randperm(len(client["means"]["x"])).to(ctx.task.device)
-        return super().start(ctx, client, down) | {"means": client["means"], "order": order}
+        work = super().start(ctx, client, down)
+        means = client["means"]
+        work["means"] = means
+        order = torch.randperm(len(means["x"]))
+        work["order"] = order.to(ctx.task.device)
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        order, size = work["order"], len(batch.x)
+        order = work["order"]
+        size = len(batch.x)
         positions = torch.arange(size, device=order.device) + ctx.step * size
         rows = order[positions % len(order)]
-        x, y = (work["means"][name][rows] for name in ("x", "y"))
+        mean_x = work["means"]["x"][rows]
+        mean_y = work["means"]["y"][rows]
 
         def local_loss(inputs: Weights) -> tuple[Tensor, Output]:
             output = ctx.task.forward(weights, inputs["u"])
             return ctx.task.loss_of(weights, output, batch.y, output.logits)
 
-        slopes, loss, output = gradients(local_loss, {"u": (1 - self.lam) * batch.x}, create_graph=True)
-        loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y, weights)
-        loss = loss + self.lam * (slopes["u"] * x).sum()  # as gradients of the mean loss, they contain 1/batch
+        u = (1 - self.lam) * batch.x
+        slopes, of_labels, output = gradients(local_loss, {"u": u}, create_graph=True)
+        of_mean_labels = ctx.task.loss(output.logits, mean_y, weights)
+        of_mean_inputs = (slopes["u"] * mean_x).sum()  # as gradients of the mean loss, slopes contain 1/batch
+        loss = (1 - self.lam) * of_labels + self.lam * of_mean_labels
+        loss = loss + self.lam * of_mean_inputs
         return ctx.task.add_loss_terms(loss, weights, output)
 
 
@@ -76,13 +91,15 @@ class CollectMeans(Exchange):
 
     method: FedMix
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         x, y = labelled_means(data.train, self.method.mean_examples, ctx.task)
         return client, {"means": {"x": x, "y": y}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         sent = [reply.up["means"] for reply in replies.each]
-        return server | {"means": {name: torch.cat([means[name] for means in sent]) for name in ("x", "y")}}
+        x = torch.cat([means["x"] for means in sent])
+        y = torch.cat([means["y"] for means in sent])
+        return server | {"means": {"x": x, "y": y}}
 
 
 def labelled_means(part: Any, size: int, task: Task) -> tuple[Tensor, Tensor]:
@@ -91,7 +108,10 @@ def labelled_means(part: Any, size: int, task: Task) -> tuple[Tensor, Tensor]:
     Examples beyond the last complete group are not used.
     """
     rows = torch.randperm(len(part))
-    rows = rows[: len(rows) // size * size]
-    means = [(batch.x.mean(0), soft(batch.y, task).mean(0)) for batch in part.batches(size, rows)]
-    x, y = (torch.stack(values) for values in zip(*means, strict=True))
-    return x, y
+    complete = len(rows) // size * size
+    inputs = []
+    labels = []
+    for batch in part.batches(size, rows[:complete]):
+        inputs.append(batch.x.mean(0))
+        labels.append(soft(batch.y, task).mean(0))
+    return torch.stack(inputs), torch.stack(labels)

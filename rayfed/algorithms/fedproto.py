@@ -12,13 +12,14 @@ keeps its whole model. With `share_model`, models are averaged as in FedAvg, whi
 suggest.
 """
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
@@ -32,85 +33,114 @@ from rayfed.core.trees import Weights, only
 class FedProto(FedAvg):
     """Classes without a prototype are never predicted; without any prototype, the head predicts."""
 
-    name: ClassVar[str] = "fedproto"
-    reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"
-    traits: ClassVar[Traits] = replace(
-        FedAvg.traits, needs_split=True, requires_hard_labels=True, default_eval_point="downloaded"
-    )
+    name = "fedproto"
+    reference = "Tan et al. 2022, Alg. 1"
+    traits = replace(FedAvg.traits, needs_split=True, requires_hard_labels=True, default_eval_point="downloaded")
 
     lam: float = option(1.0, low=0, help="λ, weight of the prototypes", elsewhere={"authors": "1", "PFLlib": "1"})
     share_model: bool = option(False, help="also average the models, as FedAvg does")
     weighting: str = weighting_option("equal", "; of prototypes, by those of the class")
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal_names if self.share_model else frozenset(task.initial_weights())
+        if self.share_model:
+            return task.personal_names
+        return frozenset(task.initial_weights())
 
     def init(self, ctx: Context) -> State:
-        task = ctx.task
-        width = int(torch.Size(task.feature_shape).numel())
-        none = {"means": torch.zeros(task.num_outputs, width), "known": torch.zeros(task.num_outputs)}
-        return super().init(ctx) | {"prototypes": {name: value.to(task.device) for name, value in none.items()}}
+        classes = ctx.task.num_outputs
+        width = math.prod(ctx.task.feature_shape)
+        device = ctx.task.device
+        means = torch.zeros(classes, width, device=device)
+        known = torch.zeros(classes, device=device)
+        server = super().init(ctx)
+        server["prototypes"] = {"means": means, "known": known}
+        return server
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        return super().broadcast(ctx, server) | {"prototypes": server["prototypes"]}
+        down = super().broadcast(ctx, server)
+        down["prototypes"] = server["prototypes"]
+        return down
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         means = down["prototypes"]["means"]
-        return super().start(ctx, client, down) | {
-            "sums": torch.zeros_like(means),
-            "counts": torch.zeros(len(means), device=means.device),
-        }
+        work = super().start(ctx, client, down)
+        work["sums"] = torch.zeros_like(means)
+        work["counts"] = torch.zeros(len(means), device=means.device)
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        weights, prototypes = work["weights"], down["prototypes"]
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        weights = work["weights"]
+        prototypes = down["prototypes"]["means"][batch.y]
+        known = down["prototypes"]["known"][batch.y]
 
         def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor, Tensor]]:
             loss, output = self.loss(ctx, weights | trained, work, down, batch)
             z = output.features.flatten(1)
-            distance = (z - prototypes["means"][batch.y]).square().mean(1)
-            pull = (prototypes["known"][batch.y] * distance).mean()
+            distance = (z - prototypes).square().mean(1)
+            pull = (known * distance).mean()
             return loss + self.lam * pull, (output.buffers, z, pull)
 
-        grads, loss, (buffers, z, pull) = gradients(objective, only(weights, self.trained(ctx)))
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        trained = only(weights, self.trained(ctx))
+        grads, loss, (buffers, z, pull) = gradients(objective, trained)
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
         members = one_hot(batch.y, ctx.task.num_outputs)
-        sums, counts = work["sums"] + members.T @ z, work["counts"] + members.sum(0)
+        sums = work["sums"] + members.T @ z
+        counts = work["counts"] + members.sum(0)
         changed = {"weights": weights | buffers, "sums": sums, "counts": counts}
         return work | changed, {"loss": loss, "prototype_distance": pull}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        means = work["sums"] / work["counts"].clamp(min=1)[:, None]
-        return kept, up | {"prototypes": {"means": means, "counts": work["counts"]}}
+        counts = work["counts"]
+        means = work["sums"] / counts.clamp(min=1)[:, None]
+        up["prototypes"] = {"means": means, "counts": counts}
+        return kept, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         """Return the model, and the mean prototypes of the classes that clients sent; others stay as they were."""
-        sent, old = [reply.up["prototypes"] for reply in replies.each], server["prototypes"]
-        means, counts = (torch.stack([each[name].to(ctx.task.device) for each in sent]) for name in ("means", "counts"))
-        shares = counts if self.weighting == "examples" else (counts > 0).float()
+        sent = [reply.up["prototypes"] for reply in replies.each]
+        means = torch.stack([each["means"] for each in sent])
+        counts = torch.stack([each["counts"] for each in sent])
+        device = ctx.task.device
+        means = means.to(device)
+        counts = counts.to(device)
+        shares = counts
+        if self.weighting == "equal":
+            shares = (counts > 0).float()
         total = shares.sum(0)
-        averages = (shares[:, :, None] * means).sum(0) / total.clamp(min=1)[:, None]
+        weighted = shares[:, :, None] * means
+        averages = weighted.sum(0) / total.clamp(min=1)[:, None]
+        is_sent = total > 0
+        old = server["prototypes"]
         prototypes = {
-            "means": torch.where(total[:, None] > 0, averages, old["means"]),
-            "known": torch.maximum(old["known"], (total > 0).float()),
+            "means": torch.where(is_sent[:, None], averages, old["means"]),
+            "known": torch.maximum(old["known"], is_sent.float()),
         }
         return super().aggregate(ctx, server, replies) | {"prototypes": prototypes}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         weights = super().global_model(ctx, server)
-        return None if weights is None else {"weights": weights, "prototypes": server["prototypes"]}
+        if weights is None:
+            return None
+        return {"weights": weights, "prototypes": server["prototypes"]}
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return {"weights": super().downloaded_model(ctx, client, down), "prototypes": down["prototypes"]}
+        weights = super().downloaded_model(ctx, client, down)
+        return {"weights": weights, "prototypes": down["prototypes"]}
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return {"weights": work["weights"], "prototypes": down["prototypes"]}
 
     @torch.no_grad()
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
-        means, known = model["prototypes"]["means"], model["prototypes"]["known"] > 0
+        means = model["prototypes"]["means"]
+        known = model["prototypes"]["known"] > 0
         features = ctx.task.represent(model["weights"], x)
-        distances = (features.flatten(1)[:, None] - means).square().mean(2)
+        z = features.flatten(1)
+        differences = z[:, None] - means
+        distances = differences.square().mean(2)
         farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
-        logits = -torch.where(known, distances, farthest + 1)
-        return torch.where(known.any(), logits, ctx.task.head(model["weights"], features, train=False))
+        nearness = -torch.where(known, distances, farthest + 1)
+        of_head = ctx.task.head(model["weights"], features, train=False)
+        return torch.where(known.any(), nearness, of_head)

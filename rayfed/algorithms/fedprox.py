@@ -8,7 +8,6 @@ rule of de Luca et al. 2022, who add μ(w − w_t) to the momentum buffer in pla
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rayfed.algorithm import Context, State
 from rayfed.algorithms.fedavg import FedAvg
@@ -19,13 +18,14 @@ from rayfed.core.trees import Weights, add, only, sub
 def pulled(grads: Weights, weights: Weights, anchor: Weights, mu: float) -> Weights:
     """Return grads + mu (weights − anchor) for the names in `anchor`, so that personal weights are not pulled."""
     sent = only(grads, anchor)
-    return grads | add(sent, sub(only(weights, sent), only(anchor, sent)), alpha=mu)
+    distance = sub(only(weights, sent), only(anchor, sent))
+    return grads | add(sent, distance, alpha=mu)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    name: ClassVar[str] = "fedprox"
-    reference: ClassVar[str] = "Li et al. 2020, Alg. 2"
+    name = "fedprox"
+    reference = "Li et al. 2020, Alg. 2"
 
     mu: float = option(
         0.01, low=0, help="μ, weight of the proximal term; 0 is FedAvg", elsewhere={"authors": "0", "PFLlib": "0"}

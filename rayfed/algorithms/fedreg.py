@@ -15,19 +15,17 @@ statistics of batch norm.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, ProblemSpec, State, Traits
+from rayfed.algorithm import Context, ProblemSpec, State, Stepped
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients, logits_of
 from rayfed.core.options import option
 from rayfed.core.task import Batch
-from rayfed.core.trees import Weights, add, only, scale, sub
+from rayfed.core.trees import Weights, add, dot, only, scale, sub
 
 STEPS = 10
 """The number of steps that compute pseudo-data."""
@@ -35,9 +33,9 @@ STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
-    name: ClassVar[str] = "fedreg"
-    reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True, requires_classes=True)
+    name = "fedreg"
+    reference = "Xu et al. 2022 (FedReg), public code"
+    traits = replace(FedAvg.traits, computes_with_inputs=True, requires_classes=True)
 
     eta_s: float = option(0.1, above=0, help="η_s, step size of the pseudo-data, in units of normalised inputs")
     gamma: float = option(0.5, low=0, high=1, help="γ, share of the current weights")
@@ -48,14 +46,15 @@ class FedReg(FedAvg):
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        return work | {"received": work["weights"]}
+        work["received"] = work["weights"]
+        return work
 
     def pseudo_inputs(self, ctx: Context, weights: Weights, batch: Batch, step_size: float) -> Tensor:
         """Return the batch's inputs after `STEPS` signed gradient steps that increase the loss of `weights`."""
 
         def loss(inputs: Weights) -> tuple[Tensor, Weights]:
-            logits = logits_of(ctx.task.model(weights, inputs["x"], train=False)[0])
-            return ctx.task.scoring_loss(logits, batch.y, weights), {}
+            returned, _ = ctx.task.model(weights, inputs["x"], train=False)
+            return ctx.task.scoring_loss(logits_of(returned), batch.y, weights), {}
 
         x = batch.x
         for _ in range(STEPS):
@@ -63,28 +62,38 @@ class FedReg(FedAvg):
             x = x + step_size * grads["x"].sign()
         return x
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        weights, received, names = work["weights"], work["received"], self.trained(ctx)
-        x_s, x_p = (self.pseudo_inputs(ctx, received, batch, size) for size in (self.eta_s, self.eta_s / 100))
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        weights = work["weights"]
+        received = work["received"]
+        x_s = self.pseudo_inputs(ctx, received, batch, self.eta_s)
+        x_p = self.pseudo_inputs(ctx, received, batch, self.eta_s / 100)
         soft_labels = ctx.task.predict(received, x_s).softmax(1)
-        theta, theta_t = only(weights, names), only(received, names)
-        point = add(scale(theta, self.gamma), theta_t, alpha=1 - self.gamma)
+
+        names = self.trained(ctx)
+        theta = only(weights, names)
+        theta_t = only(received, names)
+        current = scale(theta, self.gamma)
+        point = add(current, theta_t, alpha=1 - self.gamma)
         grads, loss, buffers = self.loss_gradients(ctx, point, work, down, batch)
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
 
         drift = sub(only(weights, names), theta_t)
         middle = add(theta_t, drift, alpha=0.5)
-        for x, y in ((x_s, soft_labels), (x_p, batch.y)):
+        for pseudo in (Batch(x_s, soft_labels), Batch(x_p, batch.y)):
+            slope = self.pseudo_slope(ctx, weights, middle, pseudo)
+            length = dot(slope, slope).clamp(min=1e-12)
+            factor = dot(drift, slope) / length
+            drift = sub(drift, scale(slope, factor.clamp(min=0)))
+        theta = add(theta_t, drift)
+        return work | {"weights": weights | theta | buffers}, {"loss": loss}
 
-            def pseudo_loss(trained: Weights, x: Tensor = x, y: Tensor = y) -> tuple[Tensor, Weights]:
-                return ctx.task.scoring_loss(ctx.task.forward(weights | trained, x).logits, y, weights | trained), {}
+    def pseudo_slope(self, ctx: Context, weights: Weights, point: Weights, pseudo: Batch) -> Weights:
+        """Return the gradient of the loss on pseudo-data at the weights `point`; the others are those of `weights`."""
 
-            slope, _, _ = gradients(pseudo_loss, middle)
-            factor = (inner(drift, slope) / inner(slope, slope).clamp(min=1e-12)).clamp(min=0)
-            drift = sub(drift, scale(slope, factor))
-        return work | {"weights": weights | add(theta_t, drift) | buffers}, {"loss": loss}
+        def loss(trained: Weights) -> tuple[Tensor, Weights]:
+            logits = ctx.task.forward(weights | trained, pseudo.x).logits
+            return ctx.task.scoring_loss(logits, pseudo.y, weights | trained), {}
 
-
-def inner(a: Weights, b: Weights) -> Tensor:
-    """Return the inner product ⟨a, b⟩ over all weights, a scalar."""
-    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()
+        slope, _, _ = gradients(loss, point)
+        return slope

@@ -14,13 +14,13 @@ soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import Context, ProblemSpec, State, Traits
+from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.personal_heads import head, refuse_without
 from rayfed.core.options import option
@@ -36,20 +36,27 @@ def personal_head_names(task: Task) -> frozenset[str]:
     return frozenset(PREFIX + name for name in task.head_names - task.added_names)
 
 
+def prefixed(weights: Weights) -> Weights:
+    """Return `weights` with the names that g_i's weights would have."""
+    return {PREFIX + name: value for name, value in weights.items()}
+
+
 def with_personal_head(task: Task, weights: Weights) -> Weights:
     """Return `weights` with g_i in the place of h; weights that a wrapper added are those of z, without gradients."""
-    added = {name: value.detach() for name, value in weights.items() if name in task.added_names}
-    own = {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
-    return weights | added | own
+    own = dict(weights)
+    for name, value in weights.items():
+        if name in task.added_names:
+            own[name] = value.detach()
+        if name.startswith(PREFIX):
+            own[name.removeprefix(PREFIX)] = value
+    return own
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
-    name: ClassVar[str] = "fedrod"
-    reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
-    traits: ClassVar[Traits] = replace(
-        FedAvg.traits, needs_split=True, requires_classes=True, default_eval_point="downloaded"
-    )
+    name = "fedrod"
+    reference = "Chen and Chao 2022, Alg. 1, linear head"
+    traits = replace(FedAvg.traits, needs_split=True, requires_classes=True, default_eval_point="downloaded")
 
     gamma: float = option(1.0, low=0, help="γ, power of the class counts; 0 is the plain loss")
 
@@ -60,39 +67,52 @@ class FedRoD(FedAvg):
         return task.personal_names | personal_head_names(task)
 
     def trained(self, ctx: Context) -> Sequence[str]:
-        names = personal_head_names(ctx.task)
-        return (*ctx.task.trainable, *(PREFIX + name for name in head(ctx.task) if PREFIX + name in names))
+        personal = personal_head_names(ctx.task)
+        of_head = [PREFIX + name for name in head(ctx.task)]
+        return [*ctx.task.trainable, *(name for name in of_head if name in personal)]
 
     def join(self, ctx: Context) -> State:
-        client, initial = super().join(ctx), ctx.task.initial_weights()
-        names = personal_head_names(ctx.task)
-        personal_head = {PREFIX + name: value for name, value in initial.items() if PREFIX + name in names}
-        counts = F.one_hot(ctx.data.train.y.long(), ctx.task.num_outputs).sum(0).float()  # [classes]
-        return client | {"weights": client["weights"] | personal_head, "counts": counts}
+        client = super().join(ctx)
+        initial = prefixed(ctx.task.initial_weights())
+        personal_head = only(initial, personal_head_names(ctx.task))
+        labels = F.one_hot(ctx.data.train.y.long(), ctx.task.num_outputs)
+        client["weights"] = client["weights"] | personal_head
+        client["counts"] = labels.sum(0).float()  # [classes]
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        fresh = ctx.optimizer.init(only(work["weights"], self.trained(ctx)))
-        prior = self.gamma * client["counts"].clamp(min=1e-9).log()
-        return work | {"optimizer": client.get("optimizer", fresh), "prior": prior}
+        trained = only(work["weights"], self.trained(ctx))
+        fresh = ctx.optimizer.init(trained)
+        work["optimizer"] = client.get("optimizer", fresh)
+        work["prior"] = self.gamma * client["counts"].clamp(min=1e-9).log()
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        task, output, own = ctx.task, ctx.task.forward(weights, batch.x), personal_head_names(ctx.task)
-        z, logits = output.features.detach(), output.logits.detach()
-        generic, output = task.loss_of(weights, output, batch.y, output.logits + work["prior"])
+        task = ctx.task
+        output = task.forward(weights, batch.x)
+        z = output.features.detach().to(task.feature_dtype)
+        logits = output.logits.detach()
+        balanced = output.logits + work["prior"]
+        generic, output = task.loss_of(weights, output, batch.y, balanced)
         generic, output = task.add_loss_terms(generic, weights, output)
-        z = z.to(task.feature_dtype)
-        personal_logits, buffers = task.model.run(with_personal_head(task, weights), lambda model: model.head(z))
-        statistics = {PREFIX + name: value for name, value in buffers.items() if PREFIX + name in own}
+
+        own = with_personal_head(task, weights)
+        personal_logits, buffers = task.model.run(own, lambda model: model.head(z))
         personal = task.loss(logits + personal_logits, batch.y, weights)
+        statistics = only(prefixed(buffers), personal_head_names(task))
         return generic + personal, output._replace(buffers=output.buffers | statistics)
 
     def global_model(self, ctx: Context, server: State) -> Any:
-        return server["weights"] if not ctx.task.personal_names else None
+        if ctx.task.personal_names:
+            return None
+        return server["weights"]
 
     @torch.no_grad()
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
         if not personal_head_names(ctx.task) <= model.keys():
             return ctx.task.predict(model, x)
         output = ctx.task.forward(model, x, train=False)
-        return output.logits + ctx.task.head(with_personal_head(ctx.task, model), output.features, train=False)
+        own = with_personal_head(ctx.task, model)
+        personal_logits = ctx.task.head(own, output.features, train=False)
+        return output.logits + personal_logits

@@ -32,13 +32,13 @@ in every round. The noise baselines of table 7 augment u alone: use embeddings=u
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, ProblemSpec, Replies, State, Stepped
+from rayfed.algorithms.common.networks import ConditionalNetwork
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -53,13 +53,15 @@ from rayfed.privacy import laplace_like
 
 Anchors = Sequence[tuple[Tensor, Tensor]]
 """Real embeddings [batch, width] to augment, and their classes [batch]."""
+KEPT = ("prototypes", "seen", "position", "rtnet")
+"""The fields that clients keep from round to round besides weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FRAug(FedAvg):
-    name: ClassVar[str] = "fraug"
-    reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
-    traits: ClassVar[Traits] = replace(
+    name = "fraug"
+    reference = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
+    traits = replace(
         FedAvg.traits,
         needs_split=True,
         supports_loss_terms=False,
@@ -69,7 +71,7 @@ class FRAug(FedAvg):
         depends_on_rounds=True,
         keeps_optimizer=True,
     )
-    averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
+    averaged = ("weights", "generator")
 
     variant: str = option(
         "code", choices=("code", "paper"), help="losses of the authors' code, or Eq. 1 to 6 as printed"
@@ -125,21 +127,24 @@ class FRAug(FedAvg):
         return self.use_rtnet and self.augmenter == "fraug"
 
     def check(self, problem: ProblemSpec) -> None:
-        shape, size = problem.task.feature_shape, problem.batch_size
+        shape = problem.task.feature_shape
         if len(shape) != 1:
             actual = "x".join(map(str, shape))
             raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {actual}")
-        sizes, drop_last = problem.examples.values(), problem.drop_last
-        if any(leaves_single_example(n, size, epochs=1, steps=None, drop_last=drop_last) for n in sizes):
-            raise UsageError(
-                f"local.batch_size={size}: algorithm.name=fraug cannot train its batch norm on a batch of one example; "
-                f"{batch_size_advice(size, enough=min(sizes) > 1)}"
-            )
+        size = problem.batch_size
+        sizes = problem.examples.values()
+        for n in sizes:
+            if leaves_single_example(n, size, epochs=1, steps=None, drop_last=problem.drop_last):
+                raise UsageError(
+                    f"local.batch_size={size}: algorithm.name=fraug cannot train its batch norm on a batch of one "
+                    f"example; {batch_size_advice(size, enough=min(sizes) > 1)}"
+                )
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         if len(task.feature_shape) != 1:
             return {}  # `check` refuses it
-        (width,), classes = task.feature_shape, task.num_classes if self.conditional else 0
+        (width,) = task.feature_shape
+        classes = task.num_classes if self.conditional else 0
         networks: dict[str, nn.Module] = {}
         if self.generates:
             networks["generator"] = Generator(self.latent, width, classes, self.module_bn)
@@ -151,33 +156,37 @@ class FRAug(FedAvg):
 
     def personal(self, task: Task) -> frozenset[str]:
         names = batch_norm_names if self.bn_mode == "all" else batch_norm_statistics
-        return task.personal_names | names(task.model.module)
+        kept = names(task.model.module)
+        return task.personal_names | kept
 
     def personal_generator(self, task: Task) -> frozenset[str]:
         """Return the names of the generator's weights that stay with the client."""
-        local = self.generates and self.generator_bn == "local"
-        return batch_norm_names(task.modules["generator"].module) if local else frozenset()
+        if self.generates and self.generator_bn == "local":
+            return batch_norm_names(task.modules["generator"].module)
+        return frozenset()
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        if not self.generates:
-            return server
-        generator = ctx.task.modules["generator"].draw_weights()
-        return server | {"generator": without(generator, self.personal_generator(ctx.task))}
+        if self.generates:
+            generator = ctx.task.modules["generator"].draw_weights()
+            server["generator"] = without(generator, self.personal_generator(ctx.task))
+        return server
 
     def join(self, ctx: Context) -> State:
-        modules, device = ctx.task.modules, ctx.task.device
-        shape = (ctx.task.num_classes, *ctx.task.feature_shape)
-        state: State = {
-            "prototypes": torch.zeros(shape, device=device),
-            "seen": torch.zeros(shape[0], dtype=torch.bool, device=device),
-            "position": torch.zeros((), dtype=torch.long, device=device),  # position in the cycle over the classes
-        }
+        classes = ctx.task.num_classes
+        modules = ctx.task.modules
+        client = super().join(ctx)
+        device = ctx.task.device
+        client["prototypes"] = torch.zeros((classes, *ctx.task.feature_shape), device=device)
+        client["seen"] = torch.zeros(classes, dtype=torch.bool, device=device)
+        # the position in the cycle over the classes
+        client["position"] = torch.zeros((), dtype=torch.long, device=device)
         if self.generates:
-            state["generator"] = only(weights_of(modules["generator"].module), self.personal_generator(ctx.task))
+            generator = weights_of(modules["generator"].module)
+            client["generator"] = only(generator, self.personal_generator(ctx.task))
         if self.transforms:
-            state["rtnet"] = modules["rtnet"].draw_weights()
-        return super().join(ctx) | state
+            client["rtnet"] = modules["rtnet"].draw_weights()
+        return client
 
     # A round
 
@@ -186,45 +195,53 @@ class FRAug(FedAvg):
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        work |= only(client, ("prototypes", "seen", "position", "rtnet"))
+        work |= only(client, KEPT)
         if self.generates:
             work["generator"] = down["generator"] | client["generator"]
         for module, network in ctx.task.modules.items():
-            fresh = self.module_optimizer(ctx, module).init(only(work[module], network.parameters))
+            trained = only(work[module], network.parameters)
+            fresh = self.module_optimizer(ctx, module).init(trained)
             work[f"optimizer_{module}"] = client.get(f"optimizer_{module}", fresh)
         return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        present = one_hot(batch.y, ctx.task.num_classes).sum(0) > 0
-        seen = work["seen"] | present
-        first, count = (work["position"], len(batch.y)) if self.variant == "code" else (0, len(seen))
-        classes = cycled_classes(seen, first, count)
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        counts = one_hot(batch.y, ctx.task.num_classes).sum(0)
+        seen = work["seen"] | (counts > 0)
+        if self.variant == "code":
+            classes = cycled_classes(seen, work["position"], len(batch.y))
+            generated_classes = classes
+        else:
+            classes = cycled_classes(seen, 0, len(seen))
+            generated_classes = batch.y
+
         work, metrics = self.train_classifier(ctx, work, down, batch, classes, seen)
         work = work | {"seen": seen, "position": work["position"] + len(batch.y)}
         u = ctx.task.represent(work["weights"], batch.x)
         if self.generates:
-            made = classes if self.variant == "code" else batch.y
-            work, generator_metrics = self.train_generator(ctx, work, u, made)
+            work, generator_metrics = self.train_generator(ctx, work, u, generated_classes)
             metrics |= generator_metrics
         if self.transforms:
-            work, rtnet_metrics = self.train_rtnet(ctx, work, self.anchors(u, batch.y, work["prototypes"], classes))
+            anchors = self.anchors(u, batch.y, work["prototypes"], classes)
+            work, rtnet_metrics = self.train_rtnet(ctx, work, anchors)
             metrics |= rtnet_metrics
         return work, metrics
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        state, up = super().finish(ctx, work, client, down, data)
-        state |= only(work, ("prototypes", "seen", "position", "rtnet"))
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        kept, up = super().finish(ctx, work, client, down, data)
+        kept |= only(work, KEPT)
         if ctx.keep_optimizer:
-            state |= only(work, [f"optimizer_{module}" for module in ctx.task.modules])
+            kept |= only(work, [f"optimizer_{module}" for module in ctx.task.modules])
         if self.generates:
-            names = self.personal_generator(ctx.task)
-            state["generator"] = only(work["generator"], names)
-            up["generator"] = without(work["generator"], names)
-        return state, up
+            personal = self.personal_generator(ctx.task)
+            kept["generator"] = only(work["generator"], personal)
+            up["generator"] = without(work["generator"], personal)
+        return kept, up
 
     def weight(self, ctx: Context, examples: int) -> float:
-        weighting = self.weighting or ("equal" if self.variant == "paper" else "examples")
-        return 1.0 if weighting == "equal" else float(examples)
+        equally = self.weighting == "equal"
+        if self.weighting is None:
+            equally = self.variant == "paper"
+        return 1.0 if equally else float(examples)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | replies.mean
@@ -233,52 +250,72 @@ class FRAug(FedAvg):
 
     def train_classifier(
         self, ctx: Context, work: State, down: State, batch: Batch, classes: Tensor, seen: Tensor
-    ) -> tuple[State, dict[str, Tensor]]:
+    ) -> Stepped:
         """Part 1: train θ on real and augmented embeddings, and update the prototypes."""
-        kappa, rate = min(0.5, self.strength(ctx)), self.prototype_rate(ctx)
+        kappa = min(0.5, self.strength(ctx))
+        rate = self.prototype_rate(ctx)
 
         def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
             weights = work["weights"] | trained
+
+            def error(logits: Tensor, y: Tensor) -> Tensor:
+                return ctx.task.loss(logits, y, weights)
+
             real, output = self.loss(ctx, weights, work, down, batch)
             u = output.features.detach()  # the synthetic terms train the head only
             prototypes = update_prototypes(work["prototypes"], work["seen"], u, batch.y, rate)
-            synthetic = [
-                (ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y)
-                for anchors, y in self.anchors(u, batch.y, prototypes, classes)
-            ]
-            mixed = self.combined(lambda logits, y: ctx.task.loss(logits, y, weights), synthetic, seen)
-            total = (1 - kappa) * real + kappa * mixed if self.variant == "code" else real + mixed
-            return total, (output.buffers, prototypes)
+            sets = []
+            for anchors, y in self.anchors(u, batch.y, prototypes, classes):
+                augmented = self.augmented(ctx, work, anchors, y)
+                logits = ctx.task.head(weights, augmented)
+                sets.append((logits, y))
+            synthetic = self.combined(error, sets, seen)
+            loss = real + synthetic
+            if self.variant == "code":
+                loss = (1 - kappa) * real + kappa * synthetic
+            return loss, (output.buffers, prototypes)
 
         weights = work["weights"]
-        grads, loss, (buffers, prototypes) = gradients(objective, only(weights, self.trained(ctx)))
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        trained = only(weights, self.trained(ctx))
+        grads, loss, (buffers, prototypes) = gradients(objective, trained)
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers, "prototypes": prototypes}, {"loss": loss}
 
-    def train_generator(self, ctx: Context, work: State, u: Tensor, classes: Tensor) -> tuple[State, dict[str, Tensor]]:
+    def train_generator(self, ctx: Context, work: State, u: Tensor, classes: Tensor) -> Stepped:
         """Part 2: train ω to make embeddings that are classified correctly and lie far from the real ones."""
-        network, weights = ctx.task.modules["generator"], work["generator"]
+        network = ctx.task.modules["generator"]
+        weights = work["generator"]
         z = self.draw_noise(ctx, len(u), self.latent)
 
         def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
             v, buffers = network(weights | trained, z, classes)
-            error = ctx.task.loss(ctx.task.head(work["weights"], v, train=False), classes, work["weights"])
-            distance = mmd(v, u) if self.distance_g == "mmd" else F.mse_loss(v, work["prototypes"][classes])
-            return error - self.alpha * distance, (buffers, v.norm(dim=1).mean())
+            logits = ctx.task.head(work["weights"], v, train=False)
+            error = ctx.task.loss(logits, classes, work["weights"])
+            if self.distance_g == "mmd":
+                distance = mmd(v, u)
+            else:
+                distance = F.mse_loss(v, work["prototypes"][classes])
+            norm = v.norm(dim=1).mean()
+            return error - self.alpha * distance, (buffers, norm)
 
         grads, loss, (buffers, norm) = gradients(objective, only(weights, network.parameters))
-        self.module_optimizer(ctx, "generator").update_(weights, grads, work["optimizer_generator"])
+        optimizer = self.module_optimizer(ctx, "generator")
+        optimizer.update_(weights, grads, work["optimizer_generator"])
         return work | {"generator": weights | buffers}, {"generator_loss": loss, "generated_norm": norm}
 
-    def train_rtnet(self, ctx: Context, work: State, anchors: Anchors) -> tuple[State, dict[str, Tensor]]:
+    def train_rtnet(self, ctx: Context, work: State, anchors: Anchors) -> Stepped:
         """Part 3: train φ to make residuals that confuse the classifier and stay near the real embeddings."""
-        network, weights = ctx.task.modules["rtnet"], work["rtnet"]
+        network = ctx.task.modules["rtnet"]
+        weights = work["rtnet"]
         inputs = [self.generated(ctx, work, y) for _, y in anchors]
-        strength = 1.0 if self.variant == "code" else self.strength(ctx)
+        strength = 1.0
+        if self.variant == "paper":
+            strength = self.strength(ctx)
 
         def term(logits: Tensor, synthetic: Tensor, real: Tensor) -> Tensor:
-            distance = mmd(synthetic, real) if self.distance_rt == "mmd" else F.mse_loss(synthetic, real)
-            return self.beta * distance - entropy(logits)
+            distance = mmd if self.distance_rt == "mmd" else F.mse_loss
+            return self.beta * distance(synthetic, real) - entropy(logits)
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
             phi = weights | trained
@@ -287,16 +324,19 @@ class FRAug(FedAvg):
             for (real, y), v in zip(anchors, inputs, strict=True):
                 residual, buffers = network(phi | buffers, v, y)
                 synthetic = real + strength * residual
-                sets.append((ctx.task.head(work["weights"], synthetic, train=False), synthetic, real))
+                logits = ctx.task.head(work["weights"], synthetic, train=False)
+                sets.append((logits, synthetic, real))
             return self.combined(term, sets, work["seen"]), buffers
 
         grads, loss, buffers = gradients(objective, only(weights, network.parameters))
-        self.module_optimizer(ctx, "rtnet").update_(weights, grads, work["optimizer_rtnet"])
+        optimizer = self.module_optimizer(ctx, "rtnet")
+        optimizer.update_(weights, grads, work["optimizer_rtnet"])
         return work | {"rtnet": weights | buffers}, {"rtnet_loss": loss}
 
     def module_optimizer(self, ctx: Context, module: str) -> SGD:
         """Return the optimiser of the generator or of the RTNet."""
-        return SGD(lr=ctx.scaled(self.lr_g if module == "generator" else self.lr_m), momentum=self.momentum)
+        lr = self.lr_g if module == "generator" else self.lr_m
+        return SGD(lr=ctx.scaled(lr), momentum=self.momentum)
 
     def combined(self, term: Callable[..., Tensor], sets: Sequence[tuple[Tensor, ...]], seen: Tensor) -> Tensor:
         """Return the mean of `term` over the `sets`; in the variant paper, its sum with a term for each seen class.
@@ -304,86 +344,108 @@ class FRAug(FedAvg):
         A set has the arguments of `term`, with a row per embedding, which is a class in the prototypes' set there.
         """
         if self.variant == "code":
-            return torch.stack([term(*rows) for rows in sets]).mean()
-        whole = [term(*sets[0])] if self.embeddings != "uc" else []
+            terms = [term(*rows) for rows in sets]
+            return torch.stack(terms).mean()
+
+        def of_row(*values: Tensor) -> Tensor:
+            rows = [value[None] for value in values]
+            return term(*rows)
+
+        terms = []
+        if self.embeddings != "uc":
+            terms.append(term(*sets[0]))
         if self.embeddings != "u":
-            by_class = torch.vmap(lambda *row: term(*(value[None] for value in row)))(*sets[-1])
-            first_turn = torch.arange(len(by_class), device=by_class.device) < seen.sum()
-            whole.append((by_class * first_turn).sum())
-        return torch.stack(whole).sum()
+            of_classes = torch.vmap(of_row)(*sets[-1])
+            first_turn = torch.arange(len(of_classes), device=of_classes.device) < seen.sum()
+            terms.append((of_classes * first_turn).sum())
+        return torch.stack(terms).sum()
 
     # Synthetic embeddings
 
     def prototype_rate(self, ctx: Context) -> float:
         """Return λ_c of the round."""
-        return self.lambda_c * (1.0 if self.variant == "code" else math.exp(-5 * (1 - ctx.round / ctx.rounds) ** 2))
+        if self.variant == "code":
+            return self.lambda_c
+        left = 1 - ctx.round / ctx.rounds
+        return self.lambda_c * math.exp(-5 * left**2)
 
     def strength(self, ctx: Context) -> float:
         """Return λ of the round."""
-        return math.exp(self.gamma * (ctx.round - 1 - ctx.rounds)) if self.interpolate else 1.0
+        if not self.interpolate:
+            return 1.0
+        r = ctx.round - 1
+        return math.exp(self.gamma * (r - ctx.rounds))
 
     def anchors(self, u: Tensor, y: Tensor, prototypes: Tensor, classes: Tensor) -> Anchors:
         """Return the embeddings to augment: those of the batch, prototypes of `classes`, or both."""
-        available = {"u": (u, y), "uc": (prototypes[classes], classes)}
-        return [pair for name, pair in available.items() if self.embeddings in (name, "both")]
+        anchors = []
+        if self.embeddings in ("u", "both"):
+            anchors.append((u, y))
+        if self.embeddings in ("uc", "both"):
+            anchors.append((prototypes[classes], classes))
+        return anchors
 
     def draw_noise(self, ctx: Context, count: int, width: int) -> Tensor:
         """Return the generator's input z [count, width]."""
+        device = ctx.task.device
         if self.noise == "uniform":
-            return torch.rand(count, width, device=ctx.task.device)
-        return torch.randn(count, width, device=ctx.task.device)
+            return torch.rand(count, width, device=device)
+        return torch.randn(count, width, device=device)
 
     def generated(self, ctx: Context, work: State, y: Tensor) -> Tensor:
         """Return v for new noise, from the generator in evaluation mode; without a generator, noise."""
         if not self.generates:
             return self.draw_noise(ctx, len(y), *ctx.task.feature_shape)
         z = self.draw_noise(ctx, len(y), self.latent)
-        return ctx.task.modules["generator"](work["generator"], z, y, train=False)[0]
+        network = ctx.task.modules["generator"]
+        v, _ = network(work["generator"], z, y, train=False)
+        return v
 
     def augmented(self, ctx: Context, work: State, anchors: Tensor, y: Tensor) -> Tensor:
         """Return û as the classifier receives it."""
         if self.augmenter != "fraug":
             return anchors + self.plain_noise(anchors)
-        v, strength = self.generated(ctx, work, y), self.strength(ctx)
+        v = self.generated(ctx, work, y)
+        strength = self.strength(ctx)
         if not self.transforms:
             return (1 - strength) * anchors + strength * v
-        return anchors + strength * ctx.task.modules["rtnet"](work["rtnet"], v, y, train=False)[0]
+        network = ctx.task.modules["rtnet"]
+        residual, _ = network(work["rtnet"], v, y, train=False)
+        return anchors + strength * residual
 
     def plain_noise(self, anchors: Tensor) -> Tensor:
         """Return Δu of the paper's noise baselines (table 7), in the shape of `anchors`."""
         if self.augmenter == "laplace":
             return laplace_like(anchors, self.noise_scale)
-        draw = torch.randn if self.augmenter == "gaussian" else torch.rand
-        noise = draw(anchors.shape, device=anchors.device)
-        return self.noise_scale * (noise if self.augmenter == "gaussian" else 2 * noise - 1)
+        if self.augmenter == "gaussian":
+            return self.noise_scale * torch.randn(anchors.shape, device=anchors.device)
+        noise = torch.rand(anchors.shape, device=anchors.device)
+        return self.noise_scale * (2 * noise - 1)
 
 
-class Generator(nn.Module):
+class Generator(ConditionalNetwork):
     """g(z, y): maps noise [batch, latent] and classes to client-agnostic embeddings v [batch, width], non-negative."""
 
     def __init__(self, latent: int, width: int, classes: int, norm: bool = True):
-        super().__init__()
-        self.classes, first, second = classes, _layer(latent + classes, width, norm), _layer(width, width, norm)
-        self.layers = nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU())
-
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.layers(torch.cat([z, one_hot(y, self.classes)], 1))
+        first = _layer(latent + classes, width, norm)
+        second = _layer(width, width, norm)
+        super().__init__(classes, nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU()))
 
 
-class RTNet(nn.Module):
+class RTNet(ConditionalNetwork):
     """m(v, y): maps embeddings [batch, width] and classes to a client's residuals [batch, width], of either sign."""
 
     def __init__(self, latent: int, width: int, classes: int, norm: bool = True):
-        super().__init__()
-        self.classes, first = classes, _layer(width + classes, latent, norm)
-        self.layers = nn.Sequential(*first, nn.ReLU(), *_layer(latent, width, norm))
-
-    def forward(self, v: Tensor, y: Tensor) -> Tensor:
-        return self.layers(torch.cat([v, one_hot(y, self.classes)], 1))
+        first = _layer(width + classes, latent, norm)
+        second = _layer(latent, width, norm)
+        super().__init__(classes, nn.Sequential(*first, nn.ReLU(), *second))
 
 
 def _layer(inputs: int, outputs: int, norm: bool) -> list[nn.Module]:
-    return [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else [])]
+    layers: list[nn.Module] = [nn.Linear(inputs, outputs)]
+    if norm:
+        layers.append(nn.BatchNorm1d(outputs))
+    return layers
 
 
 def update_prototypes(prototypes: Tensor, seen: Tensor, features: Tensor, y: Tensor, rate: float) -> Tensor:
@@ -395,8 +457,9 @@ def update_prototypes(prototypes: Tensor, seen: Tensor, features: Tensor, y: Ten
     members = one_hot(y, len(prototypes))
     counts = members.sum(0)[:, None]
     means = members.T @ features / counts.clamp(min=1)
-    blend = torch.where(seen[:, None], (1 - rate) * prototypes + rate * means, means)
-    return torch.where(counts > 0, blend, prototypes)
+    moved = (1 - rate) * prototypes + rate * means
+    of_batch = torch.where(seen[:, None], moved, means)
+    return torch.where(counts > 0, of_batch, prototypes)
 
 
 def cycled_classes(seen: Tensor, position: Tensor | int, count: int) -> Tensor:
@@ -420,10 +483,18 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
     points = torch.cat([x, y])
     points = points - points.mean(0).detach()  # distances stay the same, with less cancellation below
     norms = points.square().sum(1)
-    distances = (norms[:, None] + norms - 2 * points @ points.T).clamp(min=0)
-    count = len(points)
-    bandwidth = (distances.detach().sum() / (count * (count - 1))).clamp(min=1e-12)
-    bandwidths = [bandwidth * 2.0 ** (j - KERNELS // 2) for j in range(KERNELS)]
-    kernel = torch.stack([(-distances / each).exp() for each in bandwidths]).sum(0)
+    products = points @ points.T
+    distances = norms[:, None] + norms - 2 * products
+    distances = distances.clamp(min=0)
+    pairs = len(points) * (len(points) - 1)
+    bandwidth = (distances.detach().sum() / pairs).clamp(min=1e-12)
+    kernels = []
+    for j in range(KERNELS):
+        factor = 2.0 ** (j - KERNELS // 2)
+        kernels.append((-distances / (bandwidth * factor)).exp())
+    kernel = torch.stack(kernels).sum(0)
     n = len(x)
-    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+    of_x = kernel[:n, :n].mean()
+    of_y = kernel[n:, n:].mean()
+    of_both = kernel[:n, n:].mean()
+    return of_x + of_y - 2 * of_both

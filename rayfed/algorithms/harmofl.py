@@ -13,19 +13,29 @@ is complete before round 1 and then frozen. The running statistics of batch norm
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Exchange, HandOut, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Exchange,
+    Finished,
+    HandOut,
+    ProblemSpec,
+    Replies,
+    State,
+    Stepped,
+)
 from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.common.networks import WrappedModel
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch
-from rayfed.core.trees import add, only, scale
+from rayfed.core.trees import add, norm, only, scale
 
 AMPLITUDE = "harmofl.amplitude"
 """The name of the buffer that holds Ā."""
@@ -35,9 +45,9 @@ AMPLITUDE = "harmofl.amplitude"
 class HarmoFL(FedAvg):
     """The global model is scored on images with normalised amplitudes."""
 
-    name: ClassVar[str] = "harmofl"
-    reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, computes_with_inputs=True)
+    name = "harmofl"
+    reference = "Jiang, Wang and Dou 2022, Alg. 1"
+    traits = replace(FedAvg.traits, computes_with_inputs=True)
 
     alpha: float = option(0.05, low=0, help="α, distance from θ; 0: plain SGD")
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of the running mean amplitude")
@@ -45,35 +55,43 @@ class HarmoFL(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         if problem.tokens or len(problem.shape) != 3:
-            actual = "tokens" if problem.tokens else "inputs of shape " + "x".join(map(str, problem.shape))
+            actual = "inputs of shape " + "x".join(map(str, problem.shape))
+            if problem.tokens:
+                actual = "tokens"
             raise UsageError(f"algorithm.name={self.name}: needs images (channels x height x width), got {actual}")
 
     def adapt(self, ctx: Context) -> Context:
-        return ctx.at(task=ctx.task.with_model(AmplitudeNormalised(ctx.task.model.module), personal_names=[AMPLITUDE]))
+        model = AmplitudeNormalised(ctx.task.model.module)
+        return ctx.at(task=ctx.task.with_model(model, personal_names=[AMPLITUDE]))
 
     def init(self, ctx: Context) -> State:
-        return super().init(ctx) | {"amplitude": ctx.task.initial_weights()[AMPLITUDE]}
+        server = super().init(ctx)
+        server["amplitude"] = ctx.task.initial_weights()[AMPLITUDE]
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return CollectAmplitudes(self), HandOut(("amplitude",), AMPLITUDE)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         weights = work["weights"]
         theta = only(weights, self.trained(ctx))
         grads, loss, buffers = self.loss_gradients(ctx, theta, work, down, batch)
         if self.alpha:
-            norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
-            perturbed = add(theta, scale(grads, self.alpha / (norm + 1e-12)))
-            grads, _, _ = self.loss_gradients(ctx, perturbed, work, down, batch)
-        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+            delta = scale(grads, self.alpha / (norm(grads) + 1e-12))
+            point = add(theta, delta)
+            grads, _, _ = self.loss_gradients(ctx, point, work, down, batch)
+        grads = self.correct(ctx, grads, work, down)
+        ctx.optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
         task.personal_names -= {AMPLITUDE}
         weights = super().global_model(ctx.at(task=task), server)
-        return None if weights is None else weights | {AMPLITUDE: server["amplitude"]}
+        if weights is None:
+            return None
+        return weights | {AMPLITUDE: server["amplitude"]}
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,7 @@ class CollectAmplitudes(Exchange):
 
     method: HarmoFL
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         means = [mean_amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
         running = means[0]
         for mean in means[1:]:
@@ -113,7 +131,9 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
     """
     if not amplitude.numel():
         return x
-    return torch.fft.ifft2(torch.polar(amplitude.expand_as(x), torch.fft.fft2(x).angle())).real
+    phase = torch.fft.fft2(x).angle()
+    frequencies = torch.polar(amplitude.expand_as(x), phase)
+    return torch.fft.ifft2(frequencies).real
 
 
 class AmplitudeNormalised(WrappedModel):
@@ -127,7 +147,11 @@ class AmplitudeNormalised(WrappedModel):
         super().__init__(model, "harmofl", extra)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.model.features(normalise_amplitude(x, self.harmofl.amplitude))
+        x = normalise_amplitude(x, self.harmofl.amplitude)
+        return self.model.features(x)
 
     def forward(self, x: Tensor) -> Any:
-        return super().forward(x) if self.feature_shape else self.model(normalise_amplitude(x, self.harmofl.amplitude))
+        if self.feature_shape:
+            return super().forward(x)
+        x = normalise_amplitude(x, self.harmofl.amplitude)
+        return self.model(x)

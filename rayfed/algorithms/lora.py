@@ -25,71 +25,101 @@ rank: here by the sum. The defaults of γ and λ are rayfed's, not checked again
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, ProblemSpec, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import copied
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, only, without
+from rayfed.core.trees import Weights, numel, only, without
+
+A = ".lora_A."
+B = ".lora_B."
 
 
-def factor_names(task: Task) -> dict[str, tuple[str, str]]:
-    """Return the names of the trained factors A and B by the name of their layer."""
-    pairs = ((name, name.replace(".lora_A.", ".lora_B.")) for name in task.trainable if ".lora_A." in name)
-    return {a.partition(".lora_A.")[0]: (a, b) for a, b in pairs if b in task.trainable}
+class Factors(NamedTuple):
+    """The names of a layer's trained factors A and B."""
+
+    a: str
+    b: str
+
+
+def factor_names(task: Task) -> dict[str, Factors]:
+    """Return the names of the trained factors by the name of their layer."""
+    names = {}
+    for a in task.trainable:
+        b = a.replace(A, B)
+        if A in a and b in task.trainable:
+            layer, _, _ = a.partition(A)
+            names[layer] = Factors(a, b)
+    return names
 
 
 def truncated(factors: Weights, rank: int) -> Weights:
     """Return the first rows of each A and the first columns of each B."""
-    return {name: (v[:rank] if ".lora_A." in name else v[:, :rank]).clone() for name, v in factors.items()}
+    first = {}
+    for name, value in factors.items():
+        part = value[:, :rank]
+        if A in name:
+            part = value[:rank]
+        first[name] = part.clone()
+    return first
 
 
-def filled(factors: Weights, full: Weights) -> Weights:
-    """Return `factors` with rows and columns of zeros in the shapes of `full`."""
-    return {
-        name: F.pad(value, (0, full[name].shape[1] - value.shape[1], 0, full[name].shape[0] - value.shape[0]))
-        for name, value in factors.items()
-    }
+def filled(factor: Tensor, full: Tensor) -> Tensor:
+    """Return a factor with rows and columns of zeros in the shape of `full`."""
+    rows = full.shape[0] - factor.shape[0]
+    columns = full.shape[1] - factor.shape[1]
+    return F.pad(factor, (0, columns, 0, rows))
 
 
 def own_rank(factors: Weights) -> int:
     """Return the rank of a client's factors; 0 without any."""
-    return max((len(value) for name, value in factors.items() if ".lora_A." in name), default=0)
+    ranks = [len(value) for name, value in factors.items() if A in name]
+    return max(ranks, default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfRanks(FedAvg):
     """FedAvg of all weights but the factors, which are the field `factors`."""
 
-    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True, keeps_optimizer=None)
+    traits = replace(FedAvg.traits, assumes_uniform_sampling=True, keeps_optimizer=None)
 
     ranks: list[int] | None = option(
         None, low=1, help="ranks of the clients in turn, at most that of the model, which null gives to all"
     )
 
     def check(self, problem: ProblemSpec) -> None:
-        where, pairs = f"algorithm.name={self.name}", factor_names(problem.task)
-        initial, task = problem.task.initial_weights(), problem.task
-        names = {name for pair in pairs.values() for name in pair if initial[name].ndim == 2} - task.personal_names
-        others = [name for name in task.trainable if "lora_" in name and name not in names]
-        if not pairs or others:
-            found = others[0] if others else "no LoRA"
-            raise UsageError(
-                f"{where}: needs both factors A and B of linear layers trained and sent, as model.name=huggingface has "
-                f"them with model.lora and without algorithm.personal; finds {found}"
-            )
-        least = min(len(initial[a]) for a, _ in pairs.values())
+        task = problem.task
+        initial = task.initial_weights()
+        factors = self.factors(task)
+        for name in task.trainable:
+            if "lora_" not in name:
+                continue
+            if name not in factors or name in task.personal_names or initial[name].ndim != 2:
+                self._refuse_model(name)
+        if not factors:
+            self._refuse_model("no LoRA")
+        least = min(len(initial[names.a]) for names in factor_names(task).values())
         if self.ranks and max(self.ranks) > least:
             raise UsageError(f"algorithm.ranks={self.ranks}: the model's LoRA has rank {least}, the most of a client")
         if problem.vmap_clients > 1 and self.differ:
-            raise UsageError(f"placement.vmap_clients={problem.vmap_clients}: clients of {where} differ in rank; use 1")
+            raise UsageError(
+                f"placement.vmap_clients={problem.vmap_clients}: clients of algorithm.name={self.name} differ in rank; "
+                "use 1"
+            )
+
+    def _refuse_model(self, found: str) -> NoReturn:
+        raise UsageError(
+            f"algorithm.name={self.name}: needs both factors A and B of linear layers trained and sent, as "
+            f"model.name=huggingface has them with model.lora and without algorithm.personal; finds {found}"
+        )
 
     @property
     def differ(self) -> bool:
@@ -98,76 +128,104 @@ class OfRanks(FedAvg):
 
     def factors(self, task: Task) -> Weights:
         """Return the initial factors."""
-        names = [name for pair in factor_names(task).values() for name in pair]
-        return {name: task.initial_weights()[name] for name in names}
+        initial = task.initial_weights()
+        factors = {}
+        for names in factor_names(task).values():
+            factors[names.a] = initial[names.a]
+            factors[names.b] = initial[names.b]
+        return factors
 
     def rank(self, ctx: Context, client: int) -> int:
         """Return the rank that a client has at first."""
-        return self.ranks[client % len(self.ranks)] if self.ranks else own_rank(self.factors(ctx.task))
+        if self.ranks:
+            return self.ranks[client % len(self.ranks)]
+        return own_rank(self.factors(ctx.task))
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"weights": without(server["weights"], self.factors(ctx.task))}
+        server["weights"] = without(server["weights"], self.factors(ctx.task))
+        return server
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        names = self.factors(ctx.task)
-        return client, {"weights": without(up["weights"], names), "factors": only(up["weights"], names)}
+        weights = up["weights"]
+        factors = self.factors(ctx.task)
+        return client, {"weights": without(weights, factors), "factors": only(weights, factors)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FLoRA(OfRanks):
-    name: ClassVar[str] = "flora"
-    reference: ClassVar[str] = "Wang et al. 2024 (FLoRA), Alg. 1"
+    name = "flora"
+    reference = "Wang et al. 2024 (FLoRA), Alg. 1"
 
     def adapt(self, ctx: Context) -> Context:
-        model: Any = copied(ctx.task.model.module, {id(value): value for value in ctx.task.model.module.parameters()})
-        for layer in self._layers(model, ctx.task):
-            weight: nn.Parameter = layer.base_layer._parameters.pop("weight")  # the state has it as a buffer
-            layer.base_layer.register_buffer("weight", weight.detach())
+        module = ctx.task.model.module
+        shared = {id(value): value for value in module.parameters()}
+        model: Any = copied(module, shared)
+        for name in factor_names(ctx.task):
+            base = model.get_submodule(name).base_layer
+            weight: nn.Parameter = base._parameters.pop("weight")  # the state has it as a buffer
+            base.register_buffer("weight", weight.detach())
         return ctx.at(task=ctx.task.with_model(model))
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"weights": self._merged(ctx, server["weights"], [(1.0, self.factors(ctx.task))])}
+        first = [(1.0, self.factors(ctx.task))]
+        server["weights"] = self._merged(ctx, server["weights"], first)
+        return server
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        rank, drawn = self.rank(ctx, ctx.client), {}
+        rank = self.rank(ctx, ctx.client)
+        drawn = {}
         for name, value in truncated(self.factors(ctx.task), rank).items():
-            cpu = torch.zeros(value.shape)
-            drawn[name] = (nn.init.kaiming_uniform_(cpu, a=5**0.5) if ".lora_A." in name else cpu).to(value)
-        return super().start(ctx, client, down | {"weights": down["weights"] | drawn})
+            factor = torch.zeros(value.shape)
+            if A in name:
+                nn.init.kaiming_uniform_(factor, a=5**0.5)
+            drawn[name] = factor.to(value)
+        weights = down["weights"] | drawn
+        return super().start(ctx, client, down | {"weights": weights})
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        return client, up | {"weights": without(up["weights"], self._bases(ctx.task))}
+        up["weights"] = without(up["weights"], self._bases(ctx.task))
+        return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         shares = [self.weight(ctx, reply.examples) for reply in replies.each]
-        factors = [(n / sum(shares), reply.up["factors"]) for n, reply in zip(shares, replies.each, strict=True)]
-        return server | {"weights": self._merged(ctx, server["weights"], factors) | replies.mean["weights"]}
+        total = sum(shares)
+        stack = []
+        for share, reply in zip(shares, replies.each, strict=True):
+            stack.append((share / total, reply.up["factors"]))
+        merged = self._merged(ctx, server["weights"], stack)
+        return server | {"weights": merged | replies.mean["weights"]}
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
         """Return (N + 1) Σ_i F_i + 2 · N · S for N clients with F_i bytes of factors and S of other parameters."""
         factors = self.factors(ctx.task)
-        sizes = [sum(v.numel() for v in truncated(factors, self.rank(ctx, i)).values()) for i in ctx.cohort]
-        others = without(ctx.task.initial_weights(), {*factors, *self._bases(ctx.task)})
-        sent = sum(others[name].numel() for name in ctx.task.parameters if name in others)
-        return 4.0 * ((len(sizes) + 1) * sum(sizes) + 2 * len(sizes) * sent)
+        of_factors = 0
+        for client in ctx.cohort:
+            own = truncated(factors, self.rank(ctx, client))
+            of_factors += numel(own)
+        parameters = only(ctx.task.initial_weights(), ctx.task.parameters)
+        others = without(parameters, {*factors, *self._bases(ctx.task)})
+        n = len(ctx.cohort)
+        return 4.0 * ((n + 1) * of_factors + 2 * n * numel(others))
 
     def global_model(self, ctx: Context, server: State) -> Any:
         model = super().global_model(ctx, server)
-        return None if model is None else model | self._none(ctx.task)
+        if model is None:
+            return None
+        return model | self._none(ctx.task)
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         return super().downloaded_model(ctx, client, down) | self._none(ctx.task)
 
     def _none(self, task: Task) -> Weights:
         """Return factors whose product is 0."""
-        return {n: torch.zeros_like(v) if ".lora_B." in n else v for n, v in self.factors(task).items()}
-
-    def _layers(self, model: nn.Module, task: Task) -> list[Any]:
-        return [model.get_submodule(name) for name in factor_names(task)]
+        factors = self.factors(task)
+        for names in factor_names(task).values():
+            factors[names.b] = torch.zeros_like(factors[names.b])
+        return factors
 
     def _bases(self, task: Task) -> list[str]:
         return [f"{name}.base_layer.weight" for name in factor_names(task)]
@@ -177,18 +235,21 @@ class FLoRA(OfRanks):
         merged = dict(weights)
         for name, (a, b) in factor_names(ctx.task).items():
             layer: Any = ctx.task.model.module.get_submodule(name)
-            rows = torch.cat([share * factors[a] for share, factors in stack])
-            product = torch.cat([factors[b] for _, factors in stack], 1) @ rows
-            product = product.T if getattr(layer, "fan_in_fan_out", False) else product
+            stacked_a = torch.cat([share * factors[a] for share, factors in stack])
+            stacked_b = torch.cat([factors[b] for _, factors in stack], 1)
+            product = stacked_b @ stacked_a
+            if getattr(layer, "fan_in_fan_out", False):
+                product = product.T
+            adapter = a.split(".")[-2]
             base = f"{name}.base_layer.weight"
-            merged[base] = weights[base] + layer.scaling[a.split(".")[-2]] * product
+            merged[base] = weights[base] + layer.scaling[adapter] * product
         return merged
 
 
 @dataclass(frozen=True, kw_only=True)
 class HetLoRA(OfRanks):
-    name: ClassVar[str] = "het_lora"
-    reference: ClassVar[str] = "Cho et al. 2024 (HetLoRA), Alg. 1"
+    name = "het_lora"
+    reference = "Cho et al. 2024 (HetLoRA), Alg. 1"
 
     gamma: float = option(0.99, above=0, high=1, help="share of the rank that is left after pruning; 1: do not prune")
     lam: float = option(0.005, low=0, help="weight λ of the term that makes the last ranks small")
@@ -198,50 +259,77 @@ class HetLoRA(OfRanks):
         return self.gamma < 1 or super().differ
 
     def init(self, ctx: Context) -> State:
-        ranks = torch.tensor([self.rank(ctx, client) for client in range(ctx.task.num_clients)])
-        return super().init(ctx) | {"factors": self.factors(ctx.task), "ranks": ranks}
+        ranks = [self.rank(ctx, client) for client in range(ctx.task.num_clients)]
+        server = super().init(ctx)
+        server["factors"] = self.factors(ctx.task)
+        server["ranks"] = torch.tensor(ranks)
+        return server
 
     def unicast(self, ctx: Context, server: State) -> State:
-        rank = self.rank(ctx, ctx.client) if ctx.unseen else int(server["ranks"][ctx.client])
+        rank = self.rank(ctx, ctx.client)
+        if not ctx.unseen:
+            rank = int(server["ranks"][ctx.client])
         return {"factors": truncated(server["factors"], rank)}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down | {"weights": down["weights"] | down["factors"]})
+        weights = down["weights"] | down["factors"]
+        return super().start(ctx, client, down | {"weights": weights})
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        value, output = super().loss(ctx, weights, work, down, batch)
-        return (value + self.lam * self._last(ctx.task, weights) if self.gamma < 1 else value), output
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        if self.gamma < 1:
+            loss = loss + self.lam * self._last(ctx.task, weights)
+        return loss, output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         client, up = super().finish(ctx, work, client, down, data)
-        if self.gamma < 1 and self._last(ctx.task, up["factors"]) < self._last(ctx.task, down["factors"]):
-            up = up | {"factors": truncated(up["factors"], self._kept(ctx.task, up["factors"]))}
+        factors = up["factors"]
+        if self.gamma < 1:
+            before = self._last(ctx.task, down["factors"])
+            after = self._last(ctx.task, factors)
+            if after < before:
+                up["factors"] = truncated(factors, self._kept(factors))
         return client, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        factors, ranks = dict(server["factors"]), server["ranks"].clone()
+        factors = dict(server["factors"])
+        sent = [reply.up["factors"] for reply in replies.each]
         for a, b in factor_names(ctx.task).values():
-            norms = torch.stack([(reply.up["factors"][b] @ reply.up["factors"][a]).norm() for reply in replies.each])
-            shares = norms / norms.sum() if norms.sum() > 0 else torch.full_like(norms, 1 / len(norms))
+            products = [each[b] @ each[a] for each in sent]
+            norms = torch.stack([product.norm() for product in products])
+            shares = torch.full_like(norms, 1 / len(norms))
+            if norms.sum() > 0:
+                shares = norms / norms.sum()
             for name in (a, b):
-                values = [filled({name: reply.up["factors"][name]}, factors)[name] for reply in replies.each]
+                values = [filled(each[name], factors[name]) for each in sent]
                 factors[name] = torch.tensordot(shares, torch.stack(values), 1)
+        ranks = server["ranks"].clone()
         for reply in replies.each:
             ranks[reply.client] = own_rank(reply.up["factors"])
         return super().aggregate(ctx, server, replies) | {"factors": factors, "ranks": ranks}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         model = super().global_model(ctx, server)
-        return None if model is None else model | server["factors"]
+        if model is None:
+            return None
+        return model | server["factors"]
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return super().downloaded_model(ctx, client, down) | filled(down["factors"], self.factors(ctx.task))
+        model = super().downloaded_model(ctx, client, down)
+        for name, full in self.factors(ctx.task).items():
+            model[name] = filled(down["factors"][name], full)
+        return model
 
-    def _kept(self, task: Task, factors: Weights) -> int:
+    def _kept(self, factors: Weights) -> int:
         """Return k, at least 1."""
         return max(1, int(self.gamma * own_rank(factors)))
 
     def _last(self, task: Task, factors: Weights) -> Tensor:
         """Return Σ_layers ‖B[:, k:]‖ ‖A[k:]‖."""
-        k, pairs = self._kept(task, factors), factor_names(task).values()
-        return sum((factors[b][:, k:].norm() * factors[a][k:].norm() for a, b in pairs), torch.zeros(()))
+        k = self._kept(factors)
+        total = torch.zeros(())
+        for a, b in factor_names(task).values():
+            last_columns = factors[b][:, k:]
+            last_rows = factors[a][k:]
+            total = total + last_columns.norm() * last_rows.norm()
+        return total

@@ -8,7 +8,6 @@ DomainBed pairs examples across domains, which is impossible with one domain per
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -24,8 +23,8 @@ from rayfed.core.task import Batch
 class Mixup(Wrapper):
     """With FedDebias as the base, the mixed x is the local x of L_con and of Eq. 6."""
 
-    name: ClassVar[str] = "mixup"
-    reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
+    name = "mixup"
+    reference = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1 is uniform")
 
@@ -52,7 +51,10 @@ class MixedBatches(Delegate):
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         x, y = self.base.prepare(ctx, batch)
-        lam = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        distribution = torch.distributions.Beta(self.alpha, self.alpha)
+        lam = float(distribution.sample())
         permutation = torch.randperm(len(x)).to(x.device, non_blocking=True)
         y = soft(y, ctx.task)
-        return Batch(lam * x + (1 - lam) * x[permutation], lam * y + (1 - lam) * y[permutation])
+        mixed_x = lam * x + (1 - lam) * x[permutation]
+        mixed_y = lam * y + (1 - lam) * y[permutation]
+        return Batch(mixed_x, mixed_y)

@@ -14,13 +14,12 @@ and then 256, and a new linear classifier on top. Guo, Tang and Lin 2022 (FedDeb
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, State
 from rayfed.algorithms.common.networks import with_projection
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
@@ -30,16 +29,18 @@ from rayfed.core.trees import Weights
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
     """Return the mean of the model-contrastive term over the batch; the arguments are features [batch, ...]."""
-    positive = F.cosine_similarity(z.flatten(1), z_glob.flatten(1)) / tau
-    negative = F.cosine_similarity(z.flatten(1), z_prev.flatten(1)) / tau
-    return (torch.logaddexp(positive, negative) - positive).mean()
+    z = z.flatten(1)
+    positive = F.cosine_similarity(z, z_glob.flatten(1)) / tau
+    negative = F.cosine_similarity(z, z_prev.flatten(1)) / tau
+    terms = torch.logaddexp(positive, negative) - positive
+    return terms.mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
-    name: ClassVar[str] = "moon"
-    reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True)
+    name = "moon"
+    reference = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
+    traits = replace(FedAvg.traits, needs_split=True)
 
     mu: float = option(
         1.0,
@@ -61,21 +62,31 @@ class Moon(FedAvg):
     bytes_formula = FedAvg.bytes_formula
 
     def adapt(self, ctx: Context) -> Context:
-        return ctx if self.widths == [] else ctx.at(task=with_projection(ctx.task, self.widths))
+        if self.widths == []:
+            return ctx
+        return ctx.at(task=with_projection(ctx.task, self.widths))
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"previous": ctx.task.initial_weights()}
+        client = super().join(ctx)
+        client["previous"] = ctx.task.initial_weights()
+        return client
 
     def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
         # the received model consists of `down` and the weights that the client keeps, which only `start` can read
-        return super().start(ctx, client, down) | {"kept": client["weights"], "previous": client["previous"]}
+        work["kept"] = client["weights"]
+        work["previous"] = client["previous"]
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        value, output = super().loss(ctx, weights, work, down, batch)
-        z_glob = ctx.task.represent(down["weights"] | work["kept"], batch.x)
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        received = down["weights"] | work["kept"]
+        z_glob = ctx.task.represent(received, batch.x)
         z_prev = ctx.task.represent(work["previous"], batch.x)
-        return value + self.mu * contrast(output.features, z_glob, z_prev, self.tau), output
+        contrastive = contrast(output.features, z_glob, z_prev, self.tau)
+        return loss + self.mu * contrastive, output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"previous": work["weights"]}, up
+        kept["previous"] = work["weights"]
+        return kept, up

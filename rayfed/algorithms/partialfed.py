@@ -15,27 +15,27 @@ temperature and alternation are our choices.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, ProblemSpec, State, Stepped
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
-from rayfed.core.trees import Weights, detach, only
+from rayfed.core.trees import Weights, detach, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialFed(FedAvg):
     """The mixture with which a round starts is scored."""
 
-    name: ClassVar[str] = "partialfed"
-    reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
+    name = "partialfed"
+    reference = "Sun et al. 2021 (PartialFed)"
+    traits = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
 
     variant: str = option("fix", choices=("fix", "adaptive"), help="loads fixed layers, or learns which")
     policy_lr: float = option(0.1, above=0, help="adaptive: learning rate of the logits")
@@ -50,12 +50,16 @@ class PartialFed(FedAvg):
         return (task.batch_norm_names | task.head_names) - task.personal_names
 
     def join(self, ctx: Context) -> State:
-        task, state = ctx.task, super().join(ctx)
+        initial = ctx.task.initial_weights()
+        client = super().join(ctx)
         if self.variant == "fix":
-            return state | {"local": only(task.initial_weights(), self.unloaded(task))}
-        positions = layer_positions(task)
-        logits = torch.zeros(max(positions.values()) + 1, device=task.device)
-        return state | {"local": only(task.initial_weights(), positions), "logits": logits}
+            client["local"] = only(initial, self.unloaded(ctx.task))
+            return client
+        positions = layer_positions(ctx.task)
+        layers = max(positions.values()) + 1
+        client["local"] = only(initial, positions)
+        client["logits"] = torch.zeros(layers, device=ctx.task.device)
+        return client
 
     def loaded(self, ctx: Context, client: State, down: State, load: Tensor | None) -> Weights:
         """Return the weights with which a round starts. `load` [layers] is 1 for layers to load; `fix` needs none."""
@@ -65,17 +69,27 @@ class PartialFed(FedAvg):
         return down["weights"] | local | client["weights"]
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        work, load = super().start(ctx, client, down), None
+        work = super().start(ctx, client, down)
+        load = None
         if self.variant == "adaptive":
-            load = (torch.rand_like(client["logits"]) < client["logits"].sigmoid()).float()
-            work |= {"local": client["local"], "logits": client["logits"]}
-        return work | {"weights": self.loaded(ctx, client, down, load)}
+            logits = client["logits"]
+            load = (torch.rand_like(logits) < logits.sigmoid()).float()
+            work["local"] = client["local"]
+            work["logits"] = logits
+        work["weights"] = self.loaded(ctx, client, down, load)
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         if self.variant == "fix" or ctx.step % 2 == 0:
             return super().step(ctx, work, down, batch)
-        positions, personal = layer_positions(ctx.task), only(work["weights"], ctx.task.personal_names)
-        u = torch.rand_like(work["logits"]).clamp(1e-6, 1 - 1e-6)
+        return self.learn_policy(ctx, work, down, batch)
+
+    def learn_policy(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        """Take a step of the logits s, by Gumbel-softmax."""
+        positions = layer_positions(ctx.task)
+        personal = only(work["weights"], ctx.task.personal_names)
+        s = work["logits"]
+        u = torch.rand_like(s).clamp(1e-6, 1 - 1e-6)
         noise = u.log() - (-u).log1p()
 
         def objective(policy: Weights) -> tuple[Tensor, Weights]:
@@ -83,17 +97,24 @@ class PartialFed(FedAvg):
             load = (soft > 0.5).float() + soft - soft.detach()
             weights = mixture(down["weights"], work["local"], load, positions) | personal
             weights |= detach(only(weights, ctx.task.buffers))  # batch norm updates its statistics in place
-            return self.loss(ctx, weights, work, down, batch)[0], {}
+            loss, _ = self.loss(ctx, weights, work, down, batch)
+            return loss, {}
 
-        grads, loss, _ = gradients(objective, {"logits": work["logits"]})
-        return work | {"logits": work["logits"] - ctx.scaled(self.policy_lr) * grads["logits"]}, {"policy_loss": loss}
+        grads, loss, _ = gradients(objective, {"logits": s})
+        s = s - ctx.scaled(self.policy_lr) * grads["logits"]
+        return work | {"logits": s}, {"policy_loss": loss}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"local": only(work["weights"], client["local"])} | only(work, ("logits",)), up
+        kept["local"] = only(work["weights"], client["local"])
+        if self.variant == "adaptive":
+            kept["logits"] = work["logits"]
+        return kept, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        load = (client["logits"] >= 0).float() if self.variant == "adaptive" else None
+        load = None
+        if self.variant == "adaptive":
+            load = (client["logits"] >= 0).float()
         return self.loaded(ctx, client, down, load)
 
 
@@ -102,14 +123,19 @@ def layer_positions(task: Task) -> dict[str, int]:
 
     The weights of a layer share their names up to the last dot.
     """
-    names = [name for name in task.initial_weights() if name not in task.personal_names]
-    order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    return {name: order.index(name.rpartition(".")[0]) for name in names}
+    positions: dict[str, int] = {}
+    order: dict[str, int] = {}
+    for name in without(task.initial_weights(), task.personal_names):
+        layer, _, _ = name.rpartition(".")
+        positions[name] = order.setdefault(layer, len(order))
+    return positions
 
 
 def mixture(common: Weights, local: Weights, load: Tensor, positions: dict[str, int]) -> Weights:
     """Return load·common + (1−load)·local, with `load` [layers] by layer; integer buffers are those of `common`."""
-    return {
-        name: torch.lerp(value, common[name], load[positions[name]]) if value.is_floating_point() else common[name]
-        for name, value in local.items()
-    }
+    mixed = only(common, local)
+    for name, value in local.items():
+        if value.is_floating_point():
+            share = load[positions[name]]
+            mixed[name] = torch.lerp(value, common[name], share)
+    return mixed

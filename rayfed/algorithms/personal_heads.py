@@ -27,21 +27,20 @@ Fine-tuning and adaptation have an optimiser of their own, since that of the rou
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import Any
 
 from rayfed.algorithm import (
     ClientData,
     Context,
     Delegate,
     Exchange,
+    Finished,
     Phase,
     ProblemSpec,
     Replies,
     Retrained,
     State,
-    Traits,
+    Stepped,
 )
 from rayfed.algorithms.ditto import PERSONAL, personal_training
 from rayfed.algorithms.fedavg import FedAvg
@@ -71,9 +70,9 @@ def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("hea
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedAvg):
-    name: ClassVar[str] = "fedper"
-    reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
+    name = "fedper"
+    reference = "Arivazhagan et al. 2019, Alg. 1 and 2"
+    traits = replace(FedAvg.traits, needs_split=True, default_eval_point="downloaded")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)
@@ -88,8 +87,8 @@ PARTS = {"head": head, "body": body}
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedPer):
-    name: ClassVar[str] = "fedrep"
-    reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
+    name = "fedrep"
+    reference = "Collins et al. 2021, Alg. 1"
 
     head_epochs: int = option(
         4,
@@ -114,10 +113,13 @@ class FedRep(FedPer):
     def personal(self, task: Task) -> frozenset[str]:
         if self.shared == "body":
             return super().personal(task)
-        return task.personal_names | (frozenset(task.initial_weights()) - task.head_names)
+        body = frozenset(task.initial_weights()) - task.head_names
+        return task.personal_names | body
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        last = Phase(self.shared, epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name=self.shared)
+        last = ctx.local._replace(name=self.shared)
+        if self.body_epochs:
+            last = Phase(self.shared, epochs=self.body_epochs)
         return Phase(self.own, epochs=self.head_epochs), last
 
     @property
@@ -128,26 +130,32 @@ class FedRep(FedPer):
         """Return that of the own part for evaluate.adapt_epochs, or of it as in a round and then of the shared one."""
         if self.adapted == "head":
             return (ctx.local._replace(name=self.own),)
-        return Phase(self.own, epochs=self.head_epochs), ctx.local._replace(name=self.shared)
+        first = Phase(self.own, epochs=self.head_epochs)
+        return first, ctx.local._replace(name=self.shared)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return PARTS[ctx.phase](ctx.task)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        fresh = {part: ctx.optimizer.init(only(work["weights"], names(ctx.task))) for part, names in PARTS.items()}
-        return work | {"optimizer": client.get("optimizer", fresh)}
+        fresh = {}
+        for part, names in PARTS.items():
+            trained = only(work["weights"], names(ctx.task))
+            fresh[part] = ctx.optimizer.init(trained)
+        work["optimizer"] = client.get("optimizer", fresh)
+        return work
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         optimizers = work["optimizer"]  # the step updates the one of its phase in place
-        work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
+        of_phase = work | {"optimizer": optimizers[ctx.phase]}
+        work, metrics = super().step(ctx, of_phase, down, batch)
         return work | {"optimizer": optimizers}, metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(FedPer):
-    name: ClassVar[str] = "fedbabu"
-    reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
+    name = "fedbabu"
+    reference = "Oh, Kim and Yun 2022, Alg. 1"
 
     finetune_epochs: int = option(
         5, low=1, help="epochs of the whole model after the last round", elsewhere={"authors": "5", "PFLlib": "10"}
@@ -165,14 +173,20 @@ class FedBABU(FedPer):
         return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client if ctx.stage == "round" else without(client, ("optimizer",)), down)
+        if ctx.stage != "round":
+            client = without(client, ("optimizer",))
+        return super().start(ctx, client, down)
 
     def global_model(self, ctx: Context, server: State) -> Any:
+        if ctx.task.personal_names:
+            return None
         head = only(ctx.task.initial_weights(), ctx.task.head_names)
-        return server["weights"] | head if not ctx.task.personal_names else None
+        return server["weights"] | head
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return client["model"] if "model" in client else super().downloaded_model(ctx, client, down)
+        if "model" in client:
+            return client["model"]
+        return super().downloaded_model(ctx, client, down)
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,7 @@ class FineTune(Delegate):
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (Phase(PERSONAL, self.base.finetune_epochs),)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         return client | {"model": work["weights"]}, {}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

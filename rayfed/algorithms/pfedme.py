@@ -10,11 +10,8 @@ authors' code only.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from torch import Tensor
-
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.ditto import PersonalModel
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.optim import clipped
@@ -27,9 +24,9 @@ from rayfed.core.trees import add, only, scale, sub, without
 class PFedMe(PersonalModel):
     """The v_i after the client's last local training is scored."""
 
-    name: ClassVar[str] = "pfedme"
-    reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
-    traits: ClassVar[Traits] = replace(PersonalModel.traits, supports_loss_terms=False)
+    name = "pfedme"
+    reference = "Dinh, Tran and Nguyen 2020, Alg. 1"
+    traits = replace(PersonalModel.traits, supports_loss_terms=False)
 
     lam: float = option(15.0, low=0, help="λ, pull of v_i towards w_i", elsewhere={"authors": "15", "PFLlib": "1"})
     inner_steps: int = option(5, low=1, help="K, steps of v_i per batch", elsewhere={"authors": "5", "PFLlib": "5"})
@@ -45,30 +42,38 @@ class PFedMe(PersonalModel):
     decay: float = option(0.001, low=0, help="weight decay of v_i", elsewhere={"authors": "0.001", "PFLlib": "0.001"})
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        personal = self.personal(ctx.task)
-        names = [name for name in ctx.task.trainable if name not in personal]
         weights = down["weights"] | client["weights"]
-        optimizer = client.get("optimizer", ctx.optimizer.init(only(weights, names)))
-        return {"model": weights, "local": only(weights, names), "optimizer": optimizer}
+        trained = only(weights, ctx.task.trainable)
+        local = without(trained, self.personal(ctx.task))
+        fresh = ctx.optimizer.init(local)
+        return {"model": weights, "local": local, "optimizer": client.get("optimizer", fresh)}
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        model, local = work["model"], work["local"]
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        v = work["model"]
+        w = work["local"]
         for _ in range(self.inner_steps):
-            grads, loss, buffers = ctx.task.gradients(model, batch)
+            grads, loss, buffers = ctx.task.gradients(v, batch)
             if ctx.optimizer.clip_norm is not None:
                 grads = clipped(grads, ctx.optimizer.clip_norm)
-            grads = add(pulled(grads, model, local, self.lam), only(model, grads), alpha=self.decay)
-            model = model | buffers | add(only(model, grads), grads, alpha=-ctx.scaled(self.personal_lr))
+            trained = only(v, grads)
+            slope = pulled(grads, v, w, self.lam)
+            slope = add(slope, trained, alpha=self.decay)
+            moved = add(trained, slope, alpha=-ctx.scaled(self.personal_lr))
+            v = v | buffers | moved
         optimizer = replace(ctx.optimizer, clip_norm=None)  # λ (w_i − v_i) is no gradient of the loss
-        optimizer.update_(local, scale(sub(local, only(model, local)), self.lam), work["optimizer"])
-        return work | {"model": model, "local": local}, {"loss": loss}
+        distance = sub(w, only(v, w))
+        optimizer.update_(w, scale(distance, self.lam), work["optimizer"])
+        return work | {"model": v, "local": w}, {"loss": loss}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return super().finish(ctx, work | {"weights": work["model"] | work["local"]}, client, down, data)
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
+        weights = work["model"] | work["local"]
+        return super().finish(ctx, work | {"weights": weights}, client, down, data)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         if self.beta == 1:
             return super().aggregate(ctx, server, replies)
-        before, mean = only(server["weights"], ctx.task.trainable), replies.mean["weights"]
-        moved = add(before, sub(only(mean, before), before), alpha=self.beta)
+        mean = replies.mean["weights"]
+        before = only(server["weights"], ctx.task.trainable)
+        change = sub(only(mean, before), before)
+        moved = add(before, change, alpha=self.beta)
         return server | {"weights": without(mean, before) | moved}

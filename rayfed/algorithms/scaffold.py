@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, State, Traits
+from rayfed.algorithm import ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import add_
 from rayfed.core.options import option
@@ -24,62 +23,75 @@ from rayfed.core.trees import Weights, add, only, scale, sub, without, zeros_lik
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
-    name: ClassVar[str] = "scaffold"
-    reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
+    name = "scaffold"
+    reference = "Karimireddy et al. 2020, Alg. 1, option II"
     weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
-    traits: ClassVar[Traits] = replace(FedAvg.traits, assumes_uniform_sampling=True)
-    averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
+    traits = replace(FedAvg.traits, assumes_uniform_sampling=True)
+    averaged = ("delta", "delta_c", "buffers")
 
     server_lr: float = option(1.0, above=0, help="η_s, server learning rate", elsewhere={"PFLlib": "1"})
 
-    def controlled(self, task: Task) -> tuple[str, ...]:
-        """Return the names of the weights with control variates."""
-        personal = self.personal(task)
-        return tuple(name for name in task.trainable if name not in personal)
+    def controlled(self, task: Task, weights: Weights) -> Weights:
+        """Return those of `weights` that have control variates: the trained ones that are sent."""
+        return without(only(weights, task.trainable), self.personal(task))
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"c": zeros_like(only(server["weights"], self.controlled(ctx.task)))}
+        server["c"] = zeros_like(self.controlled(ctx.task, server["weights"]))
+        return server
 
     def join(self, ctx: Context) -> State:
-        names = self.controlled(ctx.task)
-        return super().join(ctx) | {"c": zeros_like(only(ctx.task.initial_weights(), names))}
+        client = super().join(ctx)
+        weights = ctx.task.initial_weights()
+        client["c"] = zeros_like(self.controlled(ctx.task, weights))
+        return client
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return {"weights": server["weights"], "c": server["c"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
         drift = sub(down["c"], client["c"])
-        scratch = {"drift": drift, "steps": torch.zeros((), device=ctx.task.device)}
+        work["drift"] = drift
+        work["steps"] = torch.zeros((), device=ctx.task.device)
         if not ctx.optimizer.is_plain_sgd:
-            scratch["total"] = zeros_like(drift)
-        return super().start(ctx, client, down) | scratch
+            work["total"] = zeros_like(drift)
+        return work
 
     def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
         controlled = only(grads, work["drift"])
         if "total" in work:
-            add_(list(only(work["total"], controlled).values()), list(controlled.values()))
-        return grads | add(controlled, only(work["drift"], controlled))
+            totals = only(work["total"], controlled)
+            add_(list(totals.values()), list(controlled.values()))
+        drift = only(work["drift"], controlled)
+        return grads | add(controlled, drift)
 
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         work, metrics = super().step(ctx, work, down, batch)
-        return work | {"steps": work["steps"] + 1}, metrics
+        steps = work["steps"] + 1
+        return work | {"steps": steps}, metrics
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
         names = client["c"]
-        delta = sub(only(up["weights"], names), only(down["weights"], names))
+        after = only(up["weights"], names)
+        before = only(down["weights"], names)
+        delta = sub(after, before)
+        steps = work["steps"]
         if "total" in work:
-            c = scale(work["total"], 1 / work["steps"])
+            c = scale(work["total"], 1 / steps)
         else:
-            c = sub(scale(delta, -1 / (work["steps"] * ctx.optimizer.lr)), work["drift"])
-        return kept | {"c": c}, {
-            "delta": delta,
-            "delta_c": sub(c, client["c"]),
-            "buffers": without(up["weights"], names),
-        }
+            mean_step = scale(delta, -1 / (steps * ctx.optimizer.lr))
+            c = sub(mean_step, work["drift"])
+        kept["c"] = c
+        delta_c = sub(c, client["c"])
+        buffers = without(up["weights"], names)
+        return kept, {"delta": delta, "delta_c": delta_c, "buffers": buffers}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        mean, share = replies.mean, len(replies.each) / ctx.task.num_clients
-        moved = add(only(server["weights"], mean["delta"]), mean["delta"], alpha=self.server_lr)
-        return server | {"weights": moved | mean["buffers"], "c": add(server["c"], mean["delta_c"], alpha=share)}
+        delta = replies.mean["delta"]
+        delta_c = replies.mean["delta_c"]
+        moved = add(only(server["weights"], delta), delta, alpha=self.server_lr)
+        share = len(replies.each) / ctx.task.num_clients
+        c = add(server["c"], delta_c, alpha=share)
+        return server | {"weights": moved | replies.mean["buffers"], "c": c}

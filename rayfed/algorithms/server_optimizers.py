@@ -19,9 +19,9 @@ corrected, and β₂ is 0.999.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from rayfed.algorithm import Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
@@ -43,18 +43,22 @@ class ServerOptimizer(FedAvg):
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"optimizer": self.moments(zeros_like(only(server["weights"], ctx.task.trainable)))}
+        trained = only(server["weights"], ctx.task.trainable)
+        server["optimizer"] = self.moments(zeros_like(trained))
+        return server
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        mean, before = replies.mean["weights"], only(server["weights"], ctx.task.trainable)
-        step, moments = self.update(sub(only(mean, before), before), server["optimizer"])
+        mean = replies.mean["weights"]
+        before = only(server["weights"], ctx.task.trainable)
+        delta = sub(only(mean, before), before)
+        step, moments = self.update(delta, server["optimizer"])
         return server | {"weights": mean | add(before, step), "optimizer": moments}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(ServerOptimizer):
-    name: ClassVar[str] = "fedavgm"
-    reference: ClassVar[str] = "Hsu, Qi and Brown 2019, section 3.2"
+    name = "fedavgm"
+    reference = "Hsu, Qi and Brown 2019, section 3.2"
 
     momentum: float = option(0.9, low=0, below=1, help="β, server momentum")
     server_lr: float = option(1.0, above=0, help="η_s, server learning rate")
@@ -65,7 +69,9 @@ class FedAvgM(ServerOptimizer):
 
     def update(self, delta: Weights, moments: State) -> tuple[Weights, State]:
         velocity = add(delta, moments["momentum"], alpha=self.momentum)
-        step = add(delta, velocity, alpha=self.momentum) if self.nesterov else velocity
+        step = velocity
+        if self.nesterov:
+            step = add(delta, velocity, alpha=self.momentum)
         return scale(step, self.server_lr), {"momentum": velocity}
 
 
@@ -82,19 +88,26 @@ class AdaptiveServer(ServerOptimizer):
         raise NotImplementedError
 
     def moments(self, zeros: Weights) -> State:
-        return {"first": zeros, "second": tree_map(lambda zero: torch.full_like(zero, self.tau**2), zeros)}
+        def full(zero: Tensor) -> Tensor:
+            return torch.full_like(zero, self.tau**2)
+
+        return {"first": zeros, "second": tree_map(full, zeros)}
 
     def update(self, delta: Weights, moments: State) -> tuple[Weights, State]:
-        first = add(scale(moments["first"], self.beta1), delta, alpha=1 - self.beta1)
-        second = self.second_moment(moments["second"], tree_map(torch.square, delta))
-        step = tree_map(lambda m, v: self.server_lr * m / (v.sqrt() + self.tau), first, second)
-        return step, {"first": first, "second": second}
+        def step(m: Tensor, v: Tensor) -> Tensor:
+            return self.server_lr * m / (v.sqrt() + self.tau)
+
+        decayed = scale(moments["first"], self.beta1)
+        first = add(decayed, delta, alpha=1 - self.beta1)
+        squares = tree_map(torch.square, delta)
+        second = self.second_moment(moments["second"], squares)
+        return tree_map(step, first, second), {"first": first, "second": second}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(AdaptiveServer):
-    name: ClassVar[str] = "fedadagrad"
-    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
+    name = "fedadagrad"
+    reference = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
 
     beta1: float = option(0.0, low=0, below=1, help="β₁, decay of the mean update")
 
@@ -104,19 +117,24 @@ class FedAdagrad(AdaptiveServer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(AdaptiveServer):
-    name: ClassVar[str] = "fedadam"
-    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdam)"
+    name = "fedadam"
+    reference = "Reddi et al. 2021, Alg. 2 (FedAdam)"
 
     beta2: float = option(0.99, low=0, below=1, help="β₂, decay of the mean squared update")
 
     def second_moment(self, second: Weights, squares: Weights) -> Weights:
-        return add(scale(second, self.beta2), squares, alpha=1 - self.beta2)
+        decayed = scale(second, self.beta2)
+        return add(decayed, squares, alpha=1 - self.beta2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    name: ClassVar[str] = "fedyogi"
-    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedYogi)"
+    name = "fedyogi"
+    reference = "Reddi et al. 2021, Alg. 2 (FedYogi)"
 
     def second_moment(self, second: Weights, squares: Weights) -> Weights:
-        return tree_map(lambda v, s: v - (1 - self.beta2) * s * torch.sign(v - s), second, squares)
+        def moved(v: Tensor, square: Tensor) -> Tensor:
+            sign = torch.sign(v - square)
+            return v - (1 - self.beta2) * square * sign
+
+        return tree_map(moved, second, squares)

@@ -17,15 +17,15 @@ local outputs); local and virtual data pass through the network as one batch, wh
 the first five local epochs align.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State, Traits
+from rayfed.algorithm import Context, Exchange, HandOut, ProblemSpec, State
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
@@ -35,11 +35,9 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class VHL(FedAvg):
-    name: ClassVar[str] = "vhl"
-    reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
-    traits: ClassVar[Traits] = replace(
-        FedAvg.traits, computes_with_inputs=True, needs_split=True, requires_classes=True
-    )
+    name = "vhl"
+    reference = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
+    traits = replace(FedAvg.traits, computes_with_inputs=True, needs_split=True, requires_classes=True)
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: no alignment")
@@ -52,73 +50,109 @@ class VHL(FedAvg):
 
     def init(self, ctx: Context) -> State:
         x, y = virtual_data(ctx.task.inputs.shape, ctx.task.num_classes, self.virtual_examples)
-        return super().init(ctx) | {"virtual": {"x": x.to(ctx.task.device), "y": y.to(ctx.task.device)}}
+        server = super().init(ctx)
+        device = ctx.task.device
+        server["virtual"] = {"x": x.to(device), "y": y.to(device)}
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return (HandOut(("virtual",)),)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        order = torch.randperm(self.virtual_examples).to(ctx.task.device)
-        return super().start(ctx, client, down) | {"virtual": client["virtual"], "order": order}
+        work = super().start(ctx, client, down)
+        work["virtual"] = client["virtual"]
+        work["order"] = torch.randperm(self.virtual_examples).to(ctx.task.device)
+        return work
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        positions = torch.arange(self.virtual_batch_size, device=loss.device) + ctx.step * self.virtual_batch_size
+        positions = torch.arange(self.virtual_batch_size, device=loss.device)
+        positions = positions + ctx.step * self.virtual_batch_size
         rows = work["order"][positions % self.virtual_examples]
-        x, y = (work["virtual"][name][rows] for name in ("x", "y"))
-        virtual = ctx.task.forward(weights, x)  # its buffers are dropped: only x updates running statistics
-        loss = loss + self.alpha * ctx.task.loss(virtual.logits, y, weights)
-        if not self.align:
-            return loss, output
-        z, z_virtual = (F.normalize(part.features.flatten(1)) for part in (output, virtual))
-        labels, y = (soft(each, ctx.task) for each in (batch.y, y))
-        alignment = contrast(torch.cat([z, z_virtual.detach()]), torch.cat([labels, y]), self.temperature)
-        return loss + self.align * (alignment + 0.1 * contrast(z_virtual, y, self.temperature)), output
+        v = work["virtual"]["x"][rows]
+        y_v = work["virtual"]["y"][rows]
+        virtual = ctx.task.forward(weights, v)  # its buffers are dropped: only x updates running statistics
+        virtual_loss = ctx.task.loss(virtual.logits, y_v, weights)
+        loss = loss + self.alpha * virtual_loss
+        if self.align:
+            alignment = self.alignment(ctx, output, batch.y, virtual, y_v)
+            loss = loss + self.align * alignment
+        return loss, output
+
+    def alignment(self, ctx: Context, local: Output, y: Tensor, virtual: Output, y_v: Tensor) -> Tensor:
+        """Return S({z(x), sg z(v)}) + 0.1 S({z(v)}) for the outputs on x and on v with their classes."""
+        z = F.normalize(local.features.flatten(1))
+        z_v = F.normalize(virtual.features.flatten(1))
+        labels = soft(y, ctx.task)
+        labels_v = soft(y_v, ctx.task)
+        together = torch.cat([z, z_v.detach()])
+        of_both = contrast(together, torch.cat([labels, labels_v]), self.temperature)
+        of_virtual = contrast(z_v, labels_v, self.temperature)
+        return of_both + 0.1 * of_virtual
 
 
 def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
     """Return the supervised contrastive loss S, a scalar, of unit features z [n, d] with class shares y [n, C]."""
-    others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = (z @ z.T / temperature).masked_fill(~others, float("-inf"))
-    same_class = (y @ y.T) * others
-    log_probabilities = (F.log_softmax(logits, 1).masked_fill(~others, 0.0) * same_class).sum(1)
-    return -(log_probabilities / same_class.sum(1).clamp(min=1e-12)).mean()
+    is_self = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similarities = z @ z.T / temperature
+    logits = similarities.masked_fill(is_self, float("-inf"))
+    log_p = F.log_softmax(logits, 1).masked_fill(is_self, 0.0)
+    same_class = (y @ y.T) * ~is_self
+    sums = (log_p * same_class).sum(1)
+    counts = same_class.sum(1).clamp(min=1e-12)
+    return -(sums / counts).mean()
 
 
 # Virtual data
 
-NOISE, CODE, WIDTH = 64, 64, 32
+NOISE = 64
+"""The width of the noise of which virtual data are made."""
+CODE = 64
+"""The width of a class's code."""
+WIDTH = 32
+"""The channels between the convolutions."""
 
 
 @torch.no_grad()
 def virtual_data(shape: tuple[int, ...], classes: int, count: int) -> tuple[Tensor, Tensor]:
     """Generate labelled virtual data with a random network.
 
-    Noise and a random code of the class pass through a linear layer and, for images, through two convolutions with
-    upsampling before each, so that neighbouring pixels are similar. All draws, including the network's weights, come
-    from torch's generator.
+    All draws, including the network's weights, come from torch's generator.
 
     Returns:
         x [count, *shape] with mean 0 and standard deviation 1, and y [count], in which the classes take turns.
     """
     y = torch.arange(count) % classes
-    inputs = torch.cat([torch.randn(count, NOISE), 3 * torch.randn(classes, CODE)[y]], 1)
-    if len(shape) != 3:
-        size = torch.Size(shape).numel()
-        x = nn.Sequential(nn.Linear(NOISE + CODE, 128), nn.LeakyReLU(0.2), nn.Linear(128, size))(inputs)
-        return _standardised(x).view(count, *shape), y
+    noise = torch.randn(count, NOISE)
+    codes = 3 * torch.randn(classes, CODE)
+    inputs = torch.cat([noise, codes[y]], 1)
+    if len(shape) == 3:
+        x = virtual_images(inputs, shape)
+    else:
+        first = nn.Linear(NOISE + CODE, 128)
+        last = nn.Linear(128, math.prod(shape))
+        hidden = F.leaky_relu(first(inputs), 0.2)
+        x = last(hidden).view(count, *shape)
+    return (x - x.mean()) / x.std(), y
+
+
+def virtual_images(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return images [n, *shape] that random layers make of `inputs` [n, NOISE + CODE].
+
+    A linear layer is followed by two convolutions with upsampling before each, so that neighbouring pixels are similar.
+    """
     channels, height, width = shape
-    quarter, half = ([-(-side // divisor) for side in (height, width)] for divisor in (4, 2))
-    linear, first = nn.Linear(NOISE + CODE, WIDTH * quarter[0] * quarter[1]), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+    quarter = [math.ceil(height / 4), math.ceil(width / 4)]
+    half = [math.ceil(height / 2), math.ceil(width / 2)]
+    linear = nn.Linear(NOISE + CODE, WIDTH * math.prod(quarter))
+    first = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
     last = nn.Conv2d(WIDTH, channels, 3, padding=1)
     blocks = []
     for rows in inputs.split(500):
         x = F.leaky_relu(linear(rows), 0.2).view(-1, WIDTH, *quarter)
-        x = F.leaky_relu(first(F.interpolate(x, half, mode="bilinear")), 0.2)
-        blocks.append(last(F.interpolate(x, (height, width), mode="bilinear")))
-    return _standardised(torch.cat(blocks)), y
-
-
-def _standardised(x: Tensor) -> Tensor:
-    return (x - x.mean()) / x.std()
+        x = F.interpolate(x, half, mode="bilinear")
+        x = F.leaky_relu(first(x), 0.2)
+        x = F.interpolate(x, (height, width), mode="bilinear")
+        blocks.append(last(x))
+    return torch.cat(blocks)

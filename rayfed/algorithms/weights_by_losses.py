@@ -39,7 +39,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, Reply, State, mean_loss
+from rayfed.algorithm import ClientData, Context, Exchange, Finished, ProblemSpec, Replies, Reply, State, mean_loss
 from rayfed.algorithms.common.client_weights import (
     check_smallest_weight,
     refuse_averaged_variances,
@@ -53,8 +53,8 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class AFL(FedAvg):
-    name: ClassVar[str] = "afl"
-    reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
+    name = "afl"
+    reference = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
 
     lambda_lr: float = option(0.1, low=0, help="η_λ, step size of the clients' weights along their losses")
     lambda_min: float = option(0.0, help="smallest weight of a client, at most 1/clients")
@@ -65,45 +65,54 @@ class AFL(FedAvg):
         check_smallest_weight(self.lambda_min, problem.task.num_clients, "clients")
 
     def init(self, ctx: Context) -> State:
-        unknown = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"lambda": unknown}
+        server = super().init(ctx)
+        server["lambda"] = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return server
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return (CollectShares(self),)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.as_trained)}
+        received = self.downloaded_model(ctx, client, down)
+        up["loss"] = mean_loss(ctx, received, data.as_trained)
+        return kept, up
 
     def next_lambda(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Tensor:
         """Return λ [clients] after the update of those that replied."""
-        lambdas, sampled = server["lambda"].clone(), [reply.client for reply in replies]
+        lambdas = server["lambda"].clone()
+        sampled = [reply.client for reply in replies]
         if ctx.round > 1:
-            total = 1.0 if len(sampled) == len(lambdas) else float(lambdas[sampled].sum())
+            total = 1.0
+            if len(sampled) < len(lambdas):
+                total = float(lambdas[sampled].sum())
             moved = lambdas[sampled] + self.lambda_lr * reported_losses(replies)
             lambdas[sampled] = project_simplex(moved, self.lambda_min, total)
         return lambdas
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        sampled = self.next_lambda(ctx, server, replies)[[reply.client for reply in replies]]
+        lambdas = self.next_lambda(ctx, server, replies)
+        sampled = lambdas[[reply.client for reply in replies]]
         if len(sampled) == ctx.task.num_clients:
             return sampled.tolist()
-        scaled = sampled / sampled.sum() if sampled.sum() > 0 else shares(self, ctx, replies)
-        return bounded(
-            self, ctx, replies, scaled, "the λ of the round's clients nearly cancel; use a larger lambda_min"
-        )
+        weights = shares(self, ctx, replies)
+        if sampled.sum() > 0:
+            weights = sampled / sampled.sum()
+        reason = "the λ of the round's clients nearly cancel; use a larger lambda_min"
+        return bounded(self, ctx, replies, weights, reason)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}
+        lambdas = self.next_lambda(ctx, server, replies.each)
+        return super().aggregate(ctx, server, replies) | {"lambda": lambdas}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenAFL(AFL):
     """AFL whose weights may be negative."""
 
-    name: ClassVar[str] = "gen_afl"
-    reference: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
+    name = "gen_afl"
+    reference = "de Luca et al. 2022, Alg. 1 and Prop. 1"
 
     lambda_min: float = option(-1.0, help="smallest weight of a client, at most 1/clients; 0 is AFL")
 
@@ -123,7 +132,8 @@ LARGEST_WEIGHT = 5.0  # the paper's runs stay below 1; beyond this value, rounds
 
 def bounded(method: FedAvg, ctx: Context, replies: Sequence[Reply], weights: Tensor, reason: str) -> list[float]:
     """Return `weights` [replies]; raise Diverged, with the `reason`, if one is beyond ±LARGEST_WEIGHT."""
-    for reply, weight in zip(replies, values := weights.tolist(), strict=True):
+    values = weights.tolist()
+    for reply, weight in zip(replies, values, strict=True):
         if not abs(weight) <= LARGEST_WEIGHT:
             raise Diverged(
                 f"round {ctx.round}, client {reply.client}: algorithm.name={method.name} gives the weight "
@@ -135,14 +145,16 @@ def bounded(method: FedAvg, ctx: Context, replies: Sequence[Reply], weights: Ten
 def variance_weights(losses: Tensor, shares: Tensor, beta: float, variant: str) -> Tensor:
     """Return the clients' weights [n], which sum to 1 and may be negative."""
     if variant == "code":
-        return 1 / len(losses) + 2 * beta * (losses - losses.mean())
-    return shares * (1 + 2 * beta * (losses - (shares * losses).sum()))
+        deviations = losses - losses.mean()
+        return 1 / len(losses) + 2 * beta * deviations
+    deviations = losses - (shares * losses).sum()
+    return shares * (1 + 2 * beta * deviations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VM(FedAvg):
-    name: ClassVar[str] = "vm"
-    reference: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
+    name = "vm"
+    reference = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
 
     beta: float = option(10.0, low=0, help="β, weight of the losses' variance; paper: 10 on Rotated MNIST, 0.5 on PACS")
     variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24, or by the authors' code")
@@ -150,44 +162,53 @@ class VM(FedAvg):
     def check(self, problem: ProblemSpec) -> None:
         refuse_averaged_variances(problem, self.name, self.personal(problem.task))
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, work["weights"], data.as_trained)}
+        up["loss"] = mean_loss(ctx, work["weights"], data.as_trained)
+        return kept, up
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        weights = variance_weights(reported_losses(replies), shares(self, ctx, replies), self.beta, self.variant)
+        losses = reported_losses(replies)
+        weights = variance_weights(losses, shares(self, ctx, replies), self.beta, self.variant)
         reason = f"the clients' losses are too far apart for algorithm.beta={self.beta:g}, use a smaller one"
         return bounded(self, ctx, replies, weights, reason)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDRO(FedAvg):
-    name: ClassVar[str] = "group_dro"
-    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
+    name = "group_dro"
+    reference = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
     weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # q weighs
 
     q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0: clients' plain mean")
 
     def init(self, ctx: Context) -> State:
-        equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"log_q": equal}
+        server = super().init(ctx)
+        server["log_q"] = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return server
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+        received = self.downloaded_model(ctx, client, down)
+        up["loss"] = mean_loss(ctx, received, data.train)
+        return kept, up
 
     def next_log_q(self, server: State, replies: Sequence[Reply]) -> Tensor:
+        """Return log q [clients], not normalised, after a step along the losses of those that replied."""
         log_q: Tensor = server["log_q"].clone()
         for reply in replies:
-            log_q[reply.client] += self.q_lr * reply.up["loss"].to(log_q)
+            loss = reply.up["loss"].to(log_q)
+            log_q[reply.client] += self.q_lr * loss
         return log_q
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        sampled = self.next_log_q(server, replies)[[reply.client for reply in replies]]
+        log_q = self.next_log_q(server, replies)
+        sampled = log_q[[reply.client for reply in replies]]
         return sampled.softmax(0).tolist()
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, replies.each)}
+        log_q = self.next_log_q(server, replies.each)
+        return super().aggregate(ctx, server, replies) | {"log_q": log_q}
 
 
 def project_simplex(y: Tensor, lowest: float = 0.0, total: float = 1.0) -> Tensor:
@@ -200,9 +221,11 @@ def project_simplex(y: Tensor, lowest: float = 0.0, total: float = 1.0) -> Tenso
     n = len(y)
     if total - n * lowest <= 1e-9:
         return torch.full_like(y, total / n)
-    device, y = y.device, y.cpu()  # CUDA has no deterministic `cumsum`
-    descending = y.sort(descending=True).values
+    y_cpu = y.cpu()  # CUDA has no deterministic `cumsum`
+    descending = y_cpu.sort(descending=True).values
     free = torch.arange(1, n + 1, dtype=y.dtype)  # the `free` largest are above `lowest`
-    shifts = (total - (n - free) * lowest - descending.cumsum(0)) / free
-    last = int((descending + shifts > lowest).sum()) - 1  # the condition holds for a prefix of the sorted numbers
-    return (y + shifts[last]).clamp(min=lowest).to(device)
+    of_others = (n - free) * lowest
+    shifts = (total - of_others - descending.cumsum(0)) / free
+    above = descending + shifts > lowest
+    tau = shifts[int(above.sum()) - 1]  # the condition holds for a prefix of the sorted numbers
+    return (y_cpu + tau).clamp(min=lowest).to(y.device)

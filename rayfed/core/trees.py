@@ -48,6 +48,11 @@ def nbytes(tree: Any) -> int:
     return sum(tensor.nbytes for tensor in leaves(tree))
 
 
+def numel(weights: Weights) -> int:
+    """Return the number of entries of all tensors of `weights`."""
+    return sum(value.numel() for value in weights.values())
+
+
 def leaves(tree: Any) -> list[Tensor]:
     """Return every tensor of `tree`, in a fixed order and several times as fast as with their paths."""
     found, left = list[Tensor](), [tree]
@@ -88,6 +93,18 @@ def sub(a: Any, b: Any) -> Any:
 def scale(tree: Any, factor: float | Tensor) -> Any:
     """Return `tree` multiplied by `factor`."""
     return tree_map(lambda x: x * factor, tree)
+
+
+def dot(a: Weights, b: Weights) -> Tensor:
+    """Return ⟨a, b⟩ over all entries of `a`, a scalar."""
+    products = [(value * b[name]).sum() for name, value in a.items()]
+    return torch.stack(products).sum()
+
+
+def norm(weights: Weights) -> Tensor:
+    """Return the Euclidean norm over all entries of `weights`, a scalar."""
+    squares = [value.square().sum() for value in weights.values()]
+    return torch.stack(squares).sum().sqrt()
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def test_the_generators_loss_is_its_literal_form():
     x, y, noise = torch.randn(6, 2, 2), torch.tensor([0, 1, 2, 0, 1, 2]), torch.randn(6, 2)
     terms = []
     for i in range(6):
-        m, log_variance = (part[0] for part in encoder(x[i : i + 1], y[i : i + 1]))
+        m, log_variance = encoder(x[i : i + 1], y[i : i + 1])[0].chunk(2)
         s = log_variance.exp().sqrt()
         made = decoder((m + s * noise[i])[None], y[i : i + 1])[0]
         own, prior = torch.distributions.Normal(m, s), torch.distributions.Normal(0.0, 1.0)

@@ -69,7 +69,7 @@ def test_the_servers_training_of_the_generator_by_hand():
     losses = []
     for _ in range(6):  # two rounds of three; the moments go on
         y = draw_classes(server["counts"], ctx.batch_size)
-        z = by_hand(y, torch.rand(len(y), 4))
+        z = by_hand(torch.rand(len(y), 4), y)
         logits = sum(share * F.linear(z, h["fc.weight"], h["fc.bias"]) for share, h in zip(p, heads, strict=True))
         adam.zero_grad()
         losses.append(F.cross_entropy(logits, y))

@@ -14,7 +14,8 @@ from rayfed.core.options import option
 
 def reported_losses(replies: Sequence[Reply]) -> Tensor:
     """Return the losses f_i [replies] in float64."""
-    return torch.stack([reply.up["loss"].double() for reply in replies])
+    losses = [reply.up["loss"].double() for reply in replies]
+    return torch.stack(losses)
 
 
 def shares(method: Exchange, ctx: Context, replies: Sequence[Reply]) -> Tensor:
@@ -37,7 +38,10 @@ def refuse_averaged_variances(
     average no statistics.
     """
     task = problem.task
-    if task.batch_norm != "frozen" and batch_norm_statistics(task.model.module) - set(personal):
+    if task.batch_norm == "frozen":
+        return
+    averaged = batch_norm_statistics(task.model.module) - set(personal)
+    if averaged:
         raise UsageError(
             f"batch_norm={task.batch_norm}: algorithm.name={name} may give clients negative weights, which turn "
             f"averaged running variances negative; use batch_norm={alternatives}, or a model without batch norm"

@@ -14,14 +14,17 @@ def soft(y: Tensor, task: Task) -> Tensor:
     Floats, such as probabilities, are returned unchanged, and bits and other integers that are no indices as floats.
     """
     kind, axis, _ = task.outputs
-    if y.is_floating_point() or axis is None or kind == "binary":
-        return y if y.is_floating_point() else y.float()
+    if y.is_floating_point():
+        return y
+    if axis is None or kind == "binary":
+        return y.float()
     return one_hot(y, task.num_outputs).movedim(-1, axis)
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
     """Return one-hot vectors [batch, ..., classes], empty for 0 classes. Unlike torch's, it runs under `vmap`."""
-    return (y[..., None] == torch.arange(classes, device=y.device)).float()
+    indices = torch.arange(classes, device=y.device)
+    return (y[..., None] == indices).float()
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:

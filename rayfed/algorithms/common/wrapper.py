@@ -32,13 +32,17 @@ class Wrapper(Delegate, Algorithm):
 
     def wrapped(self, exchange: Exchange) -> Exchange:
         """Return the exchange to run in place of `exchange`, an exchange of the base."""
-        return self if exchange is self.base else exchange
+        if exchange is self.base:
+            return self
+        return exchange
 
     @property
     def target(self) -> Exchange:
         """The exchange whose hooks are those of the wrapper, except for the hooks that the wrapper overrides."""
         exchange = self.wrapped(self.base)
-        return self.base if exchange is self else exchange
+        if exchange is self:
+            return self.base
+        return exchange
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
@@ -71,9 +75,15 @@ class Wrapper(Delegate, Algorithm):
 
 def wrapped_algorithms(algorithm: Algorithm) -> list[Algorithm]:
     """Return the algorithms that `algorithm` wraps, the outermost first; the list is empty if it is not a wrapper."""
-    return [algorithm.base, *wrapped_algorithms(algorithm.base)] if isinstance(algorithm, Wrapper) else []
+    wrapped = []
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.base
+        wrapped.append(algorithm)
+    return wrapped
 
 
 def innermost(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm inside all wrappers."""
-    return [algorithm, *wrapped_algorithms(algorithm)][-1]
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.base
+    return algorithm
