@@ -10,16 +10,16 @@ shared discriminator D predicts which client computed a representation z = G_i(x
 If only some clients take part in a round, D keeps its N outputs and the target stays 1/N.
 
 With `fixed_size` (appendix B.14), D has one output per client of the cohort, and a round has two exchanges. The cohort
-trains without D and sends z, and the server trains a new D to predict the positions of the clients in the cohort; then
-the same clients train again, with the target one over the cohort's size. In table 18, five of fifty parties drop out at
+trains without D and sends z. The server trains a new D to predict the positions of the clients in the cohort. Then the
+same clients train again, with the target one over the cohort's size. In table 18, five of fifty parties drop out at
 random before five others are drawn; `cohort=5` gives the same rounds.
 
 D's momentum starts at zero in every round. D needs enough steps: on Digits it takes 582 per round (37,190
 representations in batches of 64), and smaller data need more passes (`server_epochs`) for as many. While
 `discriminator_loss` stays at log N, training is the same for every μ as for μ = 0.
 
-With `discriminators` = k, the divergence is the mean over the discriminators received in the last k rounds, which were
-trained in rounds max(1, t − k) to t − 1 (Eq. 18); the first, which is untrained, counts in round 1 only. Clients keep
+With `discriminators` = k, the divergence is the mean over the discriminators received in the last k rounds. They were
+trained in rounds max(1, t − k) to t − 1 (Eq. 18). The first one is untrained and counts in round 1 only. Clients keep
 the earlier ones, so that only the newest is sent.
 
 The target for sampled clients, initial discriminators and the server's optimiser are our choices.
@@ -123,7 +123,7 @@ class Adcol(FedAvg):
         return [self.upload_size(count) for count in participants]
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """4 · n · d · r + N · S_D: a share r of n representations of d numbers up, and N times the discriminator down.
+        """4 · n · d · r + N · S_D: a share r of n vectors of d numbers goes up, and D goes down to N clients.
 
         Variants that send more or in other exchanges (`fixed_size`, `share_predictor`) have no formula.
         """

@@ -10,7 +10,7 @@
 the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. The
 authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`).
 
-Batch-norm statistics: in `paper` the data of the client pass through v̄, whose running statistics are kept beside v and
+Batch-norm statistics: in `paper` the data of the client pass through v̄. Its running statistics are kept beside v and
 used as they are. In `code` v and w have statistics of their own, which are mixed like their parameters.
 """
 

@@ -9,13 +9,13 @@
                 v_i = (1/n)(1 + 2β (f_i − f̄))
     irm:        v_i = 1/n,  f_i with the penalty of `fed_irm`  (Arjovsky et al. 2019, Eq. IRMv1)
 
-A client holds a domain, and a round is one step of central training: clients send f_i and ∇f_i of one batch at θ_t, and
-the server, which holds the optimiser (local.optimizer, local.lr, …), takes the step. Without batch norm this is exactly
-central training. With batch norm, every domain is normalised by its own batch, and running statistics are averaged over
-domains. Weights of mm_rex and v_rex may be negative, with which statistics cannot be averaged: freeze batch norm.
+A client holds a domain, and a round is one step of central training. Clients send f_i and ∇f_i of one batch at θ_t. The
+server holds the optimiser (local.optimizer, local.lr, …) and takes the step. Without batch norm this is exactly central
+training. With batch norm, every domain is normalised by its own batch, and running statistics are averaged over
+domains. Weights of mm_rex and v_rex may be negative, and negative weights cannot average statistics: freeze batch norm.
 `rounds` is the number of steps; local.epochs and local.steps have no effect.
 
-In v_rex and irm, β is `beta_start` for the first `anneal` steps and then `beta`, with a fresh optimiser, as in
+In v_rex and irm, β is `beta_start` for the first `anneal` steps. Then it is `beta`, with a fresh optimiser, as in
 DomainBed.
 """
 
@@ -182,7 +182,7 @@ class MMREx(ERM):
 
 @dataclass(frozen=True, kw_only=True)
 class PenalisedERM(ERM):
-    """ERM with a penalty whose weight β changes after some steps, when the optimiser starts anew."""
+    """ERM with a penalty. Its weight β changes after some steps, when the optimiser starts anew."""
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` steps; 0 is ERM then")
     beta_start: float = option(1.0, low=0, help="β in the first steps")

@@ -1,7 +1,7 @@
 """DANN: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", Eq. 8 to 10, between clients, as in
 FedDebias, appendix A.
 
-A discriminator D predicts from features φ(x) whose they are; clients learn features that D cannot tell apart.
+A discriminator D predicts a client from its features φ(x); clients learn features that D cannot tell apart.
 
     client, each step:  D ← D − η ∇CE(D(φ(x)), i),  then
                         (φ, ω) ← (φ, ω) − η ∇[CE(ω(φ(x)), y) − a CE(D(φ(x)), i)]

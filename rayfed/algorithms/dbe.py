@@ -1,8 +1,8 @@
 """DBE: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space", Eq. 6 to 9, Alg. 1.
 
 DBE wraps FedAvg or a relative. The client adds its own bias z^p to the features (personalized representation bias
-memory, PRBM), and a regulariser holds their mean near a consensus from before the first round (mean regularization,
-MR):
+memory, PRBM). A regulariser holds the mean of the features near a consensus from before the first round (mean
+regularization, MR):
 
     L_i = ℓ(h(f(x) + z^p_i), y) + κ/2 · mean_k (m_ik − z̄^g_k)²,   m_i ← (1−μ)·sg(m_i) + μ·(batch mean of f(x))
     setup:  every client trains once from θ⁰ without z^p and without MR and sends m_i; z̄^g = Σ_i n_i m_i / Σ_i n_i
@@ -10,10 +10,10 @@ MR):
     round:  that of the base; z^p is never sent and takes plain SGD steps of the same length as θ; m_i starts from 0
 
 κ and μ depend on the architecture: 50 and 1 for a small CNN. Batch norm needs a small μ; 1 and 0.1 for ResNet-18 are
-unconfirmed. They depend on the data as well, by their product: on Fashion-MNIST, κμ from 1 to 5 is 4 points better than
-50 (docs/fidelity/experiments.md), so choose κ by validation. The noise on m_i is that of FedPCL's code: (1−q)·m_i +
-s·N(0, I). The global model is θ with z^p = 0. PRBM needs a head that is trained and that makes the predictions, so only
-MR works with FedBABU and FedProto. Unseen clients receive the consensus, and their means are not collected.
+unconfirmed. They depend on the data as well, by their product. On Fashion-MNIST, κμ from 1 to 5 is 4 points better than
+50 (docs/fidelity/experiments.md). Choose κ by validation. The noise on m_i is that of FedPCL's code: (1−q)·m_i + s·N(0,
+I). The global model is θ with z^p = 0. PRBM needs a trained head that makes the predictions, so only MR works with
+FedBABU and FedProto. Unseen clients receive the consensus, and their means are not collected.
 """
 
 import copy

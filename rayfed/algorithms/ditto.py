@@ -29,7 +29,7 @@ def personal_training(ctx: Context) -> Sequence[Phase]:
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalModel(FedAvg):
-    """FedAvg whose clients keep a model of their own, which is scored.
+    """FedAvg in which clients keep a model of their own. That model is scored.
 
     It starts from the initial weights, and for an unseen client from the weights received.
     """

@@ -7,21 +7,20 @@ discriminator) and for an honest but curious server (table 17, local_dp_adcol: p
     local_dp_adcol:  a client sends z' + Lap(1/ε) on each coordinate, z' being z rescaled to [0, 1]; its divergence sees
                      z';  the server is that of ADCOL
 
-In dp_adcol, the server receives representations as they are, and protects what it sends. σ is the least noise
-multiplier for which the steps of all rounds together satisfy (ε, δ), by Rényi accounting. The privacy spent, as
-recorded, is the ε at δ of the steps so far. Neighbouring pools differ in one `representation`, which is in the pool of
-every round or of none. C, σ and the batch size are our choices.
+In dp_adcol, the server receives representations as they are, and protects what it sends. The noise multiplier σ is the
+least with which all rounds together satisfy (ε, δ), by Rényi accounting. The privacy spent, as recorded, is the ε at δ
+of the steps so far. Neighbouring pools differ in one `representation`, which is in the pool of every round or of none.
+C, σ and the batch size are our choices.
 
 For local_dp_adcol, the paper's text prints "Gau" and defines "Lap". With guarantee=strict, z' is then scaled to an L1
 norm of 1/2, so that ε holds for the vector as a whole. In each round a client sends a share of its representations
-(`sampling`). It draws records without replacement across rounds and starts again when all were sent once: to spend ε
+(`sampling`). It draws records without replacement across rounds and starts again when all were sent once. To spend ε
 only once, as the paper does, `sampling` must be at most one over the number of rounds.
 
 The privacy spent, as recorded, is ε times the number of times that a record may have been sent. It protects a
 `representation` that is replaced by any other (strict), or one `rescaled coordinate`, a number in [0, 1] that changes
-while the others stay. The latter is how we read the paper's ε, and it is weak: if one of the d coordinates of z becomes
-the smallest or the largest, rescaling moves all others, so that such a change, like one of the whole vector, costs up
-to dε.
+while the others stay. The latter is how we read the paper's ε, and it is weak. If one of the d coordinates of z becomes
+the smallest or the largest, rescaling moves all others. Such a change costs up to dε, like one of the whole vector.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""DP-FedBN, private baselines of ADCOL: Li, He and Song 2023, table 17 for a curious server (the clients add
-Laplace noise) and appendix B.12 for a trusted one (the server adds Gaussian noise), after McMahan et al. 2018,
-"Learning Differentially Private Recurrent Language Models". Δ_i is the update w_i − w_t of everything but batch norm.
+"""DP-FedBN, private baselines of ADCOL: Li, He and Song 2023. In table 17 the server is curious, and the clients add
+Laplace noise. In appendix B.12 it is trusted and adds Gaussian noise, after McMahan et al. 2018, "Learning
+Differentially Private Recurrent Language Models". The update Δ_i is w_i − w_t without batch norm.
 
     dp_fedbn:           client:  Δ_i clipped to an L1 norm of C;  sends w_t + Δ_i + Lap(2C/ε_round) on each coordinate
                         server:  FedBN, with equal weights unless weighting=examples
@@ -8,18 +8,19 @@ Laplace noise) and appendix B.12 for a trusted one (the server adds Gaussian noi
                         server:  w_{t+1} = w_t + 1/m · Σ_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m
                                  clients of a round
 
-Integer buffers are sent as they were received. The budget covers the rounds in which a client can take part: all rounds
-with full participation, else one in ⌊N/cohort⌋, since clients are sampled without replacement until all have taken part
-(the paper's second variant samples a fifth of them per round). The clipping bound and the weights are not in the paper.
+Integer buffers are sent as they were received. The budget covers the rounds in which a client can take part. With full
+participation these are all rounds. Otherwise they are one in ⌊N/cohort⌋, since clients are sampled without replacement
+until all have taken part. The paper's second variant samples a fifth of them per round. The clipping bound and the
+weights are not in the paper.
 
 Laplace: two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update; ε is
 split evenly over the rounds. Equal weights are the default because ε covers what a client sends, and its number of
 examples would be sent beside it.
 
-Gaussian: replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m;
-weights n_i/Σn would change for all clients with the size of one. σ is the least noise multiplier for which the rounds
-together satisfy (ε, δ), by Rényi accounting. Amplification by sampling is not counted, since cohorts have a fixed size.
-This notion of neighbours is our choice.
+Gaussian: replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m.
+Weights n_i/Σn would change for all clients with the size of one. The noise multiplier σ is the least with which the
+rounds together satisfy (ε, δ), by Rényi accounting. Amplification by sampling is not counted, since cohorts have a
+fixed size. This notion of neighbours is our choice.
 """
 
 import math

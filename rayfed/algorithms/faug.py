@@ -1,6 +1,6 @@
 """FAug: Jeong et al. 2018, "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in place of distillation, an autoencoder
-in place of the GAN, and no web search.
+under Non-IID Private Data", section 3 (federated augmentation). FedAvg takes the place of distillation, an autoencoder
+that of the GAN, and there is no web search.
 
     setup:   every client sends a few raw examples of each class, the seed examples
              the server trains a conditional generator G on them and sends G and their classes
@@ -9,11 +9,11 @@ in place of the GAN, and no web search.
              latter,  L = [n_i · CE(local) + m · CE(generated)] / (n_i + m)
     server:  FedAvg with weights n_i + m
 
-This is a variant of the paper's method. Its server first adds similar images from a web search to the seed examples,
-which is not possible here, and its G is that of a conditional GAN. Here G is the decoder of a conditional variational
-autoencoder of MLPs (Sohn, Lee and Yan 2015), which is easier to train on few examples. With encoder e, decoder d and
-noise ε ~ N(0, I), the autoencoder minimises the mean of ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)) over the batch, where
-(m, log s²) = e(x, y) and z = m + s ε.
+This is a variant of the paper's method. The paper's server first adds similar images from a web search to the seed
+examples, which is not possible here. Its G is that of a conditional GAN. Here G is the decoder of a conditional
+variational autoencoder of MLPs (Sohn, Lee and Yan 2015), which is easier to train on few examples. With encoder e,
+decoder d and noise ε ~ N(0, I), the latent vector is z = m + s ε, where (m, log s²) = e(x, y). The autoencoder
+minimises the mean of ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)) over the batch.
 
 Epochs are counted in the client's own examples.
 """

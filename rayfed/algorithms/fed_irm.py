@@ -1,14 +1,14 @@
-"""Fed-IRM: the penalty IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization", in the clients' losses, as in de
-Luca et al. 2022 (Gen-AFL), Alg. 3.
+"""Fed-IRM: the penalty IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization", in the clients' losses. De Luca et
+al. 2022 (Gen-AFL) have it in Alg. 3.
 
     client:  min over θ of [f_i(θ) + β g_i²] / max(β, 1),  g_i = ∂ f_i(w · logits)/∂w at w = 1
     server:  FedAvg
 
-With cross-entropy, g_i is the mean of ⟨softmax(o), o⟩ − o_y. g_i² is taken of the batch, as in Alg. 3, which is too
-large in expectation; DomainBed multiplies the g_i of two half batches. The authors' code squares the gradient of f_i
-with respect to the last layer's weights instead (`penalty=weights`). β is `beta_start` for the first `anneal` updates
-and then `beta`, with a fresh optimiser. This change is DomainBed's, and the division by β is that of the authors' code;
-Alg. 3 prints neither.
+With cross-entropy, g_i is the mean of ⟨softmax(o), o⟩ − o_y. Alg. 3 squares the g_i of the batch, which is too large in
+expectation; DomainBed multiplies the g_i of two half batches. The authors' code squares the gradient of f_i with
+respect to the last layer's weights instead (`penalty=weights`). The weight β is `beta_start` for the first `anneal`
+updates and then `beta`, with a fresh optimiser. This change is DomainBed's, and the division by β is that of the
+authors' code; Alg. 3 prints neither.
 """
 
 from dataclasses import dataclass, replace

@@ -34,7 +34,7 @@ from rayfed.core.trees import Weights, numel, only, without
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Algorithm):
-    """FedAvg without the choice of `weighting`, for methods whose server does not average by it."""
+    """FedAvg without the choice of `weighting`, for methods that do not average by it."""
 
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     traits = replace(Algorithm.traits, supports_loss_terms=True, keeps_optimizer=False)

@@ -1,8 +1,8 @@
 """FedDebias: Guo, Tang and Lin 2022, "FedDebias: Reducing the Local Learning Bias Improves Federated Learning on
 Heterogeneous Data", Eq. 2, 3, 5, Alg. 1 and 2.
 
-All clients also train on the same pseudo-data D_p. φ is the feature extractor, ω the classifier, θ the weights of a
-projector P that only the contrast uses, and φ_g the extractor as received.
+All clients also train on the same pseudo-data D_p. The feature extractor is φ, and φ_g as received; the classifier is
+ω. Only the contrast uses a projector P, with the weights θ.
 
     s⁺ = cos(Pφ(x_p), Pφ_g(x_p)),  s⁻ = cos(Pφ(x_p), Pφ(x)),  L_con = softplus(τ2 s⁻ − τ1 s⁺)
     client, each step:  max step  θ ← θ + η ∇L_con
@@ -15,18 +15,19 @@ Where the paper is ambiguous: Eq. 5 divides by τ, but its ablations with τ2 = 
 (`tau_mode`). The negative pair is printed as φ(x_p) with itself; the text and Eq. 6 mean φ(x_p) with φ(x). Pairs are
 formed by index: x_j with row j mod |D_p| of D_p. The mean in λ CE is over all of D_p.
 
-Pseudo-data passes through the network separately from x and, like x, in training mode, in φ and in φ_g alike, so that
-both normalise in the same way. Before the first step s⁺ is therefore 1, unless the network is itself random (dropout,
-or stochastic depth as in CCT), since φ and φ_g draw separately. Only x updates the running statistics of batch norm.
+Pseudo-data passes through the network separately from x and, like x, in training mode. It does so in φ and in φ_g, so
+that both normalise in the same way. Before the first step s⁺ is therefore 1, unless the network is itself random
+(dropout, or stochastic depth as in CCT), since φ and φ_g draw separately. Only x updates the running statistics of
+batch norm.
 
 Transfer of D_p (random sample means, RSM): for each mean, the server draws the client that computes it. In the setup
 all clients send their means. With `transfer=once` they then receive D_p and keep it. With `each_round`, D_p is sent
 with every model, and the round's clients send, with their models, the means that form D_p in the next round.
 
 With `pseudo=mixture`, D_p consists of means of a public proxy dataset, computed by the server. In every step clients
-mix each of them with K of their own examples: x̃_p = (x_p + Σ x_k)/(K+1) and ỹ_p = (1/C + Σ y_k)/(K+1) replace x_p and
-1/C, also in φ_g(x̃_p). Because x̃_p then contains local data, P receives φ(x̃_p) − ⟨ỹ_p, y⟩ φ(x) in s⁻ (Eq. 6). With K
-= 0 nothing is mixed or corrected.
+mix each of them with K of their own examples. Then x̃_p = (x_p + Σ x_k)/(K+1) replaces x_p, also in φ_g, and ỹ_p = (1/C
++ Σ y_k)/(K+1) replaces 1/C. Because x̃_p then contains local data, P receives φ(x̃_p) − ⟨ỹ_p, y⟩ φ(x) in s⁻ (Eq. 6).
+With K = 0 nothing is mixed or corrected.
 """
 
 import functools
@@ -364,8 +365,8 @@ def paired_rows(examples: int, pseudo_examples: int, device: torch.device) -> Te
 def mixture(proxy: Tensor, batch: Batch, examples: int, task: Task) -> Batch:
     """Average each row of `proxy` [n, ...] with `examples` examples of the batch, and 1/C with their labels (Eq. 4).
 
-    As batches are in random order, row j of `proxy` takes the rows after j of the batch, starting again from row 0 at
-    its end.
+    As batches are in random order, row j of `proxy` takes the rows after j of the batch. After its last row comes row
+    0.
     """
     first = torch.arange(len(proxy), device=proxy.device)
     offsets = torch.arange(1, examples + 1, device=proxy.device)

@@ -7,8 +7,8 @@
 The regulariser applies to weights that are trained and sent; batch-norm statistics are averaged.
 
 Clients start from w_t, the authors' "cloud model". Their code scores the mean of the models that the clients of the
-round have sent, without h (`scored=mean`, the default), and the mean of the last models of all clients, which is not
-offered here. Alg. 1 returns w_t (`scored=cloud`).
+round have sent, without h (`scored=mean`, the default). It also scores the mean of the last models of all clients,
+which is not offered here. Alg. 1 returns w_t (`scored=cloud`).
 """
 
 from dataclasses import dataclass, replace

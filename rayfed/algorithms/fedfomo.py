@@ -9,14 +9,14 @@
 P includes ratings below 0, so that models never tried (P = 0) come before those that were worse. As in PFLlib, the
 paper's random exploration (ε) is not implemented. Candidates are the models that clients have sent so far, the client's
 own among them; nothing is sent while there are none. Equal P are ordered by client index. To an unseen client all
-candidates have equal P. ‖·‖ is the Euclidean norm over all trained and sent weights, as in PFLlib.
+candidates have equal P. The norm ‖·‖ is Euclidean, over all trained and sent weights, as in PFLlib.
 
-The examples that rate models are a share of the training part, on which the client does not train, as in PFLlib and in
-the authors' split of 0.6, 0.2 and 0.2. Validation data that rated the models would be scored too high (by three points
-where this was measured).
+The examples that rate models are a share of the training part, on which the client does not train. PFLlib does the
+same, and so does the authors' split of 0.6, 0.2 and 0.2. Validation data that rated the models would be scored too high
+(by three points where this was measured).
 
-An unseen client starts from the mixture of the models that it receives by its ratings, with the untrained model as
-θ_old, or from their plain mean if it rates none above 0.
+An unseen client starts from the mixture of the models that it receives by its ratings. The untrained model is its
+θ_old. If it rates none above 0, it starts from their plain mean.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class FedFomo(LocalTraining):
         return {}
 
     def best_rated(self, server: State, client: int) -> list[int]:
-        """Return the clients whose models `client` receives, the best first."""
+        """Return the clients that send their models to `client`, the best first."""
         seen = server["seen"].tolist()
         ratings = [0.0] * len(seen)
         if client < len(seen):

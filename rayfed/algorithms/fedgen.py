@@ -1,14 +1,14 @@
-"""FedGen: Zhu, Hong and Zhou 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", Alg. 1,
-as in PFLlib, the code of DBE's authors, which omits the original's divergence and diversity terms.
+"""FedGen: Zhu, Hong and Zhou 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", Alg. 1. The
+form is that of PFLlib, the code of DBE's authors. It omits the original's divergence and diversity terms.
 
     setup:   every client sends the number of its training examples of each class
     client:  θ_i ← θ_i − η ∇[CE(x, y) + CE(h_i(G(ŷ, ε)), ŷ)],  ŷ drawn from the pooled counts, ε ~ U[0, 1)^noise
     server:  θ = Σ p_i θ_i;  G ← Adam steps on CE(Σ p_i h_i(G(ŷ, ε)), ŷ),  with the heads h_i that clients sent
 
 Clients receive G from round 2 on, when it has been trained. Its batch norm uses the statistics of the current batch, on
-the server and on clients, and the state of its Adam is kept from round to round. Parts of a head that are never sent
-(DBE's bias, a local batch norm) have their initial values wherever generated features pass through them, since the
-server has no others.
+the server and on clients. The state of its Adam is kept from round to round. Some parts of a head are never sent (DBE's
+bias, a local batch norm). They have their initial values where generated features pass through them, since the server
+has no others.
 """
 
 import math

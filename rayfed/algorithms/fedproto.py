@@ -8,8 +8,7 @@
 The steps of a round are those of all local epochs, as in PFLlib; in the authors' code the last epoch counts. The
 squared distance is a mean over the width of f, so a suitable λ grows with the width. The paper's formula weighs a class
 by the clients' counts; FRAug's description of the baseline does not (`weighting=equal`, the default). Every client
-keeps its whole model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2
-suggest.
+keeps its whole model. With `share_model`, FedAvg averages the models, which the digits of FRAug's table 2 suggest.
 """
 
 import math

@@ -10,8 +10,8 @@ Two sets of pseudo-data come from a batch (x, y) and the received model θ_t, ea
     server:  unweighted mean of models
 
 Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode.
-Pseudo-data is not clipped, as in that code since July 2022. The passes for g₂ and g₃ do not update the running
-statistics of batch norm.
+Pseudo-data is not clipped; that code has not clipped it since July 2022. The passes for g₂ and g₃ do not update the
+running statistics of batch norm.
 """
 
 from dataclasses import dataclass, replace

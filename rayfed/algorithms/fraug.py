@@ -25,7 +25,7 @@ below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local;
 
 The authors' code draws z from U[0, 1) (`noise=uniform`); docs/fidelity/lockstep.md has its other differences.
 
-With `augmenter` = uniform, laplace or gaussian there is only step 1, and û is u plus plain noise of scale γ, the same
+With `augmenter` = uniform, laplace or gaussian there is only step 1. Then û is u plus plain noise, of the same scale γ
 in every round. The noise baselines of table 7 augment u alone: use embeddings=u, since otherwise ū_c plus noise is û_c.
 """
 

@@ -221,7 +221,7 @@ class FLoRA(OfRanks):
         return super().downloaded_model(ctx, client, down) | self._none(ctx.task)
 
     def _none(self, task: Task) -> Weights:
-        """Return factors whose product is 0."""
+        """Return factors with the product 0."""
         factors = self.factors(task)
         for names in factor_names(task).values():
             factors[names.b] = torch.zeros_like(factors[names.b])

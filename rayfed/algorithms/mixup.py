@@ -45,7 +45,7 @@ class Mixup(Wrapper):
 
 @dataclass(frozen=True)
 class MixedBatches(Delegate):
-    """An exchange whose training batches are mixed."""
+    """An exchange with mixed training batches."""
 
     alpha: float
 

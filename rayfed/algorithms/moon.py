@@ -8,9 +8,9 @@
 Until a client has trained, its previous model is the initial one, as in PFLlib; in round 1 the term therefore has no
 gradient.
 
-As in the authors' code, a projection head comes after the features: an MLP whose outputs are z, as wide as the features
-and then 256, and a new linear classifier on top. Guo, Tang and Lin 2022 (FedDebias) use widths [256, 128]. Zhang et al.
-2023 (DBE) and PFLlib have no such head, widths [], and z are the features of the model itself.
+As in the authors' code, a projection head comes after the features. It is an MLP, as wide as the features and then 256,
+and its outputs are z. A new linear classifier follows. Guo, Tang and Lin 2022 (FedDebias) use widths [256, 128]. Zhang
+et al. 2023 (DBE) and PFLlib have no such head, widths [], and z are the features of the model itself.
 """
 
 from dataclasses import dataclass, replace

@@ -5,8 +5,8 @@
     server:  FedAvg of all weights
 
 `fix`: batch norm and the head are never loaded. `adaptive`: the client has a logit s for each layer, which is never
-sent, and loads the layer with probability σ(s), drawn at the start of the round. Batches alternate: one trains the
-weights, the next s, with the loss of the layer-wise mixture of the two models from the start of the round,
+sent. It loads the layer with probability σ(s), drawn at the start of the round. Batches alternate: one trains the
+weights, the next s. The loss for s is that of the layer-wise mixture of the two models from the start of the round,
 
     w = a·w_global + (1−a)·w_local,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of σ (straight-through)
 

@@ -105,7 +105,7 @@ class PerFedAvg(FedAvg):
         return weights | buffers | moved, loss
 
     def corrected(self, ctx: Context, weights: Weights, g: Weights, batch: Batch) -> Weights:
-        """Return g − α (∇f(w + δg) − ∇f(w − δg)) / 2δ, whose gradients are those of the batch."""
+        """Return g − α (∇f(w + δg) − ∇f(w − δg)) / 2δ for the loss f of the batch."""
         w = only(weights, g)
         above = weights | add(w, g, alpha=self.delta)
         below = weights | add(w, g, alpha=-self.delta)

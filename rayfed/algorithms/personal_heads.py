@@ -1,4 +1,4 @@
-"""Methods whose clients share the model's body, the part before its split, but not its head, the part after it.
+"""Methods in which clients share the model's body, the part before its split, but not its head, the part after it.
 
 FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Alg. 1 and 2. FedRep: Collins et al.
 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1. FedBABU: Oh, Kim and Yun 2022,
@@ -11,12 +11,12 @@ FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers
     fedbabu:  φ_i ← SGD on f_i(φ_t, h_0) over the body alone;  h_0: the initial head, which all clients share
               at the end:  all clients receive φ_R, and (φ_i, h_i) ← SGD on f_i from (φ_R, h_0) for some epochs
 
-In the code of FedRep's authors a round has five epochs, of which the last one is of the body; `head_epochs` counts
-those before. With `shared=head` the two parts change places, as Li, He and Song 2023 (ADCOL) describe their baseline:
-the heads are averaged, and the bodies, which train first, stay with the clients. Each part has its own optimiser. As in
-that code, forward passes in the head's epochs update the running statistics of batch norm in the body. A client that
-adapts trains only its own part, like the paper's new users. With `adapted=both` it trains both parts as in a round,
-with evaluate.adapt_epochs for the shared part, as in appendix D.4 of Zhang et al. 2023 (DBE).
+In the code of FedRep's authors a round has five epochs, and the last one trains the body; `head_epochs` counts those
+before. With `shared=head` the two parts change places, as Li, He and Song 2023 (ADCOL) describe their baseline. The
+heads are averaged, and the bodies train first and stay with the clients. Each part has its own optimiser. As in that
+code, forward passes in the head's epochs update the running statistics of batch norm in the body. A client that adapts
+trains only its own part, like the paper's new users. With `adapted=both` it trains both parts like a round, with
+evaluate.adapt_epochs for the shared part. Appendix D.4 of Zhang et al. 2023 (DBE) does so.
 
 FedBABU's fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last
 local state. Before it, `downloaded` scores the body received with the common head, which is also the global model.
@@ -127,7 +127,7 @@ class FedRep(FedPer):
         return Retrained(self, self.adaptation_phases)
 
     def adaptation_phases(self, ctx: Context) -> Sequence[Phase]:
-        """Return that of the own part for evaluate.adapt_epochs, or of it as in a round and then of the shared one."""
+        """Return that of the own part for evaluate.adapt_epochs, or that of a round with both parts."""
         if self.adapted == "head":
             return (ctx.local._replace(name=self.own),)
         first = Phase(self.own, epochs=self.head_epochs)

@@ -13,7 +13,7 @@ FedAdagrad, FedAdam and FedYogi: Reddi et al. 2021, "Adaptive Federated Optimiza
     FedYogi:     v ← v − (1−β₂) Δ² sign(v − Δ²)
 
 m starts from 0 and v from τ², the smallest value that Alg. 2 allows; there is no bias correction. Alg. 2 prints Δ as an
-unweighted mean; here it is weighted by examples, as in FedAvg. Defaults are those of the paper, whose experiments with
+unweighted mean; here it is weighted by examples, as in FedAvg. Defaults are those of the paper; its experiments with
 FedAdagrad have β₁ = 0. The authors' public trainer uses the Adam of Keras instead: v starts from 0, moments are
 corrected, and β₂ is 0.999.
 """

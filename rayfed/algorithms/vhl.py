@@ -11,10 +11,10 @@ gradient.
     server:  FedAvg; before the first round it sends the virtual data to all clients, once
 
 The paper draws the virtual images from an untrained StyleGAN2. Here a smaller random network replaces it, which is
-never trained either and receives noise and a code of the class. The authors' code differs from this one in three ways:
-virtual classes have their own outputs, C besides the C local ones, which the alignment matches (here they share the
-local outputs); local and virtual data pass through the network as one batch, which matters with batch norm; and only
-the first five local epochs align.
+never trained either and receives noise and a code of the class. The authors' code differs from this one in three ways.
+Virtual classes have their own outputs, C besides the C local ones, and the alignment matches them; here they share the
+local outputs. Local and virtual data pass through the network as one batch, which matters with batch norm. Only the
+first five local epochs align.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Methods that weigh clients by the losses f_i that they send with their models.
 
-AFL: Mohri et al. 2019, "Agnostic Federated Learning". Gen-AFL and VM, variance minimisation: de Luca et al. 2022,
-"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 1, Prop. 1 and Eq. 22 to 24. GroupDRO
+AFL: Mohri et al. 2019, "Agnostic Federated Learning". Gen-AFL and variance minimisation (VM): de Luca et al. 2022,
+"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 1, Prop. 1, Eq. 22 to 24. GroupDRO
 between clients: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, as in
 FedDebias, appendix A.
 
@@ -19,14 +19,14 @@ FedDebias, appendix A.
 
 The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. Here clients
 send these losses with their reply in the next round. In de Luca et al.'s code λ_min is never passed on, so its Gen-AFL
-is AFL. If a round samples clients (line 4), the λ of the others stay, and Π keeps the sum of the λ of S_t, so that λ
-moves among clients of the same round only. Where this sum is not positive, the round weighs its clients by p_i.
+is AFL. If a round samples clients (line 4), the λ of the others stay. Π keeps the sum of the λ of S_t, so that λ moves
+among clients of the same round only. Where this sum is not positive, the round weighs its clients by p_i.
 
-VM is Eq. 24 with p_i in place of 1/n: since Σ p_i (f_i − f̄) = 0, the step θ_t − Δ is a weighted mean of models.
-Alg. 2 as printed has both 1/n and p_i, which makes the step n times smaller. The authors' code uses
-w_i = 1/n + 2β (f_i − f̄) with plain means, an n times larger β (`variant=code`). The paper does not say where f_i is
-evaluated. At θ_t training diverges for β = 10, so it is evaluated at θ^(i), as in their code. In a round that samples
-clients, all sums are over S_t; as Σ p_i (Δ_i − Δ̄) = 0, an f̄ that includes older losses of the others changes nothing.
+VM is Eq. 24 with p_i in place of 1/n. Since Σ p_i (f_i − f̄) = 0, the step θ_t − Δ is a weighted mean of models. Alg. 2
+as printed has both 1/n and p_i, which makes the step n times smaller. The authors' code uses w_i = 1/n + 2β (f_i − f̄)
+with plain means, an n times larger β (`variant=code`). The paper does not say where f_i is evaluated. At θ_t training
+diverges for β = 10, so it is evaluated at θ^(i), as in their code. In a round that samples clients, all sums are over
+S_t; as Σ p_i (Δ_i − Δ̄) = 0, an f̄ that includes older losses of the others changes nothing.
 
 If a round of GroupDRO samples clients, i and j range over these, and the q of the others stay. The server keeps log q,
 which cannot overflow. f_i is taken over all training data of the client; released code takes its first batch.
@@ -109,7 +109,7 @@ class AFL(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class GenAFL(AFL):
-    """AFL whose weights may be negative."""
+    """AFL with weights that may be negative."""
 
     name = "gen_afl"
     reference = "de Luca et al. 2022, Alg. 1 and Prop. 1"

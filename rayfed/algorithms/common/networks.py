@@ -45,7 +45,7 @@ class ConditionalNetwork(nn.Module):
 
 
 class WrappedModel(nn.Module):
-    """A model around `model` whose weights keep their names; further weights are those of `extra`, under `name`.
+    """A model around `model`. Its weights keep their names; further weights are those of `extra`, under `name`.
 
     `model` is no child of this module, which would rename its weights. Both share the tables of parameters, buffers and
     children.
@@ -79,11 +79,11 @@ class WrappedModel(nn.Module):
 
 
 class ModelWithProjection(nn.Module):
-    """A model whose `features` are an MLP of the features of `model`, and whose `head` is linear.
+    """A model with an MLP of the features of `model` for its `features`, and with a linear `head`.
 
     MOON uses it, and FedDebias for the variant of Fig. 5(a).
 
-    `model` is copied, without the weights of its head, whose names are `unused`. The `widths` of the MLP include those
+    `model` is copied without the weights of its head: `unused` are their names. The `widths` of the MLP include those
     of its input and output.
     """
 

@@ -9,7 +9,7 @@ from rayfed.core.task import Task
 
 
 def soft(y: Tensor, task: Task) -> Tensor:
-    """Return labels of which means can be taken: class probabilities on the axis of the classes, in place of indices.
+    """Return labels that have a mean: class probabilities on the axis of the classes, in place of indices.
 
     Floats, such as probabilities, are returned unchanged, and bits and other integers that are no indices as floats.
     """

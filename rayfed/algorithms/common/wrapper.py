@@ -38,7 +38,7 @@ class Wrapper(Delegate, Algorithm):
 
     @property
     def target(self) -> Exchange:
-        """The exchange whose hooks are those of the wrapper, except for the hooks that the wrapper overrides."""
+        """The exchange that has the wrapper's hooks, except for those that the wrapper overrides."""
         exchange = self.wrapped(self.base)
         if exchange is self:
             return self.base
