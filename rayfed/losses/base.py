@@ -1,10 +1,10 @@
-"""The interface of losses, (outputs [n, ...], labels [n, ...]) -> mean over the batch, a scalar tensor, and those of
-`torch.nn.functional`, with labels brought into the form that each of them takes."""
+"""The interface of losses: (outputs [n, ...], labels [n, ...]) -> the mean over the batch, a scalar tensor. Those of
+`torch.nn.functional` are here; each receives labels in the form that it takes."""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,31 +37,40 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
     """Return the loss called `name`.
 
     Args:
-        name: A key of `LOSSES` or a user's `module:Name`: a function (outputs, y, **options), or a class whose
-            instances are called with (outputs, y) and whose fields or arguments are the options.
+        name: A key of `LOSSES`, or a user's `module:Name`. That is a function (outputs, y, **options), or a class:
+            its instances are called with (outputs, y), and its fields or arguments are the options.
 
     Raises:
         UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
     """
-    target = resolve(name, LOSSES, where="loss.name")
-    if inspect.isclass(target) and dataclasses.is_dataclass(target):
+    target: Any = resolve(name, LOSSES, where="loss.name")
+    if isinstance(target, type) and dataclasses.is_dataclass(target):
         loss: Any = build(target, options, where="loss", also=("name",))
+    elif inspect.isclass(target):
+        _check_arguments(target, (), options, f"loss.name={name}: is made with (**options)")
+        loss = target(**options)
     else:
-        is_class = inspect.isclass(target)
-        how = "made with (**options)" if is_class else "called with (outputs, labels, **options)"
-        try:
-            inspect.signature(target).bind(*(() if is_class else (None, None)), **options)
-        except TypeError as error:
-            raise UsageError(f"loss.name={name}: is {how}: {error}") from error
-        except ValueError:  # some callables have no signature
-            pass
-        loss = target(**options) if is_class else functools.partial(target, **options) if options else target
+        form = "(outputs, labels, **options)"
+        _check_arguments(target, (None, None), options, f"loss.name={name}: is called with {form}")
+        loss = functools.partial(target, **options) if options else target
     return loss  # type: ignore[no-any-return]
+
+
+def _check_arguments(target: Any, given: Sequence[Any], options: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError if `target` cannot be called with these arguments; some callables do not say."""
+    try:
+        inspect.signature(target).bind(*given, **options)
+    except TypeError as error:
+        raise UsageError(f"{where}: {error}") from error
+    except ValueError:  # it has no signature
+        pass
 
 
 def needed_outputs(loss: Loss, label_shape: tuple[int, ...], num_classes: int) -> int:
     """Return how many outputs per example `loss` needs; one per class for a loss of the user's own."""
-    return loss.outputs(label_shape, num_classes) if isinstance(loss, NamedLoss) else num_classes
+    if isinstance(loss, NamedLoss):
+        return loss.outputs(label_shape, num_classes)
+    return num_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,9 @@ class CrossEntropy(NamedLoss):
     ignore_index: int = option(-100, help="label of the examples or positions that do not count")
 
     def __call__(self, outputs: Tensor, y: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        weight = None if self.weight is None else torch.tensor(self.weight, dtype=outputs.dtype, device=outputs.device)
+        weight = None
+        if self.weight is not None:
+            weight = torch.tensor(self.weight, dtype=outputs.dtype, device=outputs.device)
         return F.cross_entropy(outputs, y, weight, ignore_index=self.ignore_index, label_smoothing=label_smoothing)
 
 
@@ -82,10 +93,13 @@ class PerOutput(NamedLoss):
     """A loss that compares each output with a number: labels [n] with one output, labels [n, k] with k."""
 
     def outputs(self, label_shape: tuple[int, ...], num_classes: int) -> int:
-        return label_shape[0] if len(label_shape) == 1 else 1
+        if len(label_shape) == 1:
+            return label_shape[0]
+        return 1
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self.compare(outputs, y.to(outputs.dtype).reshape(outputs.shape))
+        numbers = y.to(outputs.dtype)
+        return self.compare(outputs, numbers.reshape(outputs.shape))
 
     def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of two tensors of one shape."""
@@ -94,8 +108,8 @@ class PerOutput(NamedLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class BceWithLogits(PerOutput):
-    """Binary cross-entropy of the sigmoid of each output, torch's `binary_cross_entropy_with_logits`: one output for
-    the classes 0 and 1, or k for labels [n, k] of zeros and ones."""
+    """Binary cross-entropy of the sigmoid of each output, torch's `binary_cross_entropy_with_logits`. A model has one
+    output for the classes 0 and 1, or k for labels [n, k] of zeros and ones."""
 
     pos_weight: float | None = option(None, above=0, help="weight of the examples of class 1; of class 0 it is 1")
 
@@ -105,7 +119,9 @@ class BceWithLogits(PerOutput):
         return super().outputs(label_shape, num_classes)
 
     def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
-        weight = None if self.pos_weight is None else torch.full((), self.pos_weight).to(outputs)
+        weight = None
+        if self.pos_weight is not None:
+            weight = torch.full((), self.pos_weight).to(outputs)
         return F.binary_cross_entropy_with_logits(outputs, y, pos_weight=weight)
 
 

@@ -1,7 +1,7 @@
 """Client sampling: which clients take part in a round, and with which weights.
 
-With full participation, the server would aggregate Σ_i w_i x_i over all N clients, where w_i is the method's own weight
-(by default the client's share of the examples) and x_i what the client sends. A sampler draws a cohort S and may give
+With full participation, the server would aggregate Σ_i w_i x_i over all N clients. Here w_i is the method's own weight,
+by default the client's share of the examples, and x_i what the client sends. A sampler draws a cohort S and may give
 each client a factor f_i. Then the server aggregates
 
     Σ_{i∈S} f_i w_i x_i + (1 − Σ_{i∈S} f_i w_i) x,
@@ -80,23 +80,25 @@ class Uniform(Sampler):
     """Every client with the same probability, without replacement (McMahan et al. 2017, Alg. 1)."""
 
     def draw(self, at: Drawing) -> Cohort:
-        return Cohort(sorted(at.rng.choice(len(at.shares), at.size, replace=False).tolist()))
+        clients = at.rng.choice(len(at.shares), at.size, replace=False)
+        return Cohort(sorted(clients.tolist()))
 
 
 class BySize(Sampler):
     """Sampling by numbers of examples, with replacement (Li et al. 2020, "On the Convergence of FedAvg", Scheme I).
 
     Each of m draws picks client i with its share of the examples p_i. A client that is picked k_i times trains once and
-    counts k_i times: f_i = k_i / (m p_i). For methods that weight clients by their examples, the aggregate is the plain
-    mean over the m draws, as in the paper. Unbiased. A round may have fewer clients than m.
+    counts k_i times: f_i = k_i / (m p_i). For methods that weight clients by their examples, the aggregate is the
+    paper's: the plain mean over the m draws. Unbiased. A round may have fewer clients than m.
     """
 
-    reweights: ClassVar[bool] = True
+    reweights = True
 
     def draw(self, at: Drawing) -> Cohort:
         counts = at.rng.multinomial(at.size, at.shares)
         clients = np.flatnonzero(counts)
-        return Cohort(clients.tolist(), (counts[clients] / (at.size * at.shares[clients])).tolist())
+        factors = counts[clients] / (at.size * at.shares[clients])
+        return Cohort(clients.tolist(), factors.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ class PowerOfChoice(Sampler):
     come first. Biased towards clients with high losses: faster at first, and not to the optimum in general.
     """
 
-    reweights: ClassVar[bool] = True
+    reweights = True
 
     candidates: int | None = option(
         None, low=1, help="candidates d per round, at least the cohort; null: twice the cohort, or all clients"
@@ -127,13 +129,17 @@ class PowerOfChoice(Sampler):
 
     def draw(self, at: Drawing) -> Cohort:
         clients = len(at.shares)
-        number = min(2 * at.size, clients) if self.candidates is None else self.candidates
+        number = self.candidates
+        if number is None:
+            number = min(2 * at.size, clients)
         candidates = at.rng.choice(clients, number, replace=False, p=at.shares)  # the random order breaks ties
         if self.losses == "current":
-            losses = at.losses(sorted(candidates.tolist()))[np.argsort(np.argsort(candidates))]
+            in_order = np.sort(candidates)
+            losses = at.losses(in_order.tolist())[np.searchsorted(in_order, candidates)]
         else:
             losses = np.nan_to_num(at.last_losses[candidates], nan=np.inf)
-        highest = candidates[np.argsort(-losses, kind="stable")[: at.size]]
+        by_loss = candidates[np.argsort(-losses, kind="stable")]
+        highest = by_loss[: at.size]
         return Cohort(sorted(highest.tolist()), equal=True)
 
 
