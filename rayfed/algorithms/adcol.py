@@ -273,9 +273,10 @@ class Adcol(FedAvg):
             server = server | {"cache": {str(client): z for client, z in of_clients.items()}}
         z, labels = self.labelled(ctx, of_clients)
 
-        weights = server["discriminator"]
         if self.fixed_size:
             weights = self.initial_discriminator(ctx.task, len(ctx.cohort))
+        else:
+            weights = server["discriminator"]
         server = server | self.train_discriminator(ctx, server, weights, z, labels)
         network = ctx.task.modules["discriminator"]
         loss, accuracy = evaluate_discriminator(network, server["discriminator"], z, labels)
