@@ -10,9 +10,11 @@ import dataclasses
 import datetime
 import difflib
 import functools
+import inspect
 import math
 import operator
 import os
+import re
 import sys
 import types
 import typing
@@ -31,6 +33,12 @@ _BOUNDS = (
     ("below", operator.ge, "less than"),
 )
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
+
+_FLOAT32 = 2.0**-126, 2.0**128 * (1 - 2.0**-24)
+"""The smallest and the largest positive number of float32, in which models compute, at full precision."""
+
+_WRITTEN_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+"""Numbers such as 5e-1, which YAML 1.1 reads as strings."""
 
 _Options = TypeVar("_Options")
 
@@ -174,10 +182,11 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     origin = typing.get_origin(kind)
     value = _without_numpy(value)
     if kind is Any:
-        return True, value
+        return True, _with_numbers(value)
     if kind is bool:
         return isinstance(value, bool), value
     if kind is int:
+        value = _with_numbers(value)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         return isinstance(value, int) and not isinstance(value, bool), value
@@ -206,6 +215,37 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     return isinstance(value, kind), value
 
 
+def arguments_for(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a user's own function or class, which declares no types, as its arguments.
+
+    Numbers such as 5e-1 are strings in YAML 1.1. They become numbers, unless the parameter is a string by its
+    annotation or its default, and integers where these are integers.
+    """
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables have no signature
+        parameters = {}
+    arguments = {}
+    for name, value in options.items():
+        parameter = parameters.get(name)
+        kinds = (parameter.annotation, type(parameter.default)) if parameter else ()
+        arguments[name] = value if {str, "str"} & set(kinds) else _with_numbers(value)
+        if {int, "int"} & set(kinds) and isinstance(arguments[name], float):
+            arguments[name] = _convert(arguments[name], int)[1]
+    return arguments
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return `value` with numbers in place of strings such as 5e-1, also in lists and mappings."""
+    if isinstance(value, str):
+        return float(value) if _WRITTEN_FLOAT.fullmatch(value) else value
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_with_numbers(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    return value
+
+
 def _without_numpy(value: Any) -> Any:
     """Return a NumPy scalar as Python's own, without an import of NumPy, which a command line does not need."""
     numpy = sys.modules.get("numpy")
@@ -224,6 +264,20 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
                 raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")
+        _check_size(item, where)
+
+
+def _check_size(item: int | float, where: str) -> None:
+    """Raise UsageError if no int64 holds an integer, or if a number would be 0 or infinite as float32."""
+    if isinstance(item, int):
+        if abs(item) >= 2**63:
+            raise UsageError(f"{where}: is an integer of {len(str(abs(item)))} digits; must be below 2^63")
+        return
+    smallest, largest = _FLOAT32
+    if item and not smallest <= abs(item) <= largest:
+        size = "small" if abs(item) < smallest else "large"
+        numbers = f"{smallest:.2g} to {largest:.2g}"
+        raise UsageError(f"{where}={item}: is too {size} for float32, of which the numbers are {numbers}")
 
 
 def _type_name(kind: Any) -> str:

@@ -48,7 +48,9 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
     Raises:
         UsageError: A label is no integer from 0; the message starts with `place` of the first of these, else `where`.
     """
-    wrong = np.flatnonzero((labels < 0) | (labels != np.floor(labels)))  # also NaN, which is not equal to itself
+    numbers = labels.astype(np.float64)
+    is_class = (numbers >= 0) & (numbers < 2.0**63) & (numbers == np.floor(numbers))
+    wrong = np.flatnonzero(~is_class)  # also NaN, which is not equal to itself
     if len(wrong):
         label = labels[wrong[0]]
         remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled" if label == -1 else ""
@@ -77,9 +79,11 @@ def numbered_words(where: str, words: np.ndarray) -> tuple[np.ndarray, tuple[str
 
 def names_as_integers(where: str, values: np.ndarray) -> np.ndarray:
     """Return the numbers of clients or the like as int64 [n]; words are numbered in alphabetical order."""
-    if values.dtype.kind in "US":
+    if values.dtype.kind in "US" and values.ndim == 1:
         return numbered_words(where, values)[0]
-    is_whole = values.dtype.kind in "biu" or (values.dtype.kind == "f" and (values == np.floor(values)).all())
+    is_whole = values.dtype.kind in "biu"
+    if values.dtype.kind == "f":
+        is_whole = bool((np.isfinite(values) & (values == np.floor(values))).all())
     if values.ndim != 1 or not is_whole:
         raise UsageError(f"{where}: is {values.dtype} {list(values.shape)}; expected integers or words [n]")
     return values.astype(np.int64)

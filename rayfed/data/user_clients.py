@@ -1,5 +1,6 @@
 """A user's own clients, given as arrays or tensors in place of a dataset and a partition."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
+from rayfed.core.options import checked
 from rayfed.data.inputs import (
+    MOST_CLASSES,
     as_array,
     as_float32,
     check_finite,
@@ -88,6 +91,7 @@ class _Maker:
 def _made_population(clients: Clients, num_classes: int | None, *, classes: bool) -> Population:
     """Return a population of clients that are made on demand; the first and the last one are made at once, twice."""
     sizes = clients.columns()
+    _check_callable(clients.make)
     if num_classes is None and classes:
         raise UsageError("num_classes: give the number of classes with rayfed.Clients, whose labels are not all read")
     maker = _Maker(clients.make, classes, num_classes or 1)
@@ -99,6 +103,16 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
     table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
     return _population(table, num_classes or 1, first)
+
+
+def _check_callable(make: Callable[[int], Any]) -> None:
+    """Raise UsageError if a function of `Clients` cannot be called with a number."""
+    try:
+        inspect.signature(make).bind(0)
+    except TypeError as error:
+        raise UsageError(f"clients.make: expected a function of the number of a client; {error}") from error
+    except ValueError:  # some callables have no signature
+        pass
 
 
 def _made_twice(made: MadeClients, number: int) -> tuple[Examples, Examples, Examples]:
@@ -132,28 +146,30 @@ def user_population(
     """
     if isinstance(clients, Mapping) or not isinstance(clients, (Iterable, Clients)):
         raise UsageError(f"clients: expected a list, {_FORM}; got {type(clients).__name__}")
+    if num_classes is not None:
+        num_classes = checked(num_classes, int, {"low": 1, "high": MOST_CLASSES}, where="num_classes")
     if isinstance(clients, Clients):
         return _made_population(clients, num_classes, classes=classes)
-    checked: list[Client] = []
+    made: list[Client] = []
     for number, given in enumerate(clients):
-        layout = checked[0].train.layout if checked else None
+        layout = made[0].train.layout if made else None
         if isinstance(given, Client):  # its arrays are checked and converted as those of a mapping
             given = {"domain": given.domain, **dict(zip(SPLITS, given.parts, strict=True))}
-        checked.append(_client(number, given, classes, layout))
-    if not checked:
+        made.append(_client(number, given, classes, layout))
+    if not made:
         raise UsageError("clients: expected at least one")
-    first = next((client.train for client in checked if len(client.train)), checked[0].train)
-    for number, client in enumerate(checked):
+    first = next((client.train for client in made if len(client.train)), made[0].train)
+    for number, client in enumerate(made):
         for split, part in zip(SPLITS, client.parts, strict=True):
             _check_part(f"clients[{number}].{split}", part, first)
-    labels = [part.y for client in checked for part in client.parts if len(part)]
+    labels = [part.y for client in made for part in client.parts if len(part)]
     numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
     if num_classes is not None:  # of which a mask may mark some as ignored
         numbers = [label for label in numbers if label.ndim == 1]
     if num_classes is None and not classes:  # of integers that may count from anything
         num_classes = int(max((label.max() for label in numbers), default=0)) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
-    return _population(ClientTable.of(checked), num_classes, first)
+    return _population(ClientTable.of(made), num_classes, first)
 
 
 def _population(clients: ClientTable, num_classes: int, first: Examples) -> Population:
@@ -204,7 +220,9 @@ def _classes(y: np.ndarray, where: str) -> np.ndarray:
 
 def _targets(y: np.ndarray, where: str) -> np.ndarray:
     """Return labels as int64 or float32."""
-    if y.dtype.kind not in "biuf":  # numbers from a table of mixed columns are objects
+    if y.dtype.kind not in "biufOUS":
+        raise UsageError(f"{where}: labels are {y.dtype}; give numbers, such as the seconds of times")
+    if y.dtype.kind in "OUS":  # numbers from a table of mixed columns are objects
         try:
             y = y.astype(np.float64)
         except (TypeError, ValueError) as error:

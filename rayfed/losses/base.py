@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.core.errors import UsageError
-from rayfed.core.options import build, option
+from rayfed.core.errors import UsageError, error_line
+from rayfed.core.options import arguments_for, build, option
 from rayfed.core.registry import resolve
 from rayfed.losses import LOSSES
 
@@ -45,15 +45,24 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
     """
     target: Any = resolve(name, LOSSES, where="loss.name")
     if isinstance(target, type) and dataclasses.is_dataclass(target):
-        loss: Any = build(target, options, where="loss", also=("name",))
-    elif inspect.isclass(target):
-        _check_arguments(target, (), options, f"loss.name={name}: is made with (**options)")
-        loss = target(**options)
-    else:
-        form = "(outputs, labels, **options)"
-        _check_arguments(target, (None, None), options, f"loss.name={name}: is called with {form}")
-        loss = functools.partial(target, **options) if options else target
-    return loss  # type: ignore[no-any-return]
+        built: Any = build(target, options, where="loss", also=("name",))
+        return built  # type: ignore[no-any-return]
+    arguments = arguments_for(target, options)
+    if inspect.isclass(target):
+        _check_arguments(target, (), arguments, f"loss.name={name}: is made with (**options)")
+        return _made(name, target, arguments)
+    form = "(outputs, labels, **options)"
+    _check_arguments(target, (None, None), arguments, f"loss.name={name}: is called with {form}")
+    return functools.partial(target, **arguments) if arguments else target  # type: ignore[no-any-return]
+
+
+def _made(name: str, target: Callable[..., Loss], arguments: Mapping[str, Any]) -> Loss:
+    try:
+        return target(**arguments)
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"loss.name={name}: cannot be made: {error_line(error)}") from error
 
 
 def _check_arguments(target: Any, given: Sequence[Any], options: Mapping[str, Any], where: str) -> None:

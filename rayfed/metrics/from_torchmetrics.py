@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import option, suggestion
+from rayfed.core.options import arguments_for, option, suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.metrics import PREFIX
 from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
@@ -52,7 +52,7 @@ class TorchMetric(OfPredictions):
                 raise UsageError(f"{where}: torchmetrics has no such metric; {suggestion(name, known)}")
             owner = getattr(owner, name)
         try:
-            return owner(**self.options)
+            return owner(**arguments_for(owner, self.options))
         except Exception as error:  # torchmetrics raises anything
             raise UsageError(f"{where}={self.options}: {one_line(error)}") from error
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, error_line
 from rayfed.core.layout import Layout
-from rayfed.core.options import build, checked, option
+from rayfed.core.options import arguments_for, build, checked, option
 from rayfed.core.registry import resolve
 from rayfed.models import MODELS
 from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_layers
@@ -115,7 +115,12 @@ def build_model(
     create, projection = _factory(name, options)
     if layout is not None and isinstance(getattr(create, "__self__", None), ModelOptions):
         raise UsageError(f"model.name={name}: takes one input, and these have {layout}; give a model of your own")
-    module = create(layout.shapes() if layout else tuple(shape), num_classes)
+    try:
+        module = create(layout.shapes() if layout else tuple(shape), num_classes)
+    except UsageError:
+        raise
+    except Exception as error:  # of the user's code, or of a network that does not fit into memory
+        raise UsageError(f"model.name={name}: cannot be made: {error_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise UsageError(f"model.name={name}: must create an nn.Module, got {type(module).__name__}")
     initialise_lazy_layers(module, shape, dtype, layout)
@@ -140,7 +145,7 @@ def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int
     if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
         model_options: Any = build(target, options, where="model")
         return model_options.build, None
-    arguments = dict(options)
+    arguments = arguments_for(target, options)
     projection = checked(arguments.pop("projection", None), int | None, {"low": 1}, where="model.projection")
     try:
         inspect.signature(target).bind((), 0, **arguments)

@@ -101,7 +101,7 @@ class PooledPartition(Partition):
     test parts, at random and in equal numbers, so that all models are tested on all classes.
     """
 
-    clients: int = option(20, low=1, help="number of clients")
+    clients: int = option(20, low=1, high=1_000_000, help="number of clients")
     test: float | None = option(
         None, low=0, below=1, help=f"{TEST_HELP.format('client')}; null: the dataset's own test examples, else 0.25"
     )

@@ -14,7 +14,7 @@ from rayfed.data.inputs import as_float32, count_classes, numbered_words, target
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import decode_column, is_image
 from rayfed.data.readers.files import existing
-from rayfed.data.splits import split_masks
+from rayfed.data.splits import EXPECTED, split_masks
 
 IMAGE_COLUMNS = ("image", "img")
 NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
@@ -130,6 +130,8 @@ def split_rows(files: Sequence[Path], name: str) -> tuple[np.ndarray, np.ndarray
     values = _typed(files, name, column(files, name))
     if pa.types.is_boolean(values.type):
         return values.to_numpy(), None
+    if not (pa.types.is_string(values.type) or pa.types.is_integer(values.type)):
+        raise misfit(files[0], name, f"is {values.type}", EXPECTED)
     return split_masks(f"{files[0]}: column {name!r}", values.to_numpy())
 
 

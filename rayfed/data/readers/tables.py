@@ -131,6 +131,10 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in names:
             raise UsageError(f"{path}: no column {column!r}; it has {', '.join(names) or 'none'}")
+        if names.count(column) > 1:
+            raise UsageError(
+                f"{path}: {names.count(column)} columns are called {column!r}; rename them, or drop all but one"
+            )
 
 
 def _readable(path: Path) -> AbstractContextManager[None]:
