@@ -3,7 +3,9 @@
 Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a random round
 is on disk, a random process is killed (-9): a host, the server, a whole node (with the raylets of a second and a third
 node on this machine), the recorder or the command itself; after the last two, the command is given again with
-resume=true. It must end with the hash of the undisturbed one and with complete tables, without doubled rows.
+resume=true. A host is also killed four times in a run, more often than faults.restarts allows without progress, and
+stopped without dying (SIGSTOP). The command must end with the hash of the undisturbed one and with complete tables,
+without doubled rows.
 
 Except for the loss of a node, the commands start a Ray of their own, also where a cluster is running.
 """
@@ -33,7 +35,11 @@ from rayfed.reports.read import read
 
 ALGORITHMS = ("fedavg", "scaffold", "adcol", "dbe", "afl")
 VICTIMS = {"host": "ray::RayHost", "server": "ray::ServerActor", "recorder": "ray::Recorder"}
-IN_RUNS = ("host", "server", "node", "recorder", "command")
+OFTEN = "4 hosts"
+"""A host that is killed four times, each time when its trial has gone on."""
+STOPPED = "stopped"
+"""A host that is stopped and does not die."""
+IN_RUNS = ("host", "server", "node", "recorder", "command", OFTEN, STOPPED)
 IN_SWEEPS = ("server", "host", "node", "command")
 RESUMED = ("recorder", "command")
 """The victims after which the command ends, and is given again with resume=true."""
@@ -114,6 +120,8 @@ def command(fault: Fault, folder: str, *, resume: bool = False) -> list[str]:
     ]
     if fault.command == "run":
         options += [f"algorithm.name={fault.algorithm}", "placement.hosts=2", "placement.cpus=0.5"]
+        if fault.victim == STOPPED:
+            options.append("faults.patience=0.1")
         return [sys.executable, "-m", "rayfed", "run", *options]
     space = Path(folder) / "space.yaml"
     space.write_text(f"algorithm.name: {fault.algorithm}\n")
@@ -174,13 +182,17 @@ def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, s
         began = time.monotonic()
         process = start(fault, folder, cluster)
         try:
-            wait_for_round(folder, process, rng.randint(1, max(1, fault.rounds * 2 // 3)))
-            time.sleep(rng.uniform(0, 0.3))
-            victim = find(process.pid, fault.victim, cluster, rng)
-            if victim is None:
-                fault.error = f"{MISSED}: no {fault.victim} was found"
-                return
-            victim.kill()
+            for number in strikes(fault, rng):
+                wait_for_round(folder, process, number)
+                time.sleep(rng.uniform(0, 0.3))
+                victim = find(process.pid, fault.victim, cluster, rng)
+                if victim is None:
+                    fault.error = f"{MISSED}: no {fault.victim} was found"
+                    return
+                if fault.victim == STOPPED:
+                    victim.suspend()
+                else:
+                    victim.kill()
             code = process.wait(timeout=300)
             if fault.victim in RESUMED:
                 time.sleep(1)
@@ -202,6 +214,13 @@ def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, s
             for left in [process, *descendants(process.pid)]:
                 with contextlib.suppress(psutil.Error, OSError):
                     left.kill()
+
+
+def strikes(fault: Fault, rng: random.Random) -> list[int]:
+    """Return the rounds on disk at which a process is struck."""
+    if fault.victim == OFTEN:  # with a checkpoint every four rounds, there is a new one before each
+        return [fault.rounds * part // 5 for part in (1, 2, 3, 4)]
+    return [rng.randint(1, max(1, fault.rounds * 2 // 3))]
 
 
 def wait_for_round(folder: str, process: "subprocess.Popen[str]", number: int) -> None:
@@ -227,7 +246,8 @@ def find(command: int, victim: str, cluster: Cluster | None, rng: random.Random)
             if any(title(process).startswith(works) for process in descendants(raylet))
         ]
     else:
-        found = [process for process in descendants(command) if title(process).startswith(VICTIMS[victim])]
+        wanted = VICTIMS.get(victim, VICTIMS["host"])
+        found = [process for process in descendants(command) if title(process).startswith(wanted)]
     return rng.choice(found) if found else None
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroup v2, v1
 
@@ -23,9 +23,22 @@ def memory_bytes() -> int:
     return min(sizes)
 
 
-def nvidia_smi(fields: str, of: str = "gpu") -> str:
-    """Return a line with fields of each GPU, or of each process with `of="compute-apps"`; "" without a driver."""
+class Process(NamedTuple):
+    """A process of a trial on Ray: the id of its node, its own id there, and the ids of the GPUs that it has."""
+
+    node: str
+    pid: int
+    gpus: tuple[str, ...] = ()
+
+
+def nvidia_smi(fields: str, of: str = "gpu", *, gpu: str | None = None) -> str:
+    """Return a line with fields of each GPU, or of each process with `of="compute-apps"`; "" without a driver.
+
+    With `gpu`, the line is of the GPU with this id alone; "" if the GPU does not answer.
+    """
     command = ["nvidia-smi", f"--query-{of}={fields}", "--format=csv,noheader"]
+    if gpu is not None:
+        command.append(f"--id={gpu}")
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -5,6 +5,7 @@ them. When a host dies, Tune starts the trial again from its last checkpoint.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,11 +20,10 @@ from rayfed.core.ids import ClientIndex
 from rayfed.data.population import SPLITS, Population
 from rayfed.distributed.cluster import is_private, on_node
 from rayfed.distributed.host_actor import Message, kept, pack, unpack
+from rayfed.distributed.host_calls import HostCalls
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
-from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import room_for
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
@@ -87,13 +87,21 @@ class RayFleet:
         sent: The blueprint as an object.
         device: The device of this process.
         pool: The processes of the hosts.
+        patience: The seconds after which a host that does not answer is late; see `HostCalls`.
 
     Raises:
         HostLost: From every method: a host died.
     """
 
     def __init__(
-        self, blueprint: Blueprint, population: Population, *, sent: Any, device: torch.device, pool: HostPool
+        self,
+        blueprint: Blueprint,
+        population: Population,
+        *,
+        sent: Any,
+        device: torch.device,
+        pool: HostPool,
+        patience: float = math.inf,
     ):
         self.device, self._blueprint, self._population = device, blueprint, population
         self._actors = pool.actors
@@ -116,9 +124,9 @@ class RayFleet:
             actor.call.remote("take_up", *arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
             for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))
         ]
-        self._names = [f"host {position}" for position in range(len(starting))]
+        self._calls = HostCalls(self._actors, patience)
         for position, call in enumerate(starting):
-            self._names[position] += on_node(self._result(call, position))
+            self._calls.names[position] += on_node(self._calls.result(call, position))
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))
@@ -167,7 +175,7 @@ class RayFleet:
             replies = [(self._unweighted.pop(client), weights[client]) for client in clients]
             calls[position] = self._actors[position].call.remote("weigh", replies)
         for position, call in calls.items():
-            total.merge(self._unpack(self._result(call, position), shared=not total.is_empty))
+            total.merge(self._unpack(self._calls.result(call, position), shared=not total.is_empty))
         return total
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:
@@ -283,6 +291,7 @@ class RayFleet:
         chunk.
         """
         calls: dict[Any, Chunk] = {}
+        self._calls.begin()
         while not schedule.finished:
             for position, actor in enumerate(self._actors):
                 while (chunk := schedule.next(position, time.monotonic())) is not None:
@@ -290,13 +299,13 @@ class RayFleet:
             if summed and schedule.all_sent:
                 self._ask_for_sums()
                 summed = False
-            for reference in ray.wait(list(calls), num_returns=1)[0]:
-                chunk = calls.pop(reference)
-                result = self._result(reference, chunk.host)
-                now = time.monotonic()
-                self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
-                schedule.done(chunk, now)
-                yield chunk, result
+            reference = self._calls.first(calls)
+            chunk = calls.pop(reference)
+            result = self._calls.result(reference, chunk.host)
+            now = time.monotonic()
+            self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
+            schedule.done(chunk, now)
+            yield chunk, result
 
     def _ask_for_sums(self) -> None:
         """Ask all hosts for their sums, or to make room in the object store for one large sum at a time."""
@@ -317,26 +326,10 @@ class RayFleet:
         if not self._asked:
             self._ask_for_sums()
         calls, self._asked = self._asked, []
-        results = [self._result(call, position) for position, call in enumerate(calls)]
+        results = [self._calls.result(call, position) for position, call in enumerate(calls)]
         for position, actor in enumerate(self._actors):
-            add(self._result(actor.call.remote("sums"), position) if self._is_large else results[position])
+            add(self._calls.result(actor.call.remote("sums"), position) if self._is_large else results[position])
         return sums
-
-    def _result(self, call: Any, position: int) -> Any:
-        """Return the result of a call of the host at `position`, or raise what the host raised.
-
-        Raises:
-            HostLost: The host is gone, or its GPU does not compute any more.
-        """
-        try:
-            return ray.get(call)
-        except ray.exceptions.RayError as error:
-            failed = isinstance(error, (ray.exceptions.RayTaskError, ray.exceptions.ObjectLostError))
-            cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-            if not isinstance(cause, ray.exceptions.RayError) and not breaks_device(cause):
-                raise cause from error  # with its traceback in the host
-            how = "failed" if failed else "died"  # a dead actor or node
-            raise HostLost(f"{self._names[position]} {how}: {cause_of_death(error)}") from error
 
 
 def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:

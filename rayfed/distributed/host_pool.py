@@ -11,6 +11,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayfed.core.machine import Process
+from rayfed.distributed.liveness import this_process
 from rayfed.distributed.user_modules import SentFiles, install
 
 
@@ -25,6 +27,10 @@ class RayHost:
 
     def __repr__(self) -> str:  # for Ray's dashboard
         return self._name
+
+    def process(self) -> Process:
+        """Return where this process runs."""
+        return this_process()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return what a method of `HostMethods` returns.

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import ray
 from ray._private import ray_constants
 
+from rayfed.core.errors import HostLost
+
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name; at 0, it uses loopback on every system
 
 
@@ -29,6 +31,20 @@ def on_loopback() -> Iterator[None]:
             os.environ[_LOOPBACK_VARIABLE] = before
 
 
+class PreemptedHost(HostLost, ray.exceptions.RayActorError):
+    """A host died because its node was taken away. Ray Tune does not count such losses."""
+
+    def __init__(self, message: str):
+        ray.exceptions.RayActorError.__init__(self, error_msg=message, preempted=True)
+
+
+def is_preempted(error: BaseException | None) -> bool:
+    """Return whether a process died because its node was taken away, as Ray knows where the cluster announces that."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
+    return isinstance(error, ray.exceptions.RayActorError) and bool(error.preempted)
+
+
 def lost_its_node(error: BaseException) -> bool:
     """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -43,6 +59,10 @@ def cause_of_death(error: BaseException) -> str:
         if isinstance(error.cause, ray.exceptions.RayError):
             return cause_of_death(error.cause)
         return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
+    if isinstance(error, HostLost):
+        return str(error)
+    if is_preempted(error):
+        return "its node was taken away"
     text = " ".join(str(error).split())
     if "OutOfMemory" in type(error).__name__ or "low on memory" in text:
         return "its node ran out of memory"

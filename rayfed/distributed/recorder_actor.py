@@ -13,6 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
+from rayfed.core.machine import Process
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Record
 from rayfed.distributed.ray_internals import cause_of_death
@@ -94,6 +95,9 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
 
     def doing(self, trial: str, what: str) -> None:
         self.actor.doing.remote(trial, what)
+
+    def runs_in(self, trial: str, process: Process) -> None:
+        self.actor.runs_in.remote(trial, process)
 
     def progress(self) -> list[Progress]:
         with self._lock:

@@ -22,6 +22,7 @@ from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_actor import readable
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.liveness import this_process
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
@@ -120,6 +121,7 @@ class Trials:
         if (run := self._run) is None:
             job = self._job
             print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
+            self._sink.runs_in(job["trial"], this_process())
             plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
             goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
             self._run = run = run_of(plan, self._sink, pool, self._sink.saved(plan.trial) if goes_on else ())
@@ -150,6 +152,7 @@ def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = ())
     def fleet() -> Fleet:
         if pool is None:
             return local_fleet(plan, device, gpus)
-        return RayFleet(plan.blueprint, plan.population, sent=sent, device=device, pool=pool)
+        patience = 60 * plan.config.faults.patience
+        return RayFleet(plan.blueprint, plan.population, sent=sent, device=device, pool=pool, patience=patience)
 
     return TrialRun(plan, sink, fleet, device, saved=saved, replaceable=True)

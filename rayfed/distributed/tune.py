@@ -32,8 +32,9 @@ from rayfed.core.machine import on_signal
 from rayfed.data.on_disk import LazyRows
 from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
-from rayfed.distributed.ray_internals import cause_of_death
+from rayfed.distributed.ray_internals import cause_of_death, is_preempted
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
+from rayfed.distributed.running_trials import RunningTrials, trial_name
 from rayfed.distributed.server_actor import ServerActor, sent
 from rayfed.distributed.trial import ENDED, GAIN, RAISED
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
@@ -45,7 +46,7 @@ from rayfed.experiments.space import Search
 from rayfed.experiments.sweep import Job, SweepPlan, error_lines
 from rayfed.experiments.trial import interrupted
 from rayfed.experiments.user_code import own_code, own_names
-from rayfed.records.progress import Progress
+from rayfed.records.progress import RENEWING_ROUNDS, Progress
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted, recorded_value
@@ -139,6 +140,7 @@ class _Trials(tune.Callback, tune.Stopper):
         self._configs, self._search, self._quiet = configs, search, quiet
         self._folder, self._experiment = configs[0].results, configs[0].experiment
         self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=in_sweep))
+        self._running = RunningTrials(configs[0].faults)
         self.interrupted, self.progress = False, list[Progress]()
         self.raised: bytes | None = None
         say = self._say if in_sweep else lambda line: None  # a single run raises its error
@@ -172,7 +174,7 @@ class _Trials(tune.Callback, tune.Stopper):
 
         def end(number: int, frame: Any) -> None:
             """End this process. SLURM and `timeout` signal Ray's processes, too: these would print pages of errors."""
-            line = stopped(mark_interrupted(self._folder, self._experiment, map(_name, self._begun)))
+            line = stopped(mark_interrupted(self._folder, self._experiment, map(trial_name, self._begun)))
             if sys.stderr.isatty():
                 sys.stderr.write("\r\x1b[2K\x1b[?25h")  # clears the line of progress, and shows the cursor again
             print(f"rayfed: {line}", file=sys.stderr, flush=True)
@@ -226,8 +228,8 @@ class _Trials(tune.Callback, tune.Stopper):
                 mode="max" if stops_early else None,
                 scheduler=scheduler,
                 max_concurrent_trials=search.max_concurrent,
-                trial_name_creator=_name,
-                trial_dirname_creator=_name,
+                trial_name_creator=trial_name,
+                trial_dirname_creator=trial_name,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -264,6 +266,8 @@ class _Trials(tune.Callback, tune.Stopper):
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Keep what trials Tune has, for SIGTERM, and say what a trial waits for."""
         self._begun = trials
+        if self._running.is_due:
+            self._running.check(trials, self._look())
         if any(trial.status == "RUNNING" for trial in trials):
             self._idle_since = time.monotonic()
         elif self._idle_since is not None and time.monotonic() - self._idle_since > _WAITING_SECONDS:
@@ -275,30 +279,43 @@ class _Trials(tune.Callback, tune.Stopper):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}
         if not result.get(ENDED):
-            self._recorder.end(_name(trial), {"status": "stopped"}, after_round=result.get("round", 0))
+            self._recorder.end(trial_name(trial), {"status": "stopped"}, after_round=result.get("round", 0))
         self.raised = result.get(RAISED)
         self._say_errors(self._look())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        cause = _cause(trial)
-        done = self._recorder.lost(_name(trial), cause).rounds_done
-        self._say(f"{_name(trial)} was lost after round {done} ({cause}); it starts again from its last checkpoint")
+        name, cause = trial_name(trial), self._cause(trial)
+        counts = not is_preempted(_error(trial))
+        done = self._recorder.lost(name, cause, counts=counts).rounds_done
+        self._say(f"{name} was lost after round {done} ({cause}); it starts again from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         config: Config = ray.cloudpickle.loads(trial.config["job"]["job"])["config"]
-        cause = _cause(trial)
-        times = self._recorder.lost(_name(trial), cause).lost
-        lost = f"lost {times} times" if times > 1 else "lost"
+        cause = self._cause(trial)
+        times = self._recorder.lost(trial_name(trial), cause).restarts
+        lost = "lost"
+        if times > 1:
+            lost = f"lost {times} times without {RENEWING_ROUNDS} rounds or a checkpoint in between"
         error = f"{lost} ({cause}); faults.restarts={config.faults.restarts} allows no other start"
         values = config.tree() | {"status": "failed", "error": error}
         if isinstance(raised := _error(trial), ray.exceptions.RayTaskError):
             values["traceback"] = str(raised)
-        self._recorder.end(_name(trial), values)
+        self._recorder.end(trial_name(trial), values)
         self._say_errors(self._look())
 
-
-def _name(trial: Any) -> str:
-    return str(trial.config["job"]["trial"])
+    def _cause(self, trial: Any) -> str:
+        """Return why one of Tune's trials was lost: its server, with the node, or what it raised."""
+        error = _error(trial)
+        server = f"its server{on_node((trial.last_result or {}).get('node_ip'))}"
+        why_ended = self._running.why_ended(trial_name(trial))
+        if why_ended:
+            return f"{server}: {why_ended}"
+        if isinstance(error, ray.exceptions.RayTaskError):
+            return cause_of_death(error)
+        if isinstance(error, ray.exceptions.RayActorError):
+            return f"{server}: {cause_of_death(error)}"
+        lines = str(error).strip().splitlines() or ["unknown cause"]
+        return lines[-1]
 
 
 def _error(trial: Any) -> Any:
@@ -306,16 +323,6 @@ def _error(trial: Any) -> Any:
     if (path := trial.pickled_error_file) is None or not Path(path).exists():
         return None
     return ray.cloudpickle.loads(Path(path).read_bytes())  # this process has just written it
-
-
-def _cause(trial: Any) -> str:
-    """Return why one of Tune's trials was lost: its server, with the node, or what it raised."""
-    error = _error(trial)
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return cause_of_death(error)
-    if isinstance(error, ray.exceptions.RayActorError):
-        return f"its server{on_node((trial.last_result or {}).get('node_ip'))}: {cause_of_death(error)}"
-    return (str(error).strip().splitlines() or ["unknown cause"])[-1]
 
 
 def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:

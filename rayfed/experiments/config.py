@@ -239,7 +239,15 @@ class Faults:
     restarts: int = option(
         3,
         low=0,
-        help="times that a trial on Ray starts again from its last checkpoint, when its server, a host or a node died",
+        help="times that a trial on Ray starts again from its last checkpoint, when its server, a host or a node died, "
+        "before it has made ten rounds or a checkpoint; nodes of which the cluster says that they are taken away do "
+        "not count",
+    )
+    patience: float = option(
+        5.0,
+        above=0,
+        help="minutes without a sign from a process after which rayfed asks its node whether it works, and starts the "
+        "trial again if it does not; ten times the usual duration if that is longer",
     )
 
 

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from rayfed.core.machine import Process
 from rayfed.core.records import Event, Selection
 from rayfed.records.round_report import RoundReport
+
+RENEWING_ROUNDS = 10
+"""The rounds after which a restarted trial counts as one that works: it may restart as often as at its beginning."""
 
 
 @dataclass
@@ -20,8 +24,11 @@ class Progress:
         val, test: The last values of the metric of `selection`, as means over clients.
         clock: The seconds on the simulated clock; None without one.
         lost: How often the trial lost a process and went back to its last checkpoint.
+        restarts: The losses that count since the trial last made progress: `RENEWING_ROUNDS` rounds or a checkpoint.
+            `faults.restarts` limits them.
         stop_reason: The reason of an early stop.
         doing: What the trial does after a round, if that may take long.
+        process: The process of its server on Ray; None without Ray.
     """
 
     trial: str
@@ -40,9 +47,11 @@ class Progress:
     has_traceback: bool = False
     clock: float | None = None
     lost: int = 0
+    restarts: int = 0
     stop_reason: str | None = None
     selection: Selection = field(default_factory=Selection)
     doing: str | None = None
+    process: Process | None = None
 
 
 class _Work(NamedTuple):
@@ -73,12 +82,16 @@ class TrialProgress:
     shown: Progress | None = None
     began: float | None = None
     loss: _Loss | None = None
+    process: Process | None = None
+    """The process of this attempt's server."""
     _warm: tuple[float, int] | None = None
     """When the first round of this attempt ended, and its number. It takes longer than others."""
     _work: list[_Work] = field(default_factory=list)
     """The rounds since the last checkpoint but one, to which the trial may go back."""
     _saved: int = 0
     """The round of the last checkpoint."""
+    _start: int = 0
+    """The round after which this attempt began."""
 
     @property
     def goes_on(self) -> bool:
@@ -93,13 +106,14 @@ class TrialProgress:
         if self.loss is not None and before is not None:
             events.append(self._restart_event(before.round, done, now))
         self._work = [work for work in self._work if goes_on and work.round <= done]
-        self._saved = done
+        self._saved = self._start = done
         self._warm = None
         self.loss = None
         progress = Progress(trial, rounds, round=done, rounds_done=min(done, rounds), first_round=done)
         if before is not None and goes_on:
             progress = _continued(before, progress)
         progress.selection = Selection.of(values)
+        progress.process = self.process
         self.shown = progress
         if self.began is None or not goes_on:
             self.began = now - progress.seconds
@@ -119,18 +133,23 @@ class TrialProgress:
         self._work.append(_Work(record.round, record.cohort, record.seconds["total"]))
         if record.stage == "round":
             self._add_training_round(record.round, now)
+        if record.round >= self._start + RENEWING_ROUNDS:
+            progress.restarts = 0
         self._add_scores(report)
 
     def saved(self, round: int) -> None:
         """Note a checkpoint. As the last two are kept, the trial can still go back to the one before."""
         self._work = [work for work in self._work if work.round > self._saved]
         self._saved = round
+        if self.shown is not None and round > self._start:
+            self.shown.restarts = 0
 
-    def lose(self, trial: str, cause: str) -> Progress:
-        """Note that a process was lost, and return the progress until then."""
+    def lose(self, trial: str, cause: str, *, counts: bool) -> Progress:
+        """Note that a process was lost, and return the progress until then; see `Progress.restarts` for `counts`."""
         if self.shown is None:
             self.shown = Progress(trial, 0)
         self.shown.lost += 1
+        self.shown.restarts += counts
         self.loss = _Loss(time.monotonic(), cause)
         return self.shown
 

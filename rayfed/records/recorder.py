@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayfed.core.errors import UsageError
+from rayfed.core.machine import Process
 from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
@@ -164,6 +165,14 @@ class Recorder:
         with storage_errors(self._home.location):
             self._writer(trial).add_events([event])
 
+    def runs_in(self, trial: str, process: Process) -> None:
+        """Note the process of Ray in which the server of a trial is going to begin."""
+        known = self._trials[trial]
+        known.progress.process = process
+        if known.progress.shown is not None:
+            known.progress.shown.process = process
+            self._changed(known)
+
     def doing(self, trial: str, what: str) -> None:
         """Note for the progress line what the trial does after a round."""
         known = self._trials[trial]
@@ -262,11 +271,15 @@ class Recorder:
             with contextlib.suppress(OSError):  # on a full disk, for which the row has room set aside
                 self._home.child(_TRACEBACKS).write(f"{trial}.txt", trace.encode())
 
-    def lost(self, trial: str, cause: str) -> Progress:
-        """Note that a process of a trial was lost, and return the progress until then."""
+    def lost(self, trial: str, cause: str, *, counts: bool = True) -> Progress:
+        """Note that a process of a trial was lost, and return the progress until then.
+
+        Args:
+            counts: Whether `faults.restarts` limits such losses.
+        """
         known = self._trials[trial]
         self._changed(known)
-        return known.progress.lose(trial, cause)
+        return known.progress.lose(trial, cause, counts=counts)
 
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has begun in this command."""

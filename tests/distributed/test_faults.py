@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
 import rayfed
@@ -98,6 +99,33 @@ def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, u
     assert rayfed.run({**values, "resume": True}, keep_state=False).weights_hash == undisturbed
     assert signal.getsignal(signal.SIGINT) is handler
     check_complete("stopped", undisturbed)
+
+
+@pytest.mark.slow
+def test_each_checkpoint_allows_as_many_restarts_again(here, undisturbed):
+    with disturbed("often", (6, "RayHost"), (12, "RayHost"), (18, "ServerActor"), (24, "RayHost")):
+        code, said = ran("run", VALUES, "results=often", "faults.restarts=1", "placement.hosts=1")
+    assert code == 0, said
+    check_complete("often", undisturbed)
+    assert read_events("often")["event"].tolist() == ["trial restarted"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("process", "named"), [("RayHost", "host 0 died"), ("ServerActor", "its server")])
+def test_a_process_that_is_stopped_is_ended_after_a_while(here, undisturbed, process, named):
+    stopped = []
+
+    def stop():
+        wait_until(lambda: max(last_rounds(process), default=-1) >= 7)
+        stopped.append(send(process, signal.SIGSTOP))
+
+    with meanwhile(stop):
+        code, said = ran("run", VALUES, f"results={process}", "faults.patience=0.05", "placement.hosts=1")
+    assert code == 0, said
+    check_complete(process, undisturbed)
+    (event,) = read_events(process).to_dict("records")
+    assert event["detail"].startswith(f"{named}: its process is stopped; continues after round ")
+    assert not psutil.pid_exists(stopped[0])
 
 
 @pytest.mark.slow

@@ -196,7 +196,10 @@ def test_a_trial_that_breaks_the_gpu_takes_no_other_with_it(here, capsys):
     trials = found.trials.set_index("algorithm.breaks")
     assert trials["status"].to_dict() == {"always": "failed", "once": "done", "never": "done"}
     (error,) = trials["error"].dropna()
-    assert error.startswith("lost 2 times (CUDA error: device-side assert triggered); faults.restarts=1")
+    assert error.startswith(
+        "lost 2 times without 10 rounds or a checkpoint in between (CUDA error: device-side assert triggered); "
+        "faults.restarts=1"
+    )
     assert "sweep_mine.py" in trials["traceback"]["always"]
     assert trials["weights_hash"]["once"] == trials["weights_hash"]["never"]
     events = rayfed.read_events(here / "results", "broken")
