@@ -240,8 +240,7 @@ class Faults:
         3,
         low=0,
         help="times that a trial on Ray starts again from its last checkpoint, when its server, a host or a node died, "
-        "before it has made ten rounds or a checkpoint; nodes do not count if the cluster tells Ray that they are taken "
-        "away",
+        "before it has made ten rounds or a checkpoint; nodes that the cluster announces as taken away do not count",
     )
     patience: float = option(
         5.0,
