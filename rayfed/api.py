@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from rayfed import launch
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.terminal import is_watched
 from rayfed.data.population import Client
@@ -28,9 +28,9 @@ from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
-from rayfed.records.storage import make_experiment_folder, open_storage
+from rayfed.records.storage import make_experiment_folder, open_storage, storage_errors
 from rayfed.records.tracking import check_tracking
-from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
+from rayfed.records.trials import claimed, readable_trials, recorded_configuration, recorded_value
 from rayfed.reports.summary import View
 from rayfed.result import Report, Result, SweepResult
 
@@ -208,8 +208,12 @@ def load(
 
     names = list_experiments(folder)
     experiment = _only(names, experiment, "experiment", str(folder))
-    rows = {row["trial"]: row for row in read_trials(open_storage(folder).child(experiment, "trials"))}
-    trial = _only(sorted(rows), trial, "trial", f"experiment {experiment}")
+    with storage_errors(str(folder)):
+        readable, faults = readable_trials(open_storage(folder).child(experiment, "trials"))
+    rows = {row["trial"]: row for row in readable}
+    trial = _only(sorted(rows.keys() | faults), trial, "trial", f"experiment {experiment}")
+    if trial in faults:
+        raise StorageError(faults[trial])
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     values = _recorded_configuration(rows[trial], given) | {"results": str(folder), "experiment": experiment}
     plan = replace(make_plan(Config.read(values), **vars(given)), keep_state=True)

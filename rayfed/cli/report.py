@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -68,7 +69,10 @@ def execute(options: argparse.Namespace) -> int:
         render(options.folder, options.experiment, view, width=width, format=options.format, stars=stars, tables=tables)
     ]
     answers += [pairs_table(one, width=width, format=options.format) for one in pairs]
-    if options.format != "csv":  # which has no notes
+    if options.format == "csv":  # which has no notes
+        for _, fault in tables.faults:
+            print(f"rayfed: left out: {fault}", file=sys.stderr)
+    else:
         answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
         answers.append(target_text(tables, options.target, view, width=width))

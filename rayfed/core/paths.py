@@ -5,7 +5,9 @@ processes in folders of its own, and on a machine of a cluster the folder may no
 """
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +61,22 @@ def check_name(name: str, what: str) -> str:
     if (length := len(name.encode())) > MOST_BYTES:
         raise UsageError(f"{what}={name[:20]}…: a name of {length} bytes; use at most {MOST_BYTES}")
     return name
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: There is no file. A pipe or a device is none: a reader could wait for it without end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -150,7 +150,8 @@ def plan_sweep(
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     by_name = dict(zip(names, configs, strict=True))
     rows = [row for row in check_rounds(by_name) if row["trial"] in by_name and row["status"] == "done"]
-    done = {row["trial"] for row in rows if row["stop_reason"] or row["rounds"] >= by_name[row["trial"]].rounds}
+    reached = {row["trial"]: row.get("rounds") or 0 for row in rows}
+    done = {row["trial"] for row in rows if row["stop_reason"] or reached[row["trial"]] >= by_name[row["trial"]].rounds}
     jobs = tuple(
         Job(trial=name, config=replace(config), identity=identity)
         for name, config, identity in zip(names, configs, identities, strict=True)

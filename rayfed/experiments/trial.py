@@ -28,7 +28,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder, traceback_file
 from rayfed.records.storage import open_storage, storage_errors
-from rayfed.records.trials import read_trials
+from rayfed.records.trials import readable_trials
 
 _SAVING_SHARE = 0.01  # of the time, that checkpoints by the clock may take
 
@@ -73,12 +73,14 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
 
     Raises:
         UsageError: A trial has more rounds than its configuration gives it.
-        StorageError: The results cannot be read.
+        StorageError: The results, or the row of one of these trials, cannot be read.
     """
     first = next(iter(configs.values()))
     home = open_storage(first.results).child(first.experiment, "trials")
     with storage_errors(home.location):
-        rows = read_trials(home)
+        rows, faults = readable_trials(home)
+    for trial in configs.keys() & faults:
+        raise StorageError(faults[trial])
     for row in rows:
         config = configs.get(row["trial"])
         if config is not None and (done := row["rounds_done"] or 0) > config.rounds:

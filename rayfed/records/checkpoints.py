@@ -3,8 +3,8 @@
 Every state has a file of its own, `server-<number>.pt`, `<client>-<number>.pt` or `version_<start>-<number>.pt`, with
 the number of the checkpoint that wrote it. A checkpoint writes the states that have changed since the last one, and
 then its manifest, `manifest-<number>.json`, which names the file of every state. A checkpoint without a manifest does
-not exist. The last two checkpoints are kept, and that of the best round that each of them knows. Files that none of
-these manifests names are deleted.
+not exist. The last two checkpoints are kept, and that of the best round that each of them knows. Other files
+with such names are deleted.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rayfed.core.errors import StorageError
 from rayfed.records.files import SCHEMA, check_schema
-from rayfed.records.storage import Storage, one_line
+from rayfed.records.storage import Storage, finished_name, one_line
 
 BLOCK_BYTES = 32 * 2**20
 """The bytes of states that are sent or read together."""
@@ -181,7 +181,8 @@ class CheckpointStore:
         needed = {_manifest_file(content["number"]) for content in contents}
         for content in contents:
             needed |= {_state_file(name, part.number) for name, part in _parts(content).items()}
-        _in_parallel(self.folder.delete, self.folder.files().keys() - needed)
+        own = {name for name in self.folder.files() if _FILE.fullmatch(finished_name(name))}
+        _in_parallel(self.folder.delete, own - needed)
 
 
 def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:

@@ -20,11 +20,12 @@ from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
 from rayfed.records.files import Holding, write_holdings, write_map
+from rayfed.records.owners import Owner
 from rayfed.records.progress import Progress, TrialProgress
 from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import join, open_storage, storage_errors
 from rayfed.records.tracking import TensorBoard, Trackers
-from rayfed.records.trials import Owner, record_trial
+from rayfed.records.trials import record_trial
 from rayfed.records.writer import ExperimentFiles, TrialWriter, WritingBudget
 
 MOST_WAITING_BYTES = 2**26

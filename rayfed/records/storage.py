@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.core.paths import lasting
+from rayfed.core.paths import lasting, read_file
 
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes, besides `memory` for tests: fsspec's filesystem in one process."""
+_UNFINISHED = ".unfinished"
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 _LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client gives a paragraph
 
@@ -36,12 +37,19 @@ class Storage:
         self.filesystem, self.path, self.location = filesystem, path, location
         self.local = Path(path) if filesystem.type_name == "local" else None
 
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.rpartition("/")[2]
+
     def child(self, *names: str) -> "Storage":
         """Return a folder below this one, which need not exist."""
         return Storage(self.filesystem, "/".join([self.path, *names]), "/".join([self.location, *names]))
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
+        if self.local is not None:
+            return read_file(self.local / name)
         path, filesystem = f"{self.path}/{name}", self.filesystem
         if filesystem.type_name == "gcs":
             # one request; `open_input_file` takes two here, to open the object and to read it
@@ -63,9 +71,10 @@ class Storage:
                 out.write(content)
             return
         self.local.mkdir(parents=True, exist_ok=True)
-        unfinished = self.local / f".{name}.unfinished"
+        unfinished = self.local / f".{name}{_UNFINISHED}"
         try:
-            with open(unfinished, "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # a link could lead out of the folder
+            with open(os.open(unfinished, flags, 0o666), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # otherwise a loss of power may leave the new name with no content
@@ -159,6 +168,11 @@ def open_storage(location: str | Path) -> Storage:
     except (OSError, ImportError, ValueError) as error:
         raise UsageError(f"results={location}: cannot be reached ({one_line(error)})") from error
     return Storage(filesystem, address, f"{scheme}://{address}")
+
+
+def finished_name(name: str) -> str:
+    """Return the name that a file gets when it is whole."""
+    return name[1:].removesuffix(_UNFINISHED) if name.endswith(_UNFINISHED) else name
 
 
 def join(results: str, *names: str) -> str:

@@ -6,11 +6,11 @@ trials of different algorithms have different columns, and a reader of many file
 trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
 and may take the columns of one version and the rows of the next.
 
-An `Owner` says who runs a trial: it holds a lock for as long as its process lives, and the system releases the lock
-however the process dies. So a trial was lost if its status is `running` and its owner's lock is free. Before a command
-starts, it claims all trials that it is going to run (`claimed`), so that no other command begins them. The locks work
-between machines if their file system has working locks. Object stores have none: there, nobody knows whether an owner
-is alive, and two commands must not write to one experiment at a time.
+Before a command starts, it claims all trials that it is going to run (`claimed`), so that no other command begins them;
+`rayfed.records.owners` has the claims.
+
+Rows may come from somebody else. So their fields are checked when they are read, for all readers. A row that cannot be
+read takes no other row with it.
 """
 
 import contextlib
@@ -18,10 +18,6 @@ import datetime
 import functools
 import json
 import math
-import os
-import secrets
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,57 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.machine import versions
 from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
+from rayfed.records.owners import Owner, claims, describe, is_alive, remove_dead
 from rayfed.records.storage import Storage, one_line, open_storage, storage_errors
+from rayfed.records.trial_rows import FIXED, checked_row, is_int64
 
 TRIALS_FILE = "trials.parquet"
 MERGING_SHARE = 0.02
 """The fraction of the time that merging rows into the file for pandas may take while trials run."""
-STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
-"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. The table
-still says `running` of a lost trial, and readers find out (see `rayfed.reports.read`)."""
-
-FIXED: dict[str, pa.DataType] = {
-    "trial": pa.string(),
-    "experiment": pa.string(),
-    "algorithm": pa.string(),
-    "seed": pa.int64(),
-    "status": pa.string(),
-    "stop_reason": pa.string(),
-    "error": pa.string(),
-    "traceback": pa.string(),
-    "owner": pa.string(),
-    "started": pa.timestamp("us", tz="UTC"),
-    "seconds": pa.float64(),
-    "rounds_done": pa.int64(),
-    "weights_hash": pa.string(),
-    "default_eval_point": pa.string(),
-    "selection_metric": pa.string(),
-    "selection_mode": pa.string(),
-    "partition_hash": pa.string(),
-    "partition_seed": pa.int64(),
-    "clients_scored": pa.int64(),
-    "vmap_clients": pa.int64(),
-    "code_hash": pa.string(),
-    "base_hash": pa.string(),
-    "parameters": pa.int64(),
-    "macs": pa.int64(),
-    "version_rayfed": pa.string(),
-    "version_python": pa.string(),
-    "version_torch": pa.string(),
-    "version_ray": pa.string(),
-    "version_numpy": pa.string(),
-}
-"""The columns that every table `trials` has, first and in this order; docs/results.md explains them."""
-_OWNERS = ".owners"
-_LOOK_SECONDS = 0.1
-"""How long to try for a lock: another process that only looks at the lock holds it for a moment."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip
 _SCHEMA_KEY = "rayfed.schema"
@@ -165,6 +124,7 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
     home, wanted = open_storage(folder).child(experiment), set(trials)
     with storage_errors(home.location), _locked(home.child("trials")):
         _check_unclaimed(home, wanted)
+        remove_dead(home)
         claim = Owner(home, sorted(wanted))
     try:
         yield
@@ -200,34 +160,65 @@ def recorded_value(folder: str | Path, experiment: str, trial: str, column: str)
 def read_trials(folder: Storage) -> list[dict[str, Any]]:
     """Return the rows of the table `trials` in its folder, in the order in which trials began; none without a table.
 
-    Every row has all columns of `FIXED`.
+    Every row has all columns of `FIXED`, with values of their types. Rows that cannot be read are left out;
+    `readable_trials` says which.
 
     Raises:
         OSError: A row cannot be read.
-        StorageError: A row is damaged.
         UsageError: A row has another schema than this version of rayfed.
     """
+    return readable_trials(folder)[0]
+
+
+def readable_trials(folder: Storage) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return what `read_trials` returns, and by trial a line on each row that cannot be read."""
     names = [name.removesuffix(".json") for name in folder.child(_ROWS).files() if name.endswith(".json")]
     with ThreadPoolExecutor(_THREADS) as pool:
-        rows = [row for row in pool.map(lambda name: _read_row(folder, name), names) if row is not None]
-    return sorted(rows, key=lambda row: (row["started"], row["trial"]))
+        found = list(pool.map(lambda name: _row_or_fault(folder, name), names))
+    rows = [row for row, _ in found if row is not None]
+    faults = {name: fault for name, (_, fault) in zip(names, found, strict=True) if fault is not None}
+    return sorted(rows, key=lambda row: (row["started"], row["trial"])), faults
+
+
+def _row_or_fault(table: Storage, trial: str) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the row of a trial and why it cannot be read; either may be None, and both are if it is gone."""
+    try:
+        return _read_row(table, trial), None
+    except StorageError as error:
+        return None, str(error)
 
 
 def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
-    """Return the row of a trial, or None if it has none."""
+    """Return the row of a trial, or None if it has none.
+
+    Raises:
+        OSError: The row cannot be read.
+        StorageError: The row is damaged.
+        UsageError: The row has another schema than this version of rayfed.
+    """
     rows, file = table.child(_ROWS), f"{trial}.json"
     try:
-        row: dict[str, Any] = json.loads(rows.read(file))
-        row["started"] = datetime.datetime.fromisoformat(row["started"])
+        content = json.loads(rows.read(file))
+        number = content.pop(_SCHEMA_KEY, "none")
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise StorageError(
-            f"{rows.location}/{file}: damaged, not the row that rayfed wrote ({one_line(error)[:120]}); restore it, or "
-            "delete it and run its trial again"
-        ) from error
-    check_schema(row.pop(_SCHEMA_KEY, "none"), f"{rows.location}/{file}")
-    return dict.fromkeys(FIXED) | row
+    except _NO_ROW as error:
+        raise _damaged(f"{rows.location}/{file}", error) from error
+    check_schema(number, f"{rows.location}/{file}")
+    try:
+        return checked_row(content, trial)
+    except _NO_ROW as error:
+        raise _damaged(f"{rows.location}/{file}", error) from error
+
+
+_NO_ROW = (ValueError, TypeError, AttributeError, RecursionError)
+
+
+def _damaged(file: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"{file}: damaged, not the row that rayfed wrote ({one_line(error)[:120]}); restore it, or delete it and run "
+        "its trial again"
+    )
 
 
 def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,9 +262,10 @@ def _one_type(values: list[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
-    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
+    are_numbers = kinds <= {int, float} and all(is_int64(value) for value in values if isinstance(value, int))
+    if kinds == {int} and are_numbers:
         return pa.array(values, pa.int64())
-    if float in kinds and kinds <= {int, float}:
+    if float in kinds and are_numbers:
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
     return pa.array(texts, pa.string())
@@ -316,90 +308,3 @@ def _locked(folder: Storage) -> Iterator[None]:
     folder.local.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.local / ".trials.lock"):
         yield
-
-
-class Owner:
-    """The claim of this process to the trials that it runs. It ends with the object, or with the process.
-
-    Args:
-        home: The folder of the experiment.
-        trials: The trials that the process is going to run, for other commands to read.
-
-    Attributes:
-        name: The value of the column `owner` in `trials`.
-    """
-
-    def __init__(self, home: Storage, trials: Iterable[str] = ()):
-        started = time.strftime("%Y-%m-%dT%H:%M:%S")
-        self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
-        self._file: Path | None = None
-        if home.local is None:
-            return
-        self._file = _owner_file(home.local, self.name)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _owner_lock(self._file)
-        self._lock.acquire(timeout=0)
-        self._file.write_text(json.dumps({"owner": self.name, "trials": list(trials)}))
-
-    def release(self) -> None:
-        """End the claim."""
-        if self._file is not None:
-            _end_ownership(self._file, self._lock)
-            self._file = None
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.release()
-
-
-def is_alive(home: Storage, owner: str) -> bool | None:
-    """Return whether the process that `owner` names is alive; None if nobody knows, as in an object store."""
-    if home.local is None:
-        return None
-    file = _owner_file(home.local, owner)
-    if not file.exists():
-        return False
-    lock = _owner_lock(file)
-    try:
-        lock.acquire(timeout=_LOOK_SECONDS, poll_interval=_LOOK_SECONDS / 10)
-        _end_ownership(file, lock)  # names are used once, so nobody locks it again
-    except (Timeout, OSError):  # OSError: the folder is read-only, and the trial may be running
-        return True
-    return False
-
-
-def claims(home: Storage) -> Iterator[tuple[str, set[str]]]:
-    """Yield each owner that is alive in the experiment in `home`, with the trials that it is going to run."""
-    if home.local is None:
-        return
-    for path in (home.local / _OWNERS).glob("*.json"):
-        try:
-            content = json.loads(path.read_bytes())
-            owner, trials = str(content["owner"]), {str(trial) for trial in content["trials"]}
-        except (OSError, ValueError, KeyError, TypeError):  # the owner has ended, or has not yet written its claim
-            continue
-        if trials and is_alive(home, owner):
-            yield owner, trials
-
-
-def describe(owner: str) -> str:
-    """Return the owner in words: "process 7 on HOST since …"."""
-    host, pid, started, _ = owner.split(" ")
-    return f"process {pid} on {host} since {started.replace('T', ' ')}"
-
-
-def _owner_file(home: Path, owner: str) -> Path:
-    return home / _OWNERS / f"{owner.rpartition(' ')[2]}.json"
-
-
-def _owner_lock(file: Path) -> FileLock:
-    """Return the lock of an owner, which is a file of its own, because taking a lock empties the file."""
-    return FileLock(file.with_suffix(".lock"), thread_local=False)
-
-
-def _end_ownership(file: Path, lock: FileLock) -> None:
-    """Remove the files of an owner that has ended, and release its lock."""
-    file.unlink(missing_ok=True)
-    lock.release()  # before the file goes, because Windows keeps open files
-    with contextlib.suppress(OSError):
-        Path(lock.lock_file).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from rayfed.records.trials import FIXED, STATUSES
+from rayfed.records.trial_rows import FIXED, STATUSES
 from rayfed.reports.selection import TRIAL
 
 LOCATION_KEYS = ("data.root", "data.download")

@@ -16,9 +16,10 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
 from rayfed.records.files import decompressed, read_checked, read_parquet
+from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, string_columns
-from rayfed.records.trials import is_alive, read_trials, trials_table
+from rayfed.records.trials import readable_trials, trials_table
 from rayfed.reports.groups import countable_trials, group_trials
 from rayfed.reports.selection import TRIAL, aggregate_clients
 
@@ -97,12 +98,20 @@ class Tables:
     Attributes:
         scores: The rows of `metrics`, an item per trial.
         rounds, trials: The other two tables.
+        faults: The rows of `trials` that cannot be read and are left out: the experiment, and a line on each.
     """
 
-    def __init__(self, scores: Sequence[TrialScores], rounds: pd.DataFrame, trials: pd.DataFrame):
+    def __init__(
+        self,
+        scores: Sequence[TrialScores],
+        rounds: pd.DataFrame,
+        trials: pd.DataFrame,
+        faults: Sequence[tuple[str, str]] = (),
+    ):
         self.scores = scores
         self.rounds = rounds
         self.trials = trials
+        self.faults = faults
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         return iter((self.metrics, self.rounds, self.trials))
@@ -142,8 +151,8 @@ class Tables:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the trials that do not count."""
-        return self._countable[1]
+        """Sentences on the trials that do not count, or whose rows cannot be read."""
+        return [*(f"Left out: {line}." for _, line in self.faults), *self._countable[1]]
 
     @cached_property
     def _countable(self) -> tuple[pd.DataFrame, list[str]]:
@@ -191,7 +200,7 @@ def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, s
 def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
     """Return the tables of `experiment`, or of every experiment in `folder`; tables without rows have all columns.
 
-    In `trials`, the status of a trial that never ended and that no process runs is `lost`.
+    In `trials`, the status of a trial that never ended and that no process runs is `lost`. Nothing is written.
 
     Args:
         folder: The folder of the results, a path or a URL.
@@ -205,13 +214,16 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     scores: list[TrialScores] = []
     rounds: list[pd.DataFrame] = []
     rows: list[dict[str, Any]] = []
+    faults: list[tuple[str, str]] = []
     with storage_errors(str(folder)):
         for home in _homes(folder, experiment):
             scores += _scores_of(home)
             rounds += _read_all(home, "rounds")
-            rows += _with_lost(read_trials(home.child("trials")), home)
+            readable, lines = readable_trials(home.child("trials"))
+            rows += _with_lost(readable, home)
+            faults += [(home.name, line) for line in lines.values()]
     all_rounds = pd.concat(rounds or [ROUNDS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
-    tables = Tables(scores or [TrialScores([])], all_rounds, trials_table(rows).to_pandas())
+    tables = Tables(scores or [TrialScores([])], all_rounds, trials_table(rows).to_pandas(), faults)
     if select is None:
         return tables
     is_validation = tables.counts["split"] == "val"
@@ -220,7 +232,7 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
         others = sorted(tables.counts.loc[tables.counts["metric"] == select, "split"].unique())
         found = f", though {others[0]} data have it" if others else ""
         raise UsageError(f"select={select}: no such metric on validation data{found}; {suggestion(select, known)}")
-    return Tables(tables.scores, tables.rounds, tables.trials.assign(selection_metric=select))
+    return Tables(tables.scores, tables.rounds, tables.trials.assign(selection_metric=select), tables.faults)
 
 
 def of_experiment(tables: Tables, name: str) -> Tables:
@@ -228,7 +240,7 @@ def of_experiment(tables: Tables, name: str) -> Tables:
     rounds = tables.rounds[tables.rounds["experiment"] == name].reset_index(drop=True)
     trials = tables.trials[tables.trials["experiment"] == name].reset_index(drop=True)
     scores = [of_trial for of_trial in tables.scores if (of_trial.counts["experiment"] == name).any()]
-    return Tables(scores, rounds, trials)
+    return Tables(scores, rounds, trials, [fault for fault in tables.faults if fault[0] == name])
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:

@@ -5,16 +5,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
+from helpers.watcher import read_only
 from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Event, Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
 from rayfed.experiments.sources import from_arguments
+from rayfed.records.owners import is_alive, is_owner
 from rayfed.records.recorder import Recorder
+from rayfed.records.storage import open_storage
 from rayfed.records.trials import claimed
 from rayfed.reports.read import read, read_events
 from rayfed.reports.render import render
@@ -75,6 +79,49 @@ class TestTwoProcesses:
         assert read(tmp_path).trials["status"].tolist() == ["running"]
         recorder.end("a", {"status": "done"})
         assert read(tmp_path).trials["status"].tolist() == ["done"]
+
+
+class TestFiles:
+    """The files of owners, in `.owners`."""
+
+    def test_who_reads_leaves_those_of_the_dead_and_who_begins_removes_them(self, tmp_path, other):
+        other.kill()
+        other.wait()
+        files = sorted((tmp_path / "run" / ".owners").iterdir())
+        assert [file.suffix for file in files] == [".json", ".lock"]
+        assert read(tmp_path).trials["status"].tolist() == ["lost"]
+        assert sorted((tmp_path / "run" / ".owners").iterdir()) == files
+        with claimed(tmp_path, "run", ["b"]):
+            left = sorted((tmp_path / "run" / ".owners").iterdir())
+            assert len(left) == 2
+            assert not set(left) & set(files)
+        assert not any((tmp_path / "run" / ".owners").iterdir())
+
+    def test_nothing_else_is_removed(self, tmp_path):
+        owners = tmp_path / "run" / ".owners"
+        owners.mkdir(parents=True)
+        names = ["mine.json", "mine.lock", "deadbeef0.json", "DEADBEEF.json", "deadbeef.lock"]
+        for name in names:
+            (owners / name).write_text("{}")
+        os.mkfifo(owners / "0123abcd.json")
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+        assert sorted(path.name for path in owners.iterdir()) == sorted(names)
+
+    def test_a_name_that_is_no_owners_leads_to_no_file(self, tmp_path):
+        for name in ("h 1 t ../../x", "h 1 t /x", "h 1 t deadbee", "deadbeef", "h 1 t deadbeef\n", "", None, 7):
+            assert not is_owner(name)
+        with pytest.raises(ValueError, match="names no owner"):
+            is_alive(open_storage(tmp_path), "h 1 t ../x")
+
+    def test_a_folder_that_became_read_only_does_not_hide_the_error_of_the_run(self, tmp_path):
+        def run(mounts):
+            with claimed(tmp_path, "run", ["a"]):
+                mounts.enter_context(read_only(tmp_path))
+                raise ZeroDivisionError
+
+        with ExitStack() as mounts, pytest.raises(ZeroDivisionError):
+            run(mounts)
 
 
 class TestClaims:

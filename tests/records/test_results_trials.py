@@ -1,6 +1,7 @@
 """The trials table: different algorithms in one file, one type a column, many processes at once."""
 
 import datetime
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+import rayfed
 from rayfed.core.errors import StorageError
 from rayfed.records.trials import claimed, mark_interrupted, merge_trials, record_trial
 from rayfed.reports.read import read
@@ -85,12 +87,80 @@ def test_a_row_is_there_at_once_for_readers_and_for_pandas_when_the_command_ends
     assert list(pd.read_parquet(tmp_path / "e" / "trials")["status"]) == ["done", *["interrupted"] * 4]
 
 
-def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    for name in "ab":
+        record_trial(tmp_path, "e", name, {"seed": 3})
+    file = tmp_path / "e" / "trials" / ".rows" / "a.json"
+    file.write_text('{"trial":')
+    tables = read(tmp_path)
+    assert tables.trials["trial"].tolist() == ["b"]
+    ((experiment, line),) = tables.faults
+    assert experiment == "e"
+    assert line.startswith(f"{file}: damaged, not the row that rayfed wrote (")
+    assert line.endswith("restore it, or delete it and run its trial again")
+    with pytest.raises(StorageError, match=r"a\.json: damaged, .*; restore it, or delete it"):
+        record_trial(tmp_path, "e", "a", {})
+    assert list(trials(tmp_path).index) == ["b"]
+    with claimed(tmp_path, "e", ["c"]):
+        record_trial(tmp_path, "e", "c", {})
+    assert rayfed.report(tmp_path).count(f"Left out: {line}.".split()[-1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"seed": "7"}, "seed is '7'"),
+        ({"seed": True}, "seed is True"),
+        ({"rounds_done": 1.5}, "rounds_done is 1.5"),
+        ({"rounds": "many"}, "rounds is 'many'"),
+        ({"rounds": None, "stop_reason": "x"}, "it has no rounds"),
+        ({"seconds": "long"}, "seconds is 'long'"),
+        ({"error": ["a"]}, "error is ['a']"),
+        ({"status": "finished"}, "status is 'finished'"),
+        ({"status": None}, "it has no status"),
+        ({"default_eval_point": "there"}, "default_eval_point is 'there'"),
+        ({"selection_mode": 1}, "selection_mode is 1"),
+        ({"owner": "host 1 2026-01-01T00:00:00 ../../x"}, "owner is 'host 1 2026-01-01T00:00:00 ../../x'"),
+        ({"owner": "host 1 2026-01-01T00:00:00 /tmp/deadbeef"}, "owner is 'host 1 2026-01-01T00:00:00 /tmp/deadbeef'"),
+        ({"owner": "deadbeef"}, "owner is 'deadbeef'"),
+        ({"trial": "b"}, "it is the row of 'b'"),
+        ({"experiment": "../e"}, "experiment='../e': use a name"),
+        ({"experiment": None}, "experiment='': use a name"),
+        ({"partition_hash": "../../x"}, "name='../../x': use a name"),
+        ({"started": None}, "fromisoformat"),
+        ({"started": "2026-01-01T00:00:00"}, "without a time zone"),
+        ({"started": "0001-01-01T00:00:00+00:00"}, "started is '0001-01-01T00:00:00+00:00'"),
+        ({"name": "\ud800"}, "surrogates not allowed"),
+    ],
+    ids=str,
+)
+def test_the_fields_of_a_row_have_the_types_of_their_columns(tmp_path: Path, change: dict, why: str) -> None:
+    for name in "ab":
+        record_trial(tmp_path, "e", name, {"seed": 3, "rounds": 5, "rounds_done": 5})
+    file = tmp_path / "e" / "trials" / ".rows" / "a.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    tables = read(tmp_path)
+    assert tables.trials["trial"].tolist() == ["b"]
+    ((_, line),) = tables.faults
+    assert why in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "content", ["", "7", "[]", '"x"', "[" * 100_000, "{" + '"a":{' * 50_000, '{"a": ' + "9" * 5000 + "}"]
+)
+def test_what_is_no_row_is_named(tmp_path: Path, content: str) -> None:
     record_trial(tmp_path, "e", "a", {})
-    (tmp_path / "e" / "trials" / ".rows" / "a.json").write_text('{"trial":')
-    for use in (lambda: read(tmp_path), lambda: record_trial(tmp_path, "e", "a", {})):
-        with pytest.raises(StorageError, match=r"a\.json: damaged, .*; restore it, or delete it"):
-            use()
+    (tmp_path / "e" / "trials" / ".rows" / "a.json").write_text(content)
+    ((_, line),) = read(tmp_path).faults
+    assert "a.json: damaged, not the row that rayfed wrote (" in line
+
+
+def test_large_integers_beside_fractions_are_text(tmp_path: Path) -> None:
+    for name, value in {"a": 10**400, "b": 0.5}.items():
+        record_trial(tmp_path, "e", name, {"number": value})
+    assert sorted(trials(tmp_path)["number"]) == ["0.5", str(10**400)]
 
 
 def test_read_gives_empty_tables_with_columns_and_joins_experiments(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.metrics import METRICS
 from rayfed.records.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
-from rayfed.records.trials import FIXED
+from rayfed.records.trial_rows import FIXED
 from rayfed.reports.render import render
 from rayfed.sampling import SAMPLERS
 

@@ -13,7 +13,8 @@ import yaml
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
-from rayfed.records.trials import FIXED, recorded_configuration
+from rayfed.records.trial_rows import FIXED
+from rayfed.records.trials import recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
 from rayfed.reports.comparison import compare
