@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values, start_ray_meanwhile
 from rayfed.cli.help import VALUES, config_keys
 from rayfed.core.errors import UsageError, error_line
+from rayfed.core.paths import expanded
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     spaces = packaged_spaces()
     for name in files_of(options.values):
-        if name in spaces and not Path(name).is_file():
+        if name in spaces and not expanded(name).is_file():
             raise UsageError(f"{name}: a packaged search space; rayfed sweep {name} runs it")
     sources = read_values(options.values)
     if not options.dry_run:

@@ -10,7 +10,7 @@ from rayfed.cli.help import VALUES, config_keys, space_keys
 from rayfed.cli.main import INTERRUPTED
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.paths import absolute
+from rayfed.core.paths import absolute, expanded
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import configurations, read_space
@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _space_file(given: str) -> Path:
     """Return the file of a search space that is given as a path or as the name of a packaged space."""
-    path = Path(given)
+    path = expanded(given)
     if path.is_file() or path.name != given:
         return path
     spaces = packaged_spaces()

@@ -13,6 +13,8 @@ from typing import Any
 _RAYFED = Path(__file__).parents[1]
 _FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
 _LONGEST = 500  # characters of a message
+_LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{50})")
+_LONGEST_VALUE = 200  # characters of a value in a message
 _MORE_ROOM = (
     "; give less to do at once (local.batch_size, placement.vmap_clients), keep less there "
     "(placement.data_on_device=false, placement.cuda_graphs=false), or reserve more of the GPU (placement.gpus)"
@@ -23,12 +25,32 @@ class UsageError(ValueError):
     """The configuration or the arguments are invalid.
 
     The message is one line that says what is wrong, where, and what is allowed. The commands print it and exit with
-    code 2 before anything has started. Characters of keys and file names that do not show are written as escapes.
+    code 2 before anything has started. Characters of keys and file names that do not show are written as escapes, and
+    very long words lose their middle.
     """
 
     def __init__(self, message: str = ""):
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-        super().__init__(shown)
+        super().__init__(_LONG_WORD.sub(r"\1…\2", printable(message)))
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes in place of characters that do not show, such as line ends and a terminal's codes."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
+
+
+def shown(value: object) -> str:
+    """Return `value` as a message shows it: cut off if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = f"a {type(value).__name__} of very many digits"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 class Diverged(RuntimeError):

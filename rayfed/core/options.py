@@ -21,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, shown
 
 SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
 """Kinds of search space that a sweep file may give in place of a value, such as {grid: [0.1, 1]}."""
@@ -174,7 +174,7 @@ def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> 
                 _check_bounds(converted, bounds, where)
                 return converted
     expected = " or ".join(_type_name(kind) for kind in kinds)
-    raise UsageError(f"{where}={value!r}: expected {expected}, got {_describe(value, kinds)}")
+    raise UsageError(f"{where}={shown(value)}: expected {expected}, got {_describe(value, kinds)}")
 
 
 def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
@@ -197,7 +197,7 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
             except ValueError:
                 return False, value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number, float(value) if is_number else value
+        return is_number, _as_float(value) if is_number else value
     if kind is str:
         if isinstance(value, os.PathLike):
             return True, os.fspath(value)
@@ -246,6 +246,19 @@ def _with_numbers(value: Any) -> Any:
     return value
 
 
+def _as_float(value: float) -> float:
+    """Return a number as a float; infinity for an integer beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return -math.inf if value < 0 else math.inf
+
+
+def is_int64(value: object) -> bool:
+    """Return whether `value` is an integer that 64 bits hold, as every column of integers in the results does."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
 def _without_numpy(value: Any) -> Any:
     """Return a NumPy scalar as Python's own, without an import of NumPy, which a command line does not need."""
     numpy = sys.modules.get("numpy")
@@ -256,22 +269,23 @@ def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if "choices" in bounds and item not in bounds["choices"]:
             choices = [str(choice).lower() if isinstance(choice, bool) else choice for choice in bounds["choices"]]
-            raise UsageError(f"{where}={item!r}: {suggestion(item, choices)}")
+            raise UsageError(f"{where}={shown(item)}: {suggestion(item, choices)}")
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             continue
-        if not math.isfinite(item):
+        if isinstance(item, float) and not math.isfinite(item):
             raise UsageError(f"{where}={item}: must be a finite number")
         for name, violates, wording in _BOUNDS:
             if name in bounds and violates(item, bounds[name]):
-                raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")
+                raise UsageError(f"{where}={shown(item)}: must be {wording} {bounds[name]}")
         _check_size(item, where)
 
 
 def _check_size(item: int | float, where: str) -> None:
     """Raise UsageError if no int64 holds an integer, or if a number would be 0 or infinite as float32."""
     if isinstance(item, int):
-        if abs(item) >= 2**63:
-            raise UsageError(f"{where}: is an integer of {len(str(abs(item)))} digits; must be below 2^63")
+        if not is_int64(item):
+            digits = int(math.log10(abs(item))) + 1
+            raise UsageError(f"{where}: is an integer of {digits} digits; must be below 2^63")
         return
     smallest, largest = _FLOAT32
     if item and not smallest <= abs(item) <= largest:
@@ -296,7 +310,7 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
     lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
     if isinstance(value, (list, tuple)) and lists:
         (inner, *_) = typing.get_args(lists[0])
-        return next(f"{item!r} in it" for item in value if not _convert(item, inner)[0])
+        return next(f"{shown(item)} in it" for item in value if not _convert(item, inner)[0])
     if isinstance(value, (list, tuple)) and value:
         return f"list; to search over values in a sweep, write {{grid: [{', '.join(map(str, value))}]}}"
     if isinstance(value, Mapping) and len(value) == 1:

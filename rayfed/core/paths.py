@@ -33,8 +33,29 @@ def enter(folder: Path) -> None:
 
 
 def absolute(path: str | Path) -> Path:
-    """Return the path that the user calls `path`: ~ is the home, and a relative path is in the working folder."""
-    return working_folder() / Path(path).expanduser()
+    """Return the path that the user calls `path`: ~ is the home, and a relative path is in the working folder.
+
+    Raises:
+        UsageError: As `expanded` does.
+    """
+    return working_folder() / expanded(path)
+
+
+def expanded(path: str | Path) -> Path:
+    """Return `path` with ~ as the home, where there is one.
+
+    Raises:
+        UsageError: No file can have this name, for example because it is too long.
+    """
+    found = Path(os.path.expanduser(path))
+    try:
+        os.lstat(found)
+    except ValueError as error:  # bytes that no name has
+        raise UsageError(f"{path}: no file can have this name ({error})") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"{path}: no file can have this name ({error.strerror})") from error
+    return found
 
 
 def lasting(path: str | Path) -> str:
@@ -45,7 +66,7 @@ def lasting(path: str | Path) -> str:
 
 def looked_in(path: str | Path) -> str:
     """Return " in FOLDER" for the message that a relative `path` does not exist, "" if it is absolute."""
-    return "" if Path(path).expanduser().is_absolute() else f" in {working_folder()}"
+    return "" if expanded(path).is_absolute() else f" in {working_folder()}"
 
 
 def check_name(name: str, what: str) -> str:
@@ -87,7 +108,7 @@ def writing(path: str | Path) -> Iterator[None]:
         UsageError: The file cannot be written.
     """
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        expanded(path).parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error

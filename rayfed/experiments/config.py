@@ -16,13 +16,14 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, checked, no_such_key, option, type_hints
 from rayfed.core.paths import check_name, lasting
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.metrics import METRICS, chosen_metrics
+from rayfed.records.storage import check_location
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
@@ -133,7 +134,7 @@ class Evaluate:
     def __post_init__(self) -> None:
         is_number = isinstance(self.clients, int) and not isinstance(self.clients, bool) and self.clients > 0
         if not is_number and self.clients not in (None, "all", "selected"):
-            raise UsageError(f"evaluate.clients={self.clients!r}: expected all, selected or a number of clients")
+            raise UsageError(f"evaluate.clients={shown(self.clients)}: expected all, selected or a number of clients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,12 +432,13 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
             hint = f"did you mean {key}.name={tree[key]}?"
             if key in GROUPS:
                 hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
-            raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
+            raise UsageError(f"{key}={shown(tree[key])}: expected a mapping; {hint}")
 
 
 def _check_together(settings: Any) -> None:
     """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
     check_name(settings.experiment, "experiment")
+    check_location(settings.results)
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
     _check_clock(settings.availability, settings.clock)

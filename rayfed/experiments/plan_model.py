@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from rayfed.core.modules import copied, make_picklable
 from rayfed.core.network import vectorised
 from rayfed.core.options import checked
 from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
+from rayfed.core.paths import expanded
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
@@ -79,7 +79,7 @@ def _load_weights(module: nn.Module, config: Config) -> None:
     given: Any = checked(config.model.options.get("weights"), str | None, {}, where="model.weights")
     if given is None:
         return
-    path = Path(given).expanduser()
+    path = expanded(given)
     try:
         load_model(module, path / "model.safetensors" if path.is_dir() else path)
     except (OSError, RuntimeError, SafetensorError) as error:

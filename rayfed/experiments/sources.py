@@ -7,11 +7,13 @@ from typing import Any
 
 import yaml
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import key_path
+from rayfed.core.paths import expanded, read_file
 
 SPACE_KEYS = ("seeds", "search", "arms")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
+_MOST_REPEATED = 100_000  # values that the aliases of a document may add to it
 _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # ValueError: a date such as 2001-99-99
 
 
@@ -51,9 +53,42 @@ def _parsed(text: str, name: str) -> Any:
     loader = _Loader(text)
     loader.name = name
     try:
-        return loader.get_single_data()
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_aliases(root)
+        return loader.construct_document(root)
     finally:
         loader.dispose()
+
+
+def _check_aliases(root: yaml.Node) -> None:
+    """Raise an error of YAML's if aliases make a document without end, or far larger than its text.
+
+    Nine lists of nine aliases each stand for nine to the ninth power of values, which fit in no memory.
+    """
+    sizes: dict[int, int | None] = {}  # by node, the values that it stands for; None while they are counted
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None
+            sizes[id(node)] = 1 + sum(map(size, _children(node)))
+        counted = sizes[id(node)]
+        if counted is None:
+            raise yaml.MarkedYAMLError(problem="found a value that contains itself", problem_mark=node.start_mark)
+        return counted
+
+    if size(root) > len(sizes) + _MOST_REPEATED:
+        raise yaml.MarkedYAMLError(
+            problem=f"found aliases that repeat more than {_MOST_REPEATED:,} values", problem_mark=root.start_mark
+        )
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    """Return the nodes directly inside a node."""
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +129,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> N
         if isinstance(inner, str) and key == "base":  # algorithm.base=scaffold, then algorithm.base.server_lr=…
             inner = tree[key] = {"name": inner}
         if not isinstance(inner, dict):
-            raise UsageError(f"{where}: {key} already has the value {inner!r}, so it can have no keys below it")
+            raise UsageError(f"{where}: {key} already has the value {shown(inner)}, so it can have no keys below it")
         _put(inner, rest, value, where)
     elif isinstance(value, Mapping):
         inner = tree.setdefault(key, {})
@@ -115,11 +150,11 @@ def from_file(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: There is no such file, or it does not hold a YAML mapping.
     """
-    path = Path(path)
+    path = expanded(path)
     if not path.is_file():
         raise UsageError(f"{path}: no such file (give values as key=value)")
     try:
-        content = _parsed(path.read_text(encoding="utf-8"), str(path))
+        content = _parsed(read_file(path).decode(), str(path))
     except _INVALID as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
@@ -145,7 +180,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             verbatim = text.startswith("*") or _has_comment(text)  # a pattern of names is no alias
             values[key] = text if verbatim else _parsed(text, key) if text else None
         except _INVALID as error:
-            raise UsageError(f"{argument}: {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+            raise UsageError(f"{argument}: {shown(text)} is not valid YAML: {' '.join(str(error).split())}") from error
     return values
 
 

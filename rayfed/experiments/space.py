@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import SPACE_KINDS as KINDS
 from rayfed.core.options import build, checked, option
 from rayfed.core.rng import generator
@@ -134,7 +134,9 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         drawn = tuple(tuple(_draw(tree, search, number)) for number, tree in enumerate(trees))
     single = [tree.get("seed", 0) for tree in trees]
     if "seeds" in sweep and (ignored := [tree["seed"] for tree in trees if "seed" in tree]):
-        raise UsageError(f"seed={ignored[0]!r}: has no effect beside seeds={sweep['seeds']!r}; give one of them")
+        raise UsageError(
+            f"seed={shown(ignored[0])}: has no effect beside seeds={shown(sweep['seeds'])}; give one of them"
+        )
     if any(isinstance(seed, Mapping) or seed != single[0] for seed in single):
         raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
     seeds = checked(_listed(sweep.get("seeds", single[:1])), list[int], {"low": 0}, where="seeds")
@@ -222,7 +224,7 @@ def _listed(values: Any) -> Any:
 def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
     values = _listed(values)
     if not isinstance(values, list) or not values:
-        raise UsageError(f"{key}: {kind} needs a list of values, got {values!r}")
+        raise UsageError(f"{key}: {kind} needs a list of values, got {shown(values)}")
     if kind in ("grid", "choice"):
         return values
     number_type = int if kind == "randint" else float
@@ -233,7 +235,7 @@ def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
     if not low < high or (kind == "loguniform" and low <= 0):
         words = "two integers" if kind == "randint" else "two numbers"
         order = "0 < low < high" if kind == "loguniform" else "low < high"
-        raise UsageError(f"{key}: {kind} needs {words} [low, high] with {order}, got {values!r}")
+        raise UsageError(f"{key}: {kind} needs {words} [low, high] with {order}, got {shown(values)}")
     return [low, high]
 
 
@@ -242,7 +244,7 @@ def _sample(kind: str, bounds: Sequence[Any], rng: np.random.Generator) -> Any:
         return bounds[int(rng.integers(len(bounds)))]
     low, high = bounds
     if kind == "randint":
-        return int(rng.integers(low, high + 1))
+        return int(rng.integers(low, high, endpoint=True))
     if kind == "loguniform":
         return float(math.exp(rng.uniform(math.log(low), math.log(high))))
     return float(rng.uniform(low, high))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import build, option, suggestion
+from rayfed.core.paths import expanded
 
 TASKS = {
     "sequence_classification": ("AutoModelForSequenceClassification", "SEQ_CLS"),
@@ -63,7 +63,7 @@ class HuggingFace:
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Load the network with `num_classes` outputs; a causal language model has one for each of its tokens."""
         transformers = _library("transformers")
-        here = Path(self.source).expanduser()
+        here = expanded(self.source)
         head = {} if self.task == "causal_lm" else {"num_labels": num_classes, "ignore_mismatched_sizes": True}
         with _quiet():
             try:

@@ -4,17 +4,20 @@ import contextlib
 import datetime
 import functools
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.core.paths import lasting, read_file
+from rayfed.core.paths import expanded, lasting, read_file
 
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes, besides `memory` for tests: fsspec's filesystem in one process."""
 _UNFINISHED = ".unfinished"
+_BUCKET = re.compile(r"[\w.-]+", re.ASCII)
+_SECRETS = re.compile(r"://\S*@")
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 _LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client gives a paragraph
 
@@ -143,25 +146,14 @@ def open_storage(location: str | Path) -> Storage:
             Credentials, regions and endpoints come from the environment, as the tools of the providers read it.
 
     Raises:
-        UsageError: The URL is malformed, has an unknown scheme, or pyarrow was built without its filesystem.
+        UsageError: As `check_location` does, or pyarrow was built without the filesystem of the URL.
     """
-    if not is_url(location):
-        location = lasting(location)
-        return Storage(_filesystem("file"), Path(location).as_posix(), location)
-    scheme, _, address = str(location).partition("://")
+    check_location(location)
+    scheme, address = _split(location)
     if scheme == "file":
-        return open_storage(address)
-    if scheme not in (*SCHEMES, "memory"):
-        expected = ", ".join(f"{name}://" for name in SCHEMES)
-        raise UsageError(f"results={location}: unknown scheme; expected a path or a URL that begins with {expected}")
-    address = address.strip("/")
+        path = lasting(address)
+        return Storage(_filesystem("file"), Path(path).as_posix(), path)
     bucket = address.partition("/")[0]
-    if "?" in address or "@" in bucket:  # that part may be secret, so the message leaves it out
-        variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
-        raise UsageError(
-            f"results={scheme}://…: options after ? and users before @ are not read; use {scheme}://BUCKET/FOLDER, and "
-            f"environment variables such as {variables} for all else"
-        )
     try:
         with _os_errors():
             filesystem = _filesystem(scheme, bucket)
@@ -173,6 +165,45 @@ def open_storage(location: str | Path) -> Storage:
 def finished_name(name: str) -> str:
     """Return the name that a file gets when it is whole."""
     return name[1:].removesuffix(_UNFINISHED) if name.endswith(_UNFINISHED) else name
+
+
+def check_location(location: str | Path) -> None:
+    """Raise UsageError if results cannot lie at a path or URL, which is not opened. Messages hide what may be secret.
+
+    Raises:
+        UsageError: The URL is malformed or has an unknown scheme, or no file can have the name of the path.
+    """
+    scheme, address = _split(location)
+    hidden = without_secrets(str(location))
+    if scheme not in (*SCHEMES, "memory"):
+        expected = ", ".join(f"{name}://" for name in SCHEMES)
+        raise UsageError(f"results={hidden}: unknown scheme; expected a path or a URL that begins with {expected}")
+    if scheme == "file":
+        if is_url(location) and not address.startswith("/"):
+            raise UsageError(
+                f"results={hidden}: expected file:///FOLDER with the whole path, or a path without file://"
+            )
+        expanded(address)
+    elif not _BUCKET.fullmatch(address.partition("/")[0]) or "?" in address:
+        variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
+        raise UsageError(
+            f"results={scheme}://…: options after ? and users before @ are not read; use {scheme}://BUCKET/FOLDER, and "
+            f"environment variables such as {variables} for all else"
+        )
+
+
+def _split(location: str | Path) -> tuple[str, str]:
+    """Return the scheme of a path or URL in lower case, as schemes are compared, and the rest."""
+    if not is_url(location):
+        return "file", str(location)
+    scheme, _, address = str(location).partition("://")
+    scheme = scheme.lower()
+    return scheme, address if scheme == "file" else address.strip("/")
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without what stands between :// and @, where URLs have users and passwords."""
+    return _SECRETS.sub("://…@", text)
 
 
 def join(results: str, *names: str) -> str:
@@ -253,5 +284,5 @@ def storage_errors(location: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of `error` on one line, or the name of its class."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the message of `error` on one line, without secrets of URLs, or the name of its class."""
+    return without_secrets(" ".join(str(error).split())) or type(error).__name__

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayfed.core.errors import UsageError
+from rayfed.core.paths import expanded
 from rayfed.records.storage import Storage, is_url
 from rayfed.records.trials import flattened
 
@@ -128,7 +129,7 @@ class TensorBoard:
             return
         from tensorboardX.event_file_writer import EventsWriter
 
-        folder = self._here / Path(place or "").expanduser() / "tensorboard" / trial
+        folder = self._here / expanded(place or "") / "tensorboard" / trial
         if continues is None and folder.exists():
             shutil.rmtree(folder)  # of an earlier attempt, whose rows in the tables are dropped, too
         os.makedirs(folder, exist_ok=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayfed.core.errors import shown
+from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
 from rayfed.core.records import POINTS
 from rayfed.records.owners import is_owner
@@ -52,7 +54,6 @@ _READ_AS_NUMBERS = ("rounds", "evaluate.every")
 """Columns of the configuration that readers take for integers."""
 _OF_STOPPED = ("rounds", "rounds_done")
 """Columns that the row of a trial which stopped early has."""
-_MOST_CHARACTERS = 60  # of a value in a message
 
 
 def checked_row(content: Mapping[str, Any], trial: str) -> dict[str, Any]:
@@ -70,9 +71,9 @@ def checked_row(content: Mapping[str, Any], trial: str) -> dict[str, Any]:
     row["started"] = _time(row["started"])
     for column, value in row.items():
         if value is not None and not _fits(column, value):
-            raise ValueError(f"{column} is {_shown(value)}")
+            raise ValueError(f"{column} is {shown(value)}")
     if row["trial"] != trial:
-        raise ValueError(f"it is the row of {_shown(row['trial'])}")
+        raise ValueError(f"it is the row of {shown(row['trial'])}")
     check_name(row["experiment"] or "", "experiment")
     needed = ["status"]
     if row["stop_reason"] is not None:
@@ -95,11 +96,6 @@ def _fits(column: str, value: Any) -> bool:
     return kind != pa.string() or isinstance(value, str)
 
 
-def is_int64(value: Any) -> bool:
-    """Return whether a column of integers can hold `value`."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
 def _is_name(value: Any) -> bool:
     """Return whether `value` can be the name of a file."""
     return isinstance(value, str) and check_name(value, "name") == value
@@ -118,11 +114,5 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
 def _time(text: Any) -> datetime.datetime:
     time = datetime.datetime.fromisoformat(text)
     if time.tzinfo is None or not 1 < time.year < datetime.MAXYEAR:
-        raise ValueError(f"started is {_shown(text)}, or without a time zone")
+        raise ValueError(f"started is {shown(text)}, or without a time zone")
     return time
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a message."""
-    text = repr(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

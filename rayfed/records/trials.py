@@ -30,12 +30,13 @@ from filelock import FileLock
 
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.machine import versions
+from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive, remove_dead
 from rayfed.records.storage import Storage, one_line, open_storage, storage_errors
-from rayfed.records.trial_rows import FIXED, checked_row, is_int64
+from rayfed.records.trial_rows import FIXED, checked_row
 
 TRIALS_FILE = "trials.parquet"
 MERGING_SHARE = 0.02

@@ -91,6 +91,12 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["seeds=[0, 1]"], "seeds: a key of search spaces, which rayfed sweep runs; a single run takes seed=N"),
         (["demo"], "demo: a packaged search space; rayfed sweep demo runs it"),
         (["a={"], "a={: '{' is not valid YAML"),
+        (["seed=99999999999999999999"], "seed: is an integer of 20 digits; must be below 2^63"),
+        (["partition.seed=9223372036854775808"], "partition.seed: is an integer of 19 digits; must be below 2^63"),
+        (["partition.seed=-9223372036854775809"], "partition.seed=-9223372036854775809: must be at least 0"),
+        ([f"seed={'9' * 4200}"], "seed: is an integer of 4200 digits; must be below 2^63"),
+        ([f"seed={'9' * 4400}"], f"seed={'9' * 195}…{'9' * 49}: '{'9' * 199}… is not valid YAML"),
+        ([f"local.lr={'9' * 4200}"], "local.lr=inf: must be a finite number"),
         # the user's own
         (["algorithm.name=nomodule:Mine"], "algorithm.name=nomodule:Mine: no module 'nomodule'"),
         (["data={name: npz, file: nowhere.npz}", *QUICK], "data.file=nowhere.npz: no such file"),
@@ -106,6 +112,20 @@ def test_names_that_lead_out_of_the_folder_of_results(refused, name):
     assert refused(f"experiment={name}", *QUICK).startswith("experiment=")
 
 
+TOO_MANY = "not valid YAML: found aliases that repeat more than 100,000 values"
+
+
+NINE_ITEMS = ", ".join(["{0}"] * 9)
+NINE_VALUES = ", ".join(f"{key}: {{0}}" for key in "abcdefghi")
+
+
+def nested(first, form):
+    """Return nine levels, each of which repeats the one before nine times."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{level}: &a{level} {form.format(f'*a{level - 1}')}" for level in range(1, 10)]
+    return "\n".join(lines).encode()
+
+
 class TestFiles:
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -119,6 +139,13 @@ class TestFiles:
             (b"", "bad.yaml: expected a mapping"),
             (bytes(range(128, 256)), "bad.yaml: "),
             (b"local:\nrounds: 1\n", "local=None: expected a mapping"),
+            (nested("[1]", f"[{NINE_ITEMS}]"), f"bad.yaml: {TOO_MANY}"),
+            (nested("{x: 1}", f"{{{{{NINE_VALUES}}}}}"), f"bad.yaml: {TOO_MANY}"),
+            (nested("{x: 1}", f"{{{{<<: [{NINE_ITEMS}]}}}}"), f"bad.yaml: {TOO_MANY}"),
+            (b"rounds: &a [*a]\n", "bad.yaml: not valid YAML: found a value that contains itself"),
+            (b"local: &a {lr: *a}\n", "bad.yaml: not valid YAML: found a value that contains itself"),
+            (b"? &a [*a]\n: 1\n", "bad.yaml: not valid YAML: found a value that contains itself"),
+            (b"rounds: " + b"[" * 3000, "bad.yaml: not valid YAML: maximum recursion depth exceeded"),
         ],
     )
     def test_yaml_that_is_no_configuration(self, refused, tmp_path, content, said):

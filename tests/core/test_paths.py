@@ -9,6 +9,7 @@ import pytest
 
 import rayfed
 from helpers.commands import command
+from rayfed.cli.main import main
 from rayfed.core import paths
 from rayfed.core.paths import absolute, enter, looked_in
 
@@ -48,6 +49,45 @@ def test_a_path_that_does_not_exist_is_refused_with_its_folder(name, values, her
     assert name in refusal
     assert str(here) in refusal
     assert not Path("results").exists()
+
+
+LONG = "x" * 5000
+NAMES = [LONG, f"{'x' * 250}/" * 20, f"/{LONG}", "~nosuchuser/x", f"~/{LONG}"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:20])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "{}"],
+        ["sweep", "{}"],
+        ["run", "--dry-run", "results={}", "model.name=mlp", "data.per_domain=20", "local.batch_size=2"],
+        ["run", "--dry-run", "data={name: npz, file: '{}'}"],
+        ["run", "--dry-run", "data={name: csv, file: '{}', label: a}"],
+        ["run", "--dry-run", "data={name: parquet, file: '{}', label: a}"],
+        ["run", "--dry-run", "data={name: huggingface, folder: '{}'}"],
+        ["run", "--dry-run", "data={name: imagefolder, folder: '{}', size: 8}"],
+        ["run", "--dry-run", "data={name: mnist, root: '{}'}"],
+        ["run", "--dry-run", "data={name: cifar10, root: '{}'}"],
+        ["run", "--dry-run", "data.per_domain=20", "partition={name: file, file: '{}'}"],
+        ["run", "--dry-run", "data.per_domain=20", "local.batch_size=2", "clock.profile={}.csv"],
+        ["run", "--dry-run", "data.per_domain=20", "local.batch_size=2", "model={name: mlp, weights: '{}'}"],
+        ["partition", "data.per_domain=20", "--save", "{}/x.parquet"],
+        ["partition", "data.per_domain=20", "--plot", "/dev/null/{}.png"],
+        ["report", "{}"],
+        ["data", "mnist", "--root", "{}"],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_a_path_that_no_file_can_have_is_refused_in_a_line(name, arguments, capsys):
+    code = main([each.replace("{}", name) for each in arguments])
+    line = capsys.readouterr().err.strip()
+    assert "\n" not in line
+    if name == "~nosuchuser/x":  # a folder of this name may be made
+        assert code in (0, 2)
+    else:
+        assert code == 2
+        assert len(line) < 1000
 
 
 class TestACopyOfRayJobs:

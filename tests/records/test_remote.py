@@ -203,12 +203,27 @@ class TestRefusals:
             ("ftp://host/results", "unknown scheme; expected a path or a URL that begins with file://, s3://, gs://"),
             ("s3://lab/folder?region=eu", "use s3://BUCKET/FOLDER, and environment variables such as AWS_REGION"),
             ("gs://me:secret@lab/folder", "use gs://BUCKET/FOLDER, and environment variables such as"),
+            ("S3://me:secret@lab/folder", "use s3://BUCKET/FOLDER, and environment variables such as"),
+            ("s3://me:sec/secret@lab/folder", "use s3://BUCKET/FOLDER, and environment variables such as"),
+            ("https://me:secret@host/results", "unknown scheme; expected a path or a URL that begins with file://"),
+            ("https://me:sec/secret@host/results", "://…@host/results: unknown scheme"),
+            ("file://me:secret@host/results", "://…@host/results: expected file:///FOLDER with the whole path"),
+            ("file://results", "expected file:///FOLDER with the whole path, or a path without file://"),
         ],
     )
     def test_locations(self, capsys, location, message):
-        assert run([*SMALL, f"results={location}"]) == 2
+        for arguments in ([*SMALL, f"results={location}"], ["--dry-run", *SMALL, f"results={location}"]):
+            assert run(arguments) == 2
+            self.check(capsys, location, message)
+        assert report([location]) == 2
+        self.check(capsys, location, message)
+        with pytest.raises(UsageError, match=message) as refusal:
+            rayfed.read_results(location)
+        assert "secret" not in str(refusal.value)
+
+    def check(self, capsys, location, message):
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"rayfed: results={location.partition('//')[0]}//")
+        assert line.startswith(f"rayfed: results={location.partition('//')[0].lower()}//")
         assert re.search(message, line)
         assert "secret" not in line
 
