@@ -1,7 +1,8 @@
 """Ray sessions: join the running cluster, or start Ray on this machine alone.
 
-A Ray that is started here listens on the loopback interface, and only its user may read its token. Ray itself would use
-the machine's address, so that its ports were open to the network.
+A Ray that is started here listens on the loopback interface, and only its user may read its token and enter its folder.
+Ray itself would use the machine's address, so that its ports were open to the network, and let everybody on the machine
+read its logs and write to its sockets.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from rayfed.experiments.capacity import (
     cluster_address,
     cluster_is_running,
     known_nodes,
-    ray_folder,
     this_machine,
 )
 from rayfed.experiments.config import Placement
+from rayfed.experiments.session_folder import session_folder
 from rayfed.records.storage import one_line
 
 _CONNECT_SECONDS = 10
@@ -69,18 +70,25 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         url = _joined()
     elif _started is not None or not ray.is_initialized():
         check_fits(placement, this_machine())
+        logs = _folder_for_sessions() / "session_latest" / "logs"
         begin(dashboard=dashboard)
         assert _started is not None, "there is no cluster to join"
         try:
             url = _started.result().dashboard_url or ""
         except Exception as error:  # Ray raises bare exceptions here
-            raise RayNotStarted(
-                f"Ray did not start ({one_line(error)}); its logs are in {ray_folder()}/session_latest/logs"
-            ) from error
+            raise RayNotStarted(f"Ray did not start ({one_line(error)}); its logs are in {logs}") from error
         finally:
             _started = None
     check_fits(placement, known_nodes() or [])
     return url
+
+
+def _folder_for_sessions() -> Path:
+    try:
+        return session_folder()
+    except OSError as error:
+        remedy = "set RAY_TMPDIR to a folder that you may write to"
+        raise RayNotStarted(f"Ray did not start ({one_line(error)}); {remedy}") from error
 
 
 def start_here(**options: Any) -> Any:
@@ -90,7 +98,12 @@ def start_here(**options: Any) -> Any:
     """
     protect_token()
     with on_loopback():
-        return ray.init(address="local", _system_config={"free_objects_batch_size": 1}, **options)
+        return ray.init(
+            address="local",
+            _temp_dir=str(session_folder()),
+            _system_config={"free_objects_batch_size": 1},
+            **options,
+        )
 
 
 def is_private() -> bool:

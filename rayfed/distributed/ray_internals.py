@@ -45,6 +45,17 @@ def is_preempted(error: BaseException | None) -> bool:
     return isinstance(error, ray.exceptions.RayActorError) and bool(error.preempted)
 
 
+def keep_credentials_here() -> None:
+    """Let Tune not copy credentials of AWS from this process's environment into what it sends to Ray.
+
+    Ray writes that to a log. Processes that need the credentials find them as on any machine.
+    """
+    from ray.tune.execution import class_cache  # imports pandas, which some processes need not
+
+    names: set[str] = class_cache.ENV_VARS_TO_PROPAGATE
+    names.difference_update([name for name in names if name.startswith("AWS_")])
+
+
 def lost_its_node(error: BaseException) -> bool:
     """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
     frames = list(traceback.walk_tb(error.__traceback__))

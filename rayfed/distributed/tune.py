@@ -32,7 +32,7 @@ from rayfed.core.machine import on_signal
 from rayfed.data.on_disk import LazyRows
 from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
-from rayfed.distributed.ray_internals import cause_of_death, is_preempted
+from rayfed.distributed.ray_internals import cause_of_death, is_preempted, keep_credentials_here
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
 from rayfed.distributed.server_actor import ServerActor, sent
@@ -206,6 +206,7 @@ class _Trials(tune.Callback, tune.Stopper):
     ) -> tune.Tuner:
         search, storage = self._search, open_storage(self._folder).child(self._experiment)
         stops_early = search.scheduler == "asha"
+        keep_credentials_here()
         os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if stops_early else "1000"
         os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if stops_early else str(_BUFFERED_SECONDS)
         trainable = tune.with_parameters(ServerActor, actor=self._recorder.actor, files=files, work=[ray.put(work)])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rayfed.core.machine import memory_bytes, nvidia_smi, versions
 from rayfed.data.readers.files import datasets_folder
-from rayfed.experiments.capacity import ray_folder
+from rayfed.experiments.session_folder import temporary_folder
 from rayfed.records.storage import one_line
 
 _PACKAGES = ("rayfed-sim", "torch", "torchvision", "ray", "numpy", "pandas", "pyarrow")
@@ -72,7 +72,7 @@ def _folders() -> Iterator[Check]:
     else:
         yield Check("data", str(data) if data.is_dir() else "RAYFED_DATA is not set; embedded data work")
     for name, folder, remedy in (
-        ("temporary", ray_folder().parent, "set RAY_TMPDIR to a folder with space"),
+        ("temporary", temporary_folder(), "set RAY_TMPDIR to a folder with space"),
         ("results", Path.cwd(), "change to a folder that you may write to, or give results=FOLDER"),
     ):
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -66,7 +66,7 @@ def test_every_set_becomes_clients(roots, name):
 def test_the_second_start_looks_at_no_image(roots, name, monkeypatch):
     first = made(name, roots(name))
     monkeypatch.setattr(Image, "open", None)
-    monkeypatch.setattr("rayfed.data.sets.cifar.RestrictedUnpickler", None)
+    monkeypatch.setattr("rayfed.data.sets.cifar.read_pickle", None)
     monkeypatch.setattr("scipy.io.loadmat", None)
     monkeypatch.setattr("rayfed.data.sets.mnist.read_idx", None)
     second = made(name, roots(name))

@@ -29,6 +29,7 @@ class TestRayThatDoesNotStart:
     def alone(self, monkeypatch, tmp_path):
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.setattr(cluster, "session_folder", lambda: tmp_path / "ray")
 
     def test_ends_in_one_line(self, monkeypatch):
         monkeypatch.setattr(cluster, "start_here", refuse(RuntimeError("no node yet")))

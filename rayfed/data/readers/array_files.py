@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.core.paths import read_file
 from rayfed.data.on_disk import cached_arrays
 from rayfed.data.published import Source
 from rayfed.data.readers.files import files_hash, readable
@@ -31,12 +32,13 @@ class Arrays(NamedTuple):
 def read_once(name: str, source: Source, folder: Path, files: Sequence[str], read: Callable[[], Arrays]) -> Arrays:
     """Return what `read` reads from `files` in the folder of a source, read-only, and cache it under `name`.
 
-    The files are compared with the published ones. Later, only their sizes and modification times are checked.
+    The files are compared with the published ones before they are read. Later, only their sizes and modification times
+    are checked.
     """
 
     def make() -> dict[str, np.ndarray]:
-        images, labels, is_test, _ = read()
         source.compare(folder, files)
+        images, labels, is_test, _ = read()
         return {"images": images, "labels": labels, "is_test": is_test}
 
     key = files_hash(folder, files)
@@ -74,7 +76,7 @@ def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """Return the uint8 array of an IDX file with the given number of dimensions (3: images, 1: labels)."""
     with readable(path, f"an IDX file of {'images' if dimensions == 3 else 'labels'}"):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = gzip.decompress(read_file(path)) if path.suffix == ".gz" else read_file(path)
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
         if magic != 0x0800 + dimensions:  # 08 stands for unsigned bytes
             raise ValueError(f"it starts with 0x{magic:08x}")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -76,16 +77,30 @@ def noted() -> Iterator[set[str]]:
         _listening.pop()
 
 
+def is_pipe_or_device(path: Path | str) -> bool:
+    """Return whether there is something at `path` that is neither a file nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # nothing, or no path
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 @contextlib.contextmanager
 def readable(path: Path | str, kind: str) -> Iterator[None]:
     """Raise UsageError, which names `path` and the expected `kind`, for any error while a file is read.
 
-    Readers raise errors of many types for damaged files.
+    Readers raise errors of many types for damaged files. A pipe or a device is refused before it is opened, since a
+    reader could wait for it without end.
     """
+    if is_pipe_or_device(path):
+        raise UsageError(f"{path}: a pipe or a device, not {kind}")
     try:
         yield
-    except (UsageError, MemoryError):
+    except UsageError:
         raise
+    except MemoryError as error:
+        raise UsageError(f"{path}: too large for the memory of this machine, or damaged; expected {kind}") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{path}: missing, empty, truncated, damaged or not {kind} ({reason})") from error

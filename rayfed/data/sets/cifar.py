@@ -1,36 +1,20 @@
 """CIFAR-10 and CIFAR-100 from their pickle files for Python, in the folders that torchvision uses."""
 
-import _codecs
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy._core.multiarray import _reconstruct
 
+from rayfed.core.paths import read_file
 from rayfed.data.dataset import Dataset, from_two_files
 from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.published import Published, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
 from rayfed.data.readers.files import readable
+from rayfed.data.readers.pickles import read_pickle
 
 SOURCES = ("train", "test")
-ALLOWED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _codecs.encode,  # bytes as Python 3 writes them for Python 2
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
-}
-
-
-class RestrictedUnpickler(pickle.Unpickler):
-    """Loads arrays, numbers, strings and what holds them, and no other object, so that a file cannot run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return ALLOWED[module, name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +42,11 @@ class CifarFiles(Published, ChannelNormalisation):
         return read_once(source.name, source, folder, (*self.train, *self.test), read)
 
     def _read(self, path: Path) -> Arrays:
-        with readable(path, f"a pickled dict with the keys data and {self.key}"), open(path, "rb") as file:
-            content = RestrictedUnpickler(file, encoding="latin1").load()
+        with readable(path, f"a pickled dict with the keys data and {self.key}"):
+            content = read_pickle(read_file(path))
             images, labels = content["data"], content[self.key]
+            if not (isinstance(labels, np.ndarray) or all(type(label) is int for label in labels)):
+                raise ValueError(f"{self.key} are no integers")
         rows = validated_arrays(path, images, labels, (3 * 32 * 32,), self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, 32, 32))
 
