@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import rayfed
-from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
+from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError, printable
 from rayfed.core.machine import on_signal
 from rayfed.core.substitutes import print_substitutes
 
@@ -91,7 +91,7 @@ def _code(arguments: Sequence[str]) -> int:
             _refuse_unknown(_program(), _program().parse_known_args(arguments)[1] or arguments)
         return _execute(arguments[0], arguments[1:])
     except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
-        print(f"rayfed: {error}", file=sys.stderr)
+        print(f"rayfed: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":

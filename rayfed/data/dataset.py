@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, printable
 from rayfed.core.layout import Layout
 from rayfed.core.rng import floor_share
 from rayfed.data.inputs import (
@@ -136,6 +136,8 @@ class Dataset:
     ) -> "Dataset":
         """Return a dataset with one domain, called `name`, and one source, "all", unless `others` overrides them.
 
+        Names may come from somebody's file: their characters that do not show become escapes.
+
         Args:
             name: Name of the dataset.
             images: Inputs [N, ...], an array or a tensor; floats become float32. Or a dict or a tuple of them,
@@ -171,7 +173,11 @@ class Dataset:
             "index": np.arange(size),
             "num_classes": count_classes(f"dataset {name}", counted, "num_classes", num_classes),
         }
-        return cls(name=name, images=images, labels=labels, **{**defaults, **others})
+        columns = {**defaults, **others}
+        for key in ("domains", "ood"):
+            if key in columns:
+                columns[key] = tuple(map(printable, columns[key]))
+        return cls(name=printable(name), images=images, labels=labels, **columns)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -238,6 +238,14 @@ def _inside(folder: Path, name: str, plain: bool = True) -> Path:
     return path
 
 
+def _folder_name(name: str) -> str:
+    """Return the last part of a name in a table as the name of a folder; raise if it is none."""
+    last = Path(name).name
+    if last in ("", ".."):
+        raise _Failed(f"its tables are not to be trusted: they name a folder {name!r}")
+    return last
+
+
 def _from_hub(source: Source, folder: Path) -> None:
     """Download the tables of a source on the Hugging Face hub; write their images to <domain>/<class>/ if it has them.
 
@@ -285,7 +293,7 @@ def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str)
         for batch in file.iter_batches(256, columns=["image", domain, label]):
             for row in batch.to_pylist():
                 parts = [names[key][row[key]] if names[key] else str(row[key]) for key in (domain, label)]
-                path = folder.joinpath(*(Path(part).name for part in parts), f"{number:06}.jpg")
+                path = folder.joinpath(*map(_folder_name, parts), f"{number:06}.jpg")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(row["image"]["bytes"])
                 number += 1

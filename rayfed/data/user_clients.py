@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, printable
 from rayfed.core.layout import Layout
 from rayfed.core.options import checked
 from rayfed.data.inputs import (
@@ -101,7 +101,7 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
         _made_twice(made, len(sizes) - 1)
     maker = replace(maker, first=first.select(slice(0)))
     domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
-    table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
+    table = ClientTable(MadeClients(maker, sizes), sizes, [printable(str(domain)) for domain in domains])
     return _population(table, num_classes or 1, first)
 
 
@@ -185,7 +185,7 @@ def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Cl
     train = _examples(given["train"], f"{where}.train", classes, layout)
     empty, layout = train.select(slice(0)), train.layout
     val = _examples(given["val"], f"{where}.val", classes, layout) if given.get("val") is not None else empty
-    domain = f"client-{number}" if given.get("domain") is None else str(given["domain"])
+    domain = f"client-{number}" if given.get("domain") is None else printable(str(given["domain"]))
     return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes, layout))
 
 

@@ -8,7 +8,6 @@ bytes, because it may be on another machine; `rayfed.records.checkpoints` descri
 import hashlib
 import io
 import itertools
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -122,11 +121,14 @@ class Checkpointer:
             server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
             server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
             versions = _states(_contents(self._files, self._trial, content["ring"]), device)
-            server.rounds.ring = {int(name.partition("_")[2]): Version(**version) for name, version in versions}
+            try:
+                server.rounds.ring = {int(name.partition("_")[2]): Version(**version) for name, version in versions}
+                server.restore_progress(content["progress"])
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise _Unusable(f"is damaged: its progress cannot be used ({one_line(error)})") from error
 
         position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
         content = saved[position]["content"]
-        server.restore_progress(content["progress"])
         self._base, self.round = saved[position]["number"], server.round
         self._ring = {name: SavedPart(*part) for name, part in content["ring"].items()}
         self._versions = dict(server.fleet.states.versions)
@@ -218,6 +220,9 @@ class _SavedClients(Mapping[int, State]):
         self, read: Callable[[str, Sequence[Any]], State], parts: Mapping[str, Sequence[Any]], ids: np.ndarray
     ):
         self._read = read
+        for name in parts:
+            if int(name) >= len(ids):
+                raise UsageError(f"the checkpoint has a state of client {name}, and the data have {len(ids)} clients")
         self._parts = dict(sorted((int(ids[int(name)]), (name, part)) for name, part in parts.items()))
 
     def __getitem__(self, client: int) -> State:
@@ -263,9 +268,12 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
     for name, content in parts:
         try:
             state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-            raise _Unusable(f"is damaged: state {name} cannot be read ({one_line(error)})") from error
-        yield name, tree_map(lambda tensor: tensor.to(device), state)
+            if not isinstance(state, dict):
+                raise TypeError("it has no fields")
+            state = tree_map(lambda tensor: tensor.to(device), state)
+        except Exception as error:  # torch raises many kinds for damaged bytes
+            raise _Unusable(f"is damaged: state {name} cannot be read ({one_line(error)[:200]})") from error
+        yield name, state
 
 
 def _checked(checkpoint: Mapping[str, Any], trial: str, configuration: str, blueprint: Blueprint) -> Mapping[str, Any]:

@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
-from rayfed.core.errors import StorageError
+from rayfed.core.errors import StorageError, shown
 from rayfed.records.files import SCHEMA, check_schema
 from rayfed.records.storage import Storage, finished_name, one_line
 
@@ -24,7 +25,8 @@ BLOCK_BYTES = 32 * 2**20
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
 _THREADS = 16  # disks, and object stores even more, take several files at a time
-_FILE = re.compile(r"(manifest|server|version_\d+|\d+)-(\d{6,})\.(?:json|pt)")
+_CLIENT, _VERSION = re.compile(r"[0-9]+"), re.compile(r"version_[0-9]+")
+_FILE = re.compile(r"(manifest|server|version_[0-9]+|[0-9]+)-([0-9]{6,18})\.(?:json|pt)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -167,7 +169,11 @@ class CheckpointStore:
             raise
 
     def _content(self, number: int) -> dict[str, Any]:
-        return _decoded(self.folder.read(_manifest_file(number)), f"{self.folder.location}/{_manifest_file(number)}")
+        file = _manifest_file(number)
+        content = _decoded(self.folder.read(file), f"{self.folder.location}/{file}")
+        if content["number"] != number:
+            raise StorageError(f"is damaged: its manifest is that of checkpoint {content['number']}")
+        return content
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Return the kind ("manifest", "server", a version or a client), the number and the size of each file."""
@@ -222,9 +228,54 @@ def _decoded(text: bytes, where: str) -> dict[str, Any]:
     try:
         tree = json.loads(text)
         number, content, expected = tree.get("schema", "none"), tree.get("content"), tree.get("checksum")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"is damaged: its manifest is not the JSON that rayfed wrote ({one_line(error)})") from error
     check_schema(number, where)
     if not isinstance(content, dict) or checksum(_canonical(content)) != expected:
         raise StorageError("is damaged: its manifest does not match its checksum")
+    try:
+        _check_fields(content, _FIELDS)
+        _check_parts(content)
+        if content["progress"]:
+            _check_fields(content["progress"], _PROGRESS)
+            _check_fields(content["progress"]["early_stopping"], {"reason": (str, NoneType)})
+    except ValueError as error:
+        raise StorageError(f"is damaged: {error}") from error
     return content
+
+
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("trial", "configuration", "rayfed"), (str,)),
+    **dict.fromkeys(("round", "number"), (int,)),
+    **dict.fromkeys(("progress", "clients", "ring"), (dict,)),
+    "server": (list,),
+    "best": (int, NoneType),
+}
+"""The fields of a manifest. Its checksum shows damage, and not who wrote it."""
+_PROGRESS: Mapping[str, tuple[type, ...]] = {
+    "rounds": (int,),
+    "finished": (bool,),
+    "vmap_clients": (int, NoneType),
+    "early_stopping": (dict,),
+    "best": (dict,),
+}
+"""The fields of `progress` that every trial has; the engine knows what they mean."""
+_PART_TYPES = [int, int, str]
+
+
+def _check_fields(values: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise ValueError if a field is missing, or has a value of another type."""
+    for name, kinds in fields.items():
+        if type(values.get(name, ...)) not in kinds:
+            raise ValueError(f"its manifest has no usable {name}")
+
+
+def _check_parts(content: Mapping[str, Any]) -> None:
+    """Raise ValueError if a part of a manifest is none, or its name is not that of a state."""
+    names = {**dict.fromkeys(content["clients"], _CLIENT), **dict.fromkeys(content["ring"], _VERSION)}
+    for name, pattern in names.items():
+        if not pattern.fullmatch(name):
+            raise ValueError(f"its manifest names the state {shown(name)}")
+    for part in (content["server"], *content["clients"].values(), *content["ring"].values()):
+        if not isinstance(part, list) or list(map(type, part)) != _PART_TYPES:
+            raise ValueError(f"its manifest names the part {shown(part)}")

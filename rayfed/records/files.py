@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.records.storage import Storage, one_line
+from rayfed.records.tables import check_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,13 @@ _HOLDINGS = pa.schema(
     ]
 )
 
+_MAP = pa.schema(
+    [
+        *(("client", pa.int64()), ("domain", pa.string()), ("label", pa.int64())),
+        *(("x", pa.float64()), ("y", pa.float64()), ("point", pa.string())),
+    ]
+)
+
 Holding = tuple[int, str, str, int, int]
 """A client, its domain, a split, a class, and the number of its examples."""
 
@@ -45,39 +53,62 @@ def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
     folder.write(name, memoryview(stream.getvalue()))
 
 
-def read_parquet(folder: Storage, name: str, categories: Sequence[str] = ()) -> pa.Table:
+def read_parquet(
+    folder: Storage, name: str, categories: Sequence[str] = (), *, schema: pa.Schema | None = None
+) -> pa.Table:
     """Return the rows of one version of a file, also while another process replaces it.
 
     Args:
         categories: The columns that are returned as categories of distinct strings.
+        schema: What `check_rows` compares the rows with; None: nothing.
 
     Raises:
         OSError: The file is missing or cannot be read.
         StorageError: The file is damaged.
         UsageError: The file has another schema than this version of rayfed.
     """
-    _, rows = read_checked(folder, name, categories)
+    _, rows = read_checked(folder, name, categories, schema=schema)
     return rows
 
 
-def read_checked(folder: Storage, name: str, categories: Sequence[str] = ()) -> tuple[bytes, pa.Table]:
+def read_checked(
+    folder: Storage, name: str, categories: Sequence[str] = (), *, schema: pa.Schema | None = None
+) -> tuple[bytes, pa.Table]:
     """Return the content of a file for `decompressed`, and its rows, with the errors of `read_parquet`."""
+    content, table = _whole_file(folder, name, categories)
+    number = (table.schema.metadata or {}).get(_KEY, b"none").decode(errors="replace")
+    check_schema(number, f"{folder.location}/{name}")
+    if schema is not None:
+        try:
+            check_rows(table, schema)
+        except ValueError as error:
+            raise _damaged(folder, name, error) from error
+    return content, table.replace_schema_metadata(None)
+
+
+def _whole_file(folder: Storage, name: str, categories: Sequence[str]) -> tuple[bytes, pa.Table]:
+    """Return the content of a file and its rows.
+
+    An object store may give the size of the old version and the bytes of the new one, so it is read several times.
+    """
     for attempt in range(_ATTEMPTS):
         content = folder.read(name)
         try:
             table = _rows(content, categories)
+            table.validate(full=True)  # pyarrow takes any bytes for strings
         except Exception as error:  # pyarrow raises many kinds for damaged bytes
-            # An object store may give the size of the old version and the bytes of the new one.
             if attempt == _ATTEMPTS - 1:
-                raise StorageError(
-                    f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote "
-                    f"({one_line(error)[:120]}); restore it, or delete it and run its trials again"
-                ) from error
+                raise _damaged(folder, name, error) from error
         else:
-            number = (table.schema.metadata or {}).get(_KEY, b"none").decode()
-            check_schema(number, f"{folder.location}/{name}")
-            return content, table.replace_schema_metadata(None)
+            return content, table
     raise AssertionError
+
+
+def _damaged(folder: Storage, name: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote ({one_line(error)[:120]}); restore "
+        "it, or delete it and run its trials again"
+    )
 
 
 def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
@@ -114,9 +145,24 @@ def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> N
 def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":
     """Return the partition with the hash `digest`; None if it was not recorded."""
     try:
-        return read_parquet(home.child(_PARTITIONS), f"{digest}.parquet").to_pandas()
+        return read_parquet(home.child(_PARTITIONS), f"{digest}.parquet", schema=_HOLDINGS).to_pandas()
     except FileNotFoundError:
         return None
+
+
+def read_map(folder: Storage, name: str) -> "pd.DataFrame":
+    """Return the points of a map that `write_map` wrote.
+
+    Raises:
+        OSError: The file is missing or cannot be read.
+        StorageError: The file is damaged.
+    """
+    _, table = _whole_file(folder, name, ())
+    try:
+        points = table.replace_schema_metadata(None).select(_MAP.names).cast(_MAP)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise _damaged(folder, name, error) from error
+    return points.to_pandas()
 
 
 def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rayfed.core.records import SECONDS, Event, Record, Score
+from rayfed.core.errors import shown
+from rayfed.core.records import POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
 
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
@@ -53,6 +55,38 @@ ROUNDS_SCHEMA = pa.schema(
     ]
 )
 EVENTS_SCHEMA = pa.schema([*TRIAL_COLUMNS, ("time", pa.timestamp("us", tz="UTC")), *_columns(Event)[1:]])
+
+
+_ALLOWED: Mapping[str, Sequence[str]] = {"point": POINTS, "split": SPLITS, "stage": STAGES}
+"""The values of columns that have few."""
+
+
+def check_rows(table: pa.Table, schema: pa.Schema) -> None:
+    """Check rows that may come from somebody else.
+
+    Args:
+        schema: That of the table. All columns of a schema without `stage` have values in every row.
+
+    Raises:
+        ValueError: Columns or their types differ, or a value is missing, or is one that rayfed never writes.
+    """
+    if table.schema.names != schema.names:
+        unexpected = sorted(set(table.schema.names) ^ set(schema.names))
+        raise ValueError(f"its columns differ, as in {shown(unexpected)}")
+    for field in table.schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if kind != schema.field(field.name).type:
+            raise ValueError(f"its column {field.name} is {kind}")
+    given = schema.names
+    if "stage" in given:  # the costs of a round may be unknown
+        given = given[: given.index("stage") + 1]
+    for name in given:
+        if table[name].null_count:
+            raise ValueError(f"its column {name} lacks values")
+    for name in _ALLOWED.keys() & set(schema.names):
+        for value in pc.unique(table[name]).to_pylist():
+            if value not in _ALLOWED[name]:
+                raise ValueError(f"its column {name} has {shown(value)}")
 
 
 def in_memory(schema: pa.Schema) -> pa.Schema:

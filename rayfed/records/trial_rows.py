@@ -70,6 +70,8 @@ def checked_row(content: Mapping[str, Any], trial: str) -> dict[str, Any]:
     json.dumps(row, ensure_ascii=False).encode()  # raises for halves of characters, which no table holds
     row["started"] = _time(row["started"])
     for column, value in row.items():
+        if not column.isprintable():
+            raise ValueError(f"it has a column {shown(column)}")
         if value is not None and not _fits(column, value):
             raise ValueError(f"{column} is {shown(value)}")
     if row["trial"] != trial:

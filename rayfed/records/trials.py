@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 from filelock import FileLock
 
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError, UsageError, printable
 from rayfed.core.machine import versions
 from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
@@ -186,7 +186,7 @@ def _row_or_fault(table: Storage, trial: str) -> tuple[dict[str, Any] | None, st
     try:
         return _read_row(table, trial), None
     except StorageError as error:
-        return None, str(error)
+        return None, printable(str(error))
 
 
 def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, printable
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
 from rayfed.records.files import decompressed, read_checked, read_parquet
@@ -25,6 +25,8 @@ from rayfed.reports.selection import TRIAL, aggregate_clients
 
 TABLES = ("metrics", "rounds", "trials")
 _STRINGS = string_columns(METRICS_SCHEMA)
+_SCHEMAS = {"rounds": ROUNDS_SCHEMA, "events": EVENTS_SCHEMA}
+_OF_SEVERAL_LINES = ("traceback",)
 _NO_ROWS = METRICS_SCHEMA.empty_table()
 _COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
 
@@ -36,12 +38,12 @@ class TrialScores:
         self._files = files
 
     def rows(self) -> pa.Table:
-        tables = [decompressed(file) for file in self._files]
+        tables = [_printable(decompressed(file)) for file in self._files]
         return pa.concat_tables([_NO_ROWS, *tables])
 
     def frame(self) -> pd.DataFrame:
         """Return the rows with categories in place of strings."""
-        tables = [decompressed(file, _STRINGS) for file in self._files]
+        tables = [_printable(decompressed(file, _STRINGS)) for file in self._files]
         return pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
 
     @property
@@ -223,7 +225,7 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
             rows += _with_lost(readable, home)
             faults += [(home.name, line) for line in lines.values()]
     all_rounds = pd.concat(rounds or [ROUNDS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
-    tables = Tables(scores or [TrialScores([])], all_rounds, trials_table(rows).to_pandas(), faults)
+    tables = Tables(scores or [TrialScores([])], all_rounds, _printable(trials_table(rows)).to_pandas(), faults)
     if select is None:
         return tables
     is_validation = tables.counts["split"] == "val"
@@ -302,17 +304,36 @@ def _scores_of(home: Storage) -> list[TrialScores]:
     contents: dict[str, list[bytes]] = {}
     for file in _files(home, "metrics"):
         trial = file.rpartition("-")[0]
-        content, _ = read_checked(folder, file)
+        content, _ = read_checked(folder, file, schema=METRICS_SCHEMA)
         contents.setdefault(trial, []).append(content)
     return [TrialScores(files) for files in contents.values()]
 
 
 def _read_all(home: Storage, name: str) -> list[pd.DataFrame]:
     """Return the table `name` of an experiment as one frame, or nothing if it has no files."""
-    tables = [read_parquet(home.child(name), file) for file in _files(home, name)]
+    tables = [read_parquet(home.child(name), file, schema=_SCHEMAS[name]) for file in _files(home, name)]
     if not tables:
         return []
-    return [pa.concat_tables(tables).to_pandas()]
+    return [_printable(pa.concat_tables(tables)).to_pandas()]
+
+
+def _printable(table: pa.Table) -> pa.Table:
+    """Return `table` with escapes in place of characters of names that do not show, such as a terminal's codes.
+
+    Names may be somebody else's. A line end in one would end the comment of a table in LaTeX.
+    """
+    for place, field in enumerate(table.schema):
+        is_category = pa.types.is_dictionary(field.type)
+        kind = field.type.value_type if is_category else field.type
+        if not pa.types.is_string(kind) or field.name in _OF_SEVERAL_LINES:
+            continue
+        names = table.column(place).unique().cast(pa.string()).to_pylist()
+        if all(name is None or name.isprintable() for name in names):
+            continue
+        escaped = [name and printable(name) for name in table.column(place).cast(pa.string()).to_pylist()]
+        column = pa.array(escaped, pa.string())
+        table = table.set_column(place, field.name, column.dictionary_encode() if is_category else column)
+    return table
 
 
 def _files(home: Storage, name: str) -> list[str]:

@@ -95,7 +95,8 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
-def _main(calls: str, report: str) -> None:
+def written() -> set[str]:
+    """Return a set to which the paths are added that this process changes from now on."""
     changed: set[str] = set()
 
     def note(event: str, values: tuple[Any, ...]) -> None:
@@ -108,6 +109,11 @@ def _main(calls: str, report: str) -> None:
                 changed.add(os.path.normpath(os.path.join(parent, os.fsdecode(values[path]))))
 
     sys.addaudithook(note)
+    return changed
+
+
+def _main(calls: str, report: str) -> None:
+    changed = written()
     found = {}
     for name, (function, arguments) in json.loads(Path(calls).read_text()).items():
         before, printed = fingerprint(Path.cwd()), io.StringIO()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, printable
 from rayfed.core.options import option
 from rayfed.core.paths import writing
 from rayfed.data.dataset import ClientRows, Dataset
@@ -51,7 +51,7 @@ class File(Partition):
         for number, file_number in enumerate(np.unique(client)):
             train, val, test = (rows[(client == file_number) & masks[name]] for name in SPLITS)
             if "domain" in table:
-                domain = str(table["domain"].to_numpy()[np.argmax(client == file_number)])
+                domain = printable(str(table["domain"].to_numpy()[np.argmax(client == file_number)]))
             else:
                 domain = dataset.domain_of(np.concatenate([train, val, test]))
             if has_val or self.validation == 0:

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 from rayfed.core.errors import UsageError
+from rayfed.data.readers.decoding import formats
 from rayfed.data.readers.files import in_words, is_hidden, note, tell_left_out
 
 EXPECTED = "files that end in .png, .jpg or another format that Pillow reads"
 MOST_TOLD = 8  # folders without a class that are named in one line
-_RECOGNISED_ONLY = ("BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF")  # by Pillow, which decodes none of them
 
 
 class Entry(NamedTuple):
@@ -37,9 +37,9 @@ def as_columns(entries: Iterable[Entry]) -> tuple[np.ndarray, ...]:
 @functools.cache
 def endings() -> frozenset[str]:
     """Return the endings of the files that Pillow decodes, in lower case."""
-    formats = Image.registered_extensions()
-    decoded = ({"MPO"} | set(Image.OPEN)) - set(_RECOGNISED_ONLY)
-    return frozenset(ending for ending, name in formats.items() if name in decoded)
+    extensions = Image.registered_extensions()
+    decoded = {"MPO", *formats()}
+    return frozenset(ending for ending, name in extensions.items() if name in decoded)
 
 
 def _ending(name: str) -> str:
@@ -61,10 +61,17 @@ def refuse_loose_images(folder: Path) -> None:
 def image_files(path: Path, left_out: Counter[str]) -> list[str]:
     """Return the sorted paths of the image files below `path`, relative to it, without hidden files.
 
-    The other files are counted in `left_out` by their endings, except those that systems leave.
+    The other files are counted in `left_out` by their endings, except those that systems leave. A folder to which
+    several links lead is read once.
     """
     found = []
+    visited: set[tuple[int, int]] = set()
     for folder, inner, names in os.walk(path, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in visited:  # folders that link to each other would have no end
+            inner.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
         here = os.path.realpath(folder)
         left_out.update(f"{name}/" for name in inner if name.startswith("."))
         links = {name: os.path.join(folder, name) for name in inner if os.path.islink(os.path.join(folder, name))}

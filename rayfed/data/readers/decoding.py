@@ -1,5 +1,6 @@
 """Images in files, or encoded in a table column, as one array that is decoded once into the cache."""
 
+import functools
 import io
 import itertools
 import os
@@ -16,7 +17,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.terminal import StatusLine
 from rayfed.data.on_disk import Create, cached
 from rayfed.data.readers import tables
-from rayfed.data.readers.files import files_hash, note, readable
+from rayfed.data.readers.files import files_hash, inside, note, readable
 
 VERSION = 3  # raise it when the pixels or the notes change
 BLOCK = 64  # files per task of a thread
@@ -24,6 +25,15 @@ BLOCK = 64  # files per task of a thread
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes with more than 8 bits per pixel."""
 GREY = ("1", "L", "LA", "La", *DEEP)
+_NOT_DECODED = ("BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF")
+"""Formats that Pillow recognises and does not decode. For EPS it would start Ghostscript, a program with a language."""
+
+
+@functools.cache
+def formats() -> tuple[str, ...]:
+    """Return the formats that Pillow decodes by itself. It goes by the content of a file, whatever its name says."""
+    Image.init()
+    return tuple(sorted(set(Image.OPEN) - set(_NOT_DECODED)))
 
 
 def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
@@ -31,6 +41,8 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
 
     The array is cached; later, only the folder and the files' names, sizes and modification times are checked.
     """
+    for file in files:
+        inside(root, file)
 
     def write(create: Create) -> None:
         images = create("images", (len(files), 3, size, size), "uint8")
@@ -87,7 +99,7 @@ def decoded(image: Image.Image, where: str) -> Image.Image:
 
 def open_image(path: Path) -> Image.Image:
     """Open an image file as RGB."""
-    with readable(path, "an image"), Image.open(path) as opened:
+    with readable(path, "an image"), Image.open(path, formats=formats()) as opened:
         return decoded(opened, str(path)).convert("RGB")
 
 
@@ -168,7 +180,7 @@ def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) 
 def _opened(cell: Any, place: str) -> Image.Image:
     """Return the image in a cell, of which only the head is read yet."""
     with readable(place, "an image"):
-        return Image.open(io.BytesIO(cell))
+        return Image.open(io.BytesIO(cell), formats=formats())
 
 
 def _decoded(cell: object, place: str) -> Image.Image:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, printable
 from rayfed.core.paths import absolute, looked_in
 
 ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, else data"
@@ -63,7 +63,7 @@ def note(line: str) -> None:
 
 @functools.cache
 def print_once(line: str) -> None:
-    print(f"rayfed: {line}", file=sys.stderr, flush=True)
+    print(f"rayfed: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -77,7 +77,14 @@ def noted() -> Iterator[set[str]]:
         _listening.pop()
 
 
-def is_pipe_or_device(path: Path | str) -> bool:
+def inside(folder: Path, name: object) -> Path:
+    """Return the path of a file that a list names, in `folder` or below it; UsageError if it lies elsewhere."""
+    if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
+        raise UsageError(f"{folder}: its list names {name!r}, which is no file in this folder")
+    return folder / name
+
+
+def _is_pipe_or_device(path: Path | str) -> bool:
     """Return whether there is something at `path` that is neither a file nor a folder."""
     try:
         mode = os.stat(path).st_mode
@@ -93,8 +100,14 @@ def readable(path: Path | str, kind: str) -> Iterator[None]:
     Readers raise errors of many types for damaged files. A pipe or a device is refused before it is opened, since a
     reader could wait for it without end.
     """
-    if is_pipe_or_device(path):
+    if _is_pipe_or_device(path):
         raise UsageError(f"{path}: a pipe or a device, not {kind}")
+    with _errors_in_a_line(path, kind):
+        yield
+
+
+@contextlib.contextmanager
+def _errors_in_a_line(path: Path | str, kind: str) -> Iterator[None]:
     try:
         yield
     except UsageError:
@@ -113,7 +126,9 @@ def files_hash(root: Path, files: Sequence[str]) -> str:
     """
     digest = hashlib.sha256(f"{root.resolve()}\0".encode())
     for file in files:
-        with readable(root / file, "a file"):
+        with _errors_in_a_line(root / file, "a file"):
             status = os.stat(root / file)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("a folder, a pipe or a device")
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()

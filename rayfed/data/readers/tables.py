@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import ipc, parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.readers.files import existing, files_below, readable
+from rayfed.data.readers.files import existing, files_below, inside, readable
 from rayfed.data.splits import EXPECTED, split_in
 
 ENDINGS = (".parquet", ".arrow")
@@ -179,8 +179,8 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     """Return the Parquet or Arrow files of each split of a Hugging Face dataset in a local folder, in order."""
     existing("data.folder", folder, FORMATS, "folder")
     if (folder / "dataset_dict.json").is_file():
-        splits = _json(folder / "dataset_dict.json").get("splits", [])
-        return {split: _saved(folder / split) for split in splits}
+        with readable(folder / "dataset_dict.json", "a list of splits"):
+            return {split: _saved(inside(folder, split)) for split in _json(folder / "dataset_dict.json")["splits"]}
     if (folder / "state.json").is_file():
         return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
     found = [path for path in files_below(folder) if path.suffix in ENDINGS and not path.name.startswith("cache-")]
@@ -206,7 +206,7 @@ def _saved(folder: Path) -> list[Path]:
     if state.get("_indices_data_files"):
         raise UsageError(f"{folder}: saved with a separate selection of rows; save it again after flatten_indices()")
     with readable(folder / "state.json", "a list of data files"):
-        return [folder / entry["filename"] for entry in state["_data_files"]]
+        return [inside(folder, entry["filename"]) for entry in state["_data_files"]]
 
 
 def _json(path: Path) -> dict[str, Any]:

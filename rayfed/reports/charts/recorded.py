@@ -1,6 +1,5 @@
 """Charts of what runs recorded besides scores: partitions, maps of representations (t-SNE), and times."""
 
-import io
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SECONDS
-from rayfed.records.files import read_holdings
+from rayfed.records.files import read_holdings, read_map
 from rayfed.records.storage import Storage
 from rayfed.reports.charts.chart import (
     COLOURS,
@@ -32,7 +31,7 @@ _MOST_BUBBLES = 50  # of clients or of classes; with more, the chart is a heat m
 _MOST_MAPS = 6
 _MOST_NAMES = 20  # of domains or classes in a legend
 _FILE = re.compile(
-    r"(?P<trial>.+)-round(?P<round>\d+)-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-(?P<layer>.*)\.parquet"
+    r"(?P<trial>.+)-round(?P<round>\d{1,9})-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-(?P<layer>.*)\.parquet"
 )
 _PARTS = (*(part for part in SECONDS if part != "total"), "other")
 """The parts of a round's wall-clock time; `other` is the total less the measured parts."""
@@ -188,7 +187,7 @@ def _map_files(home: Storage, trials: pd.DataFrame) -> pd.DataFrame:
 
 def _map_panels(home: Storage, file: pd.Series) -> list[Any]:
     """Return two panels of a map: by domain, or by point for a map of several points, and by class."""
-    points = pd.read_parquet(io.BytesIO(home.read(str(file["file"]))))
+    points = read_map(home, str(file["file"]))
     origin = "point" if file["point"] == "joint" else "domain"
     panels = []
     for column, words in ((origin, origin), ("label", "class")):
