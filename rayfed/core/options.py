@@ -284,14 +284,20 @@ def _check_size(item: int | float, where: str) -> None:
     """Raise UsageError if no int64 holds an integer, or if a number would be 0 or infinite as float32."""
     if isinstance(item, int):
         if not is_int64(item):
-            digits = int(math.log10(abs(item))) + 1
-            raise UsageError(f"{where}: is an integer of {digits} digits; must be below 2^63")
+            raise UsageError(f"{where}: is an integer of {_digits(item)} digits; must be below 2^63")
         return
     smallest, largest = _FLOAT32
     if item and not smallest <= abs(item) <= largest:
         size = "small" if abs(item) < smallest else "large"
         numbers = f"{smallest:.2g} to {largest:.2g}"
         raise UsageError(f"{where}={item}: is too {size} for float32, of which the numbers are {numbers}")
+
+
+def _digits(number: int) -> int:
+    try:
+        return len(str(abs(number)))
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        return int(math.log10(abs(number))) + 1
 
 
 def _type_name(kind: Any) -> str:
