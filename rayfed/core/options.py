@@ -316,7 +316,10 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
     lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
     if isinstance(value, (list, tuple)) and lists:
         (inner, *_) = typing.get_args(lists[0])
-        return next(f"{shown(item)} in it" for item in value if not _convert(item, inner)[0])
+        wrong = next(item for item in value if not _convert(item, inner)[0])
+        return f"{shown(wrong)} in it{unquoted(wrong) if inner is str else ''}"
+    if isinstance(value, bool) and (str in kinds or list[str] in kinds):
+        return f"bool{unquoted(value)}"
     if isinstance(value, (list, tuple)) and value:
         return f"list; to search over values in a sweep, write {{grid: [{', '.join(map(str, value))}]}}"
     if isinstance(value, Mapping) and len(value) == 1:
@@ -326,6 +329,14 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
         if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
     return "null" if value is None else type(value).__name__
+
+
+def unquoted(value: Any) -> str:
+    """Return what to do about a word that YAML reads as true or false, as the end of a message; empty for others."""
+    if not isinstance(value, bool):
+        return ""
+    words = '"on" or "yes"' if value else '"off" or "no"'
+    return f"; in YAML on, off, yes and no mean true and false, so write the word in quotes, such as {words}"
 
 
 def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageError:

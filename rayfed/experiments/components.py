@@ -14,7 +14,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.lr_schedule import SCHEDULES
-from rayfed.core.options import checked, checked_options, is_required, type_hints
+from rayfed.core.options import checked, checked_options, is_required, type_hints, unquoted
 from rayfed.core.registry import resolve
 from rayfed.core.round_schedule import ROUND_SCHEDULES
 from rayfed.data.partitions import PARTITIONS
@@ -94,7 +94,7 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
     options = dict(values)
     name = options.pop("name", default)
     if not isinstance(name, str) and (name, default) != (None, None):
-        raise UsageError(f"{where}.name={shown(name)}: expected a string, got {type(name).__name__}")
+        raise UsageError(f"{where}.name={shown(name)}: expected a string, got {type(name).__name__}{unquoted(name)}")
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
     # Beside the options of its class, a model has `weights`, one given in Python a `head`, and a relative of FedAvg

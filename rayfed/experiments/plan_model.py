@@ -35,6 +35,7 @@ from rayfed.experiments.user_code import object_hash
 from rayfed.losses.base import CrossEntropy, Loss, NamedLoss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.base import build_model
+from rayfed.models.remedies import is_one_hot, reason_of_loss, remedy_for_inputs
 from rayfed.models.split_model import SplitModel, check_whole, ensure_split, initialise_lazy_layers
 from rayfed.records.storage import one_line
 
@@ -188,9 +189,12 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
         blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
     labels = population.clients[0].train.y
     if isinstance(loss, CrossEntropy) and labels.dtype.kind == "f":
+        remedy = "loss.name=mse takes numbers, bce_with_logits zeros and ones"
+        if is_one_hot(labels):
+            remedy = f"these are one-hot, so give their classes, y.argmax(1), or use {remedy.rpartition(', ')[2]}"
         raise UsageError(
             f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
-            f"{labels.dtype}, such as {labels.flat[0]:g}; loss.name=mse takes numbers, bce_with_logits zeros and ones"
+            f"{labels.dtype}, such as {labels.flat[0]:g}; {remedy}"
         )
     if labels.ndim == 1 and not own_model and isinstance(getattr(blueprint.model, "head", None), nn.Conv2d):
         raise UsageError(f"{model}: gives every pixel a class, and needs masks, of which {population.name} has none")
@@ -270,9 +274,6 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
     numbers = population.layout.integers(inputs) if population.layout else inputs
     span = f", from {numbers.min()} to {numbers.max()}" if is_integer and numbers.size else ""
-    remedy = "give them as float32, or choose another model"
-    if kind.kind in "iu" and span:
-        remedy = f"an embedding of n takes 0 to n - 1, such as one with model.vocabulary={int(numbers.max()) + 1}"
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         for start in range(0, len(inputs), 64):
@@ -280,6 +281,8 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
             try:
                 outputs = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
             except (RuntimeError, IndexError) as error:
+                fitting = remedy_for_inputs(blueprint.model, torch.from_numpy(numbers)) if numbers.size else ""
+                remedy = fitting or "give them as float32, or choose another model"
                 reason = f"which are {population.layout or kind}{span} ({one_line(error)}); {remedy}"
                 raise UsageError(f"{where}: fails on inputs of {population.name}, {reason}") from error
     classes = population.num_classes
@@ -302,6 +305,8 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         except UserWarning as error:
             raise _mismatch(outputs, labels) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if reason := reason_of_loss(loss, outputs, labels):
+                raise UsageError(f"loss: {reason}") from error
             forms = [f"{values.dtype} {list(values.shape)}" for values in (outputs, labels)]
             raise UsageError(f"loss: fails on outputs {forms[0]} and labels {forms[1]}: {error_line(error)}") from error
     if not isinstance(value, Tensor) or value.ndim:

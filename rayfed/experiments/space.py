@@ -142,6 +142,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     seeds = checked(_listed(sweep.get("seeds", single[:1])), list[int], {"low": 0}, where="seeds")
     if not seeds or not arms:
         raise UsageError("seeds and arms: expected lists with at least one entry, such as seeds=[0, 1, 2]")
+    _refuse_twice("seeds", seeds)
     return Space(search, tuple(seeds), drawn, adaptive)
 
 
@@ -225,6 +226,8 @@ def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
     values = _listed(values)
     if not isinstance(values, list) or not values:
         raise UsageError(f"{key}: {kind} needs a list of values, got {shown(values)}")
+    if kind == "grid":
+        _refuse_twice(f"{key}: grid", values)
     if kind in ("grid", "choice"):
         return values
     number_type = int if kind == "randint" else float
@@ -237,6 +240,14 @@ def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
         order = "0 < low < high" if kind == "loguniform" else "low < high"
         raise UsageError(f"{key}: {kind} needs {words} [low, high] with {order}, got {shown(values)}")
     return [low, high]
+
+
+def _refuse_twice(where: str, values: Sequence[Any]) -> None:
+    """Raise UsageError if a value is there twice, as two trials would be the same."""
+    written = list(map(repr, values))
+    for value in values:
+        if written.count(repr(value)) > 1:
+            raise UsageError(f"{where}: {shown(value)} is there {written.count(repr(value))} times; give each value once")
 
 
 def _sample(kind: str, bounds: Sequence[Any], rng: np.random.Generator) -> Any:

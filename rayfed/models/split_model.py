@@ -13,6 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout, layout_of
 from rayfed.core.network import logits_of
 from rayfed.core.options import suggestion
+from rayfed.models.remedies import remedy_for_inputs
 
 
 class SplitModel(nn.Module):
@@ -57,7 +58,9 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
-        raise UsageError(f"model: an input of shape {shape} does not fit ({reason})") from error
+        remedy = "" if layout_of(module) else remedy_for_inputs(module, x)
+        reason = "; ".join(filter(None, [f"does not fit ({reason})", remedy]))
+        raise UsageError(f"model: an input of shape {shape} {reason}") from error
     finally:
         for layer, mode in modes:
             layer.training = mode

@@ -142,3 +142,41 @@ class TestFolders:
         TABLE.to_csv(tmp_path / "b.csv", index=False)
         with pytest.raises(UsageError, match=r"a folder with files of two kinds \(1 Parquet and 1 CSV\); keep one"):
             loaded(tmp_path)
+
+
+class TestCsvFiles:
+    @pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz", "csv.bz2", "CSV.xz", "tsv.gz"])
+    def test_compressed_ones_are_read(self, tmp_path, ending):
+        compression = {"gz": "gzip", "bz2": "bz2", "xz": "xz"}.get(ending.rpartition(".")[2])
+        path = tmp_path / f"visits.{ending}"
+        TABLE.to_csv(path, index=False, sep="\t" if "tsv" in ending else ",", compression=compression)
+        assert pairs(loaded(path)) == EXPECTED
+        assert pairs(loaded(tmp_path)) == EXPECTED
+
+    def test_lines_are_counted_in_them(self, tmp_path):
+        TABLE.assign(age=["old", *TABLE["age"][1:]]).to_csv(tmp_path / "visits.csv.gz", index=False)
+        with pytest.raises(UsageError, match=r"visits.csv.gz: line 2: column 'age' has 'old', no number"):
+            loaded(tmp_path / "visits.csv.gz")
+
+    @pytest.mark.parametrize("name", ["visits.csv", "visits.csv.gz"])
+    @pytest.mark.parametrize(("encoding", "line", "byte"), [("latin-1", 4, "0xfc"), ("utf-16", 1, "0xff")])
+    def test_other_encodings_are_refused_with_the_line(self, tmp_path, name, encoding, line, byte):
+        table = TABLE.assign(site=["a", "b", "Zürich", *["c"] * 27])
+        table.to_csv(tmp_path / name, index=False, encoding=encoding)
+        words = rf"{name}: line {line} is not UTF-8 \(byte {byte}\); save the file as UTF-8, for example by iconv -f "
+        with pytest.raises(UsageError, match=words + {"latin-1": "latin1", "utf-16": "utf-16"}[encoding]):
+            loaded(tmp_path / name)
+        table.to_csv(tmp_path / name, index=False)
+        assert len(loaded(tmp_path / name)) == 30
+
+    def test_damaged_ones_are_one_line(self, tmp_path):
+        (tmp_path / "visits.csv.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+        with pytest.raises(UsageError, match=r"visits.csv.gz: missing, empty, truncated, damaged or not a CSV file"):
+            loaded(tmp_path / "visits.csv.gz")
+
+    def test_other_endings_name_those_of_csv(self, tmp_path):
+        TABLE.to_csv(tmp_path / "visits.txt", index=False)
+        with pytest.raises(
+            UsageError, match=r"not a Parquet file; CSV files end in .csv or .tsv, also compressed, as .csv"
+        ):
+            loaded(tmp_path / "visits.txt")

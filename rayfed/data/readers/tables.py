@@ -4,13 +4,16 @@ The cells of a CSV file are text: what they stand for depends on what a column i
 raise UsageError if a file is missing, empty, truncated or damaged.
 """
 
+import bz2
 import csv
 import functools
+import gzip
 import json
-from collections.abc import Iterator, Sequence
+import lzma
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 import pandas
@@ -22,7 +25,11 @@ from rayfed.data.readers.files import existing, files_below, inside, readable
 from rayfed.data.splits import EXPECTED, split_in
 
 ENDINGS = (".parquet", ".arrow")
-CSV = ".csv"
+CSV_ENDINGS = "CSV files end in .csv or .tsv, also compressed, as .csv.gz"
+CSV = (".csv", ".tsv")
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # at the start of a file
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+"""How compressed CSV files are opened, by their endings; pandas knows them, too."""
 SEPARATORS = ",;\t|"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
 
@@ -111,8 +118,9 @@ def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
 
 
 def is_csv(path: Path) -> bool:
-    """Return whether a file is read as CSV, by its ending."""
-    return path.suffix.lower() == CSV
+    """Return whether a file is read as CSV, by its ending, such as .csv or .csv.gz."""
+    name = path.name.lower()
+    return name.removesuffix(Path(name).suffix if Path(name).suffix in OPENERS else "").endswith(CSV)
 
 
 def place(files: Sequence[Path], name: str, row: int) -> str:
@@ -138,8 +146,11 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
 
 
 def _readable(path: Path) -> AbstractContextManager[None]:
-    kinds = {".arrow": "an Arrow stream", CSV: "a CSV file"}
-    return readable(path, kinds.get(path.suffix.lower(), "a Parquet file"))
+    if is_csv(path):
+        return readable(path, "a CSV file")
+    if path.suffix == ".arrow":
+        return readable(path, "an Arrow stream")
+    return readable(path, "a Parquet file" if path.suffix == ".parquet" else f"a Parquet file; {CSV_ENDINGS}")
 
 
 def _arrow(path: Path) -> ipc.RecordBatchStreamReader:
@@ -154,22 +165,49 @@ def _csv(path: Path) -> pa.Table:
 @functools.lru_cache(maxsize=4)
 def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     """Return a CSV file with a line of names, all cells as strings; empty cells are missing."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        line = next((line for line in file if line.strip()), "")
-    candidates = ((next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS)
-    names, mark = max(candidates, key=lambda candidate: len(candidate[0]))
-    table = pandas.read_csv(
-        path,
-        sep=mark,
-        dtype=pandas.ArrowDtype(pa.string()),
-        keep_default_na=False,
-        na_values=[""],
-        skipinitialspace=True,
-        low_memory=False,
-    )
+    try:
+        names, mark = _head(path)
+        table = pandas.read_csv(
+            path,
+            sep=mark,
+            dtype=pandas.ArrowDtype(pa.string()),
+            keep_default_na=False,
+            na_values=[""],
+            skipinitialspace=True,
+            low_memory=False,
+        )
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
     return pa.Table.from_pandas(table, preserve_index=False).rename_columns([name.strip() for name in names])
+
+
+def _head(path: Path) -> tuple[list[str], str]:
+    """Return the names of the columns of a CSV file, and what separates cells: what gives the most names."""
+    with _opened(path) as file:
+        lines = (line.decode("utf-8-sig") for line in file)
+        line = next((line for line in lines if line.strip()), "")
+    candidates = [(next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS]
+    return max(candidates, key=lambda candidate: len(candidate[0]))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    opener: Callable[[Path, str], IO[bytes]] = OPENERS.get(path.suffix.lower(), open)
+    return opener(path, "rb")
+
+
+def _not_utf8(path: Path) -> UsageError:
+    """Return the error for a CSV file in another encoding, with the number of the first such line."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                encoding = "utf-16" if line.startswith(UTF16) else "latin1"
+                remedy = f"save the file as UTF-8, for example by iconv -f {encoding} -t utf-8"
+                return UsageError(f"{path}: line {number} is not UTF-8 (byte 0x{line[error.start]:02x}); {remedy}")
+    return UsageError(f"{path}: is not UTF-8; save the file as UTF-8")
 
 
 FORMATS = "expected a folder written by datasets.save_to_disk, or a copy of a dataset's repository with Parquet files"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import option
+from rayfed.core.options import option, unquoted
 from rayfed.core.paths import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.dataset_options import ChannelNormalisation
@@ -101,6 +101,9 @@ class LabelledTable(ChannelNormalisation):
                 remedy = f"set data.features to the input columns, from {', '.join(names)}"
                 raise UsageError(f"{path}: no column image or img; {remedy}")
             return {"": self.features or images}
+        for name in self.features:
+            if isinstance(name, bool):
+                raise UsageError(f"data.features: an input is called {name!r}{unquoted(name)}")
         return {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
 
     def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
@@ -119,8 +122,9 @@ class Table(LabelledTable):
     A column may be integers in one file and floats in another. Folders such as `site=north` are columns, too, as pandas
     writes them with `partition_cols`.
 
-    A file that ends in .csv is read as CSV: UTF-8, the names of the columns in the first line, cells separated by
-    commas, or by semicolons, tabs or | if these give more names. `parquet` and `csv` are two names of this reader.
+    A file that ends in .csv or .tsv, or in these and .gz, .bz2 or .xz, is read as CSV: UTF-8, the names of the columns
+    in the first line, cells separated by commas, or by semicolons, tabs or | if these give more names. `parquet` and
+    `csv` are two names of this reader.
 
     Images are encoded (PNG, JPEG, …) in a column of bytes or of structs with a field `bytes`. `split` names a column
     that marks test and validation examples; without it, the partition holds out a quarter of each client or domain.
@@ -145,7 +149,7 @@ class Table(LabelledTable):
         files, problem = [path], f"no such file{looked_in(self.file)}"
         if path.is_dir():
             found, problem = files_below(path), "a folder without .parquet or .csv files"
-            files = [file for file in found if file.suffix.lower() in (".parquet", tables.CSV)]
+            files = [file for file in found if file.suffix.lower() == ".parquet" or tables.is_csv(file)]
             _refuse_two_kinds(self.file, files)
             tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
         if not files or not files[0].is_file():
