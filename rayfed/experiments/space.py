@@ -246,8 +246,9 @@ def _refuse_twice(where: str, values: Sequence[Any]) -> None:
     """Raise UsageError if a value is there twice, as two trials would be the same."""
     written = list(map(repr, values))
     for value in values:
-        if written.count(repr(value)) > 1:
-            raise UsageError(f"{where}: {shown(value)} is there {written.count(repr(value))} times; give each value once")
+        times = written.count(repr(value))
+        if times > 1:
+            raise UsageError(f"{where}: {shown(value)} is there {times} times; give each value once")
 
 
 def _sample(kind: str, bounds: Sequence[Any], rng: np.random.Generator) -> Any:
