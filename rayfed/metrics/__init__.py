@@ -38,9 +38,11 @@ def default_metrics(kind: str, axes: int) -> tuple[str, ...]:
 
     `kind` is what outputs stand for (`rayfed.core.outputs`), and `axes` is the number of axes of a batch's labels.
     """
-    if kind == "positions":
-        return ("mean_iou",) if axes > 2 else ("perplexity",)
-    return DEFAULTS.get(kind, ())
+    if kind != "positions":
+        return DEFAULTS.get(kind, ())
+    if axes > 2:
+        return ("mean_iou",)
+    return ("perplexity",)
 
 
 def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:
@@ -49,16 +51,20 @@ def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:
     `chosen` maps names to options, to true (the default options) or to false (off).
     """
     if not isinstance(chosen, Mapping):
-        names = ", ".join(map(str, chosen)) if isinstance(chosen, list) else chosen
+        names = chosen
+        if isinstance(chosen, list):
+            names = ", ".join(map(str, chosen))
         raise UsageError(f"metrics={names}: expected a mapping, as in metrics.ece=true or metrics.ece.every=5")
     metrics: dict[str, Mapping[str, Any]] = {}
     for name, options in chosen.items():
         if options is False or options is None:
             continue
-        if options is not True and not isinstance(options, Mapping):
+        if options is True:
+            options = {}
+        if not isinstance(options, Mapping):
             raise UsageError(f"metrics.{name}={options!r}: expected true, or a mapping of options such as every")
         if name not in METRICS and ":" not in name:
             hint = "your own is written metrics.module:Name"
             raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')} ({hint})")
-        metrics[name] = {} if options is True else options
+        metrics[name] = options
     return metrics

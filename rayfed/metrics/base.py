@@ -1,9 +1,9 @@
 """The interface of metrics: measurements besides accuracy and loss, switched on as `metrics.NAME` with their options.
 
-A metric measures a model's predictions on one part of a client's data, its representations of many clients' data, its
-gradients, or its changes by local training. Each kind has a base class. Metrics measure the models, splits and clients
-that are scored in any case (`evaluate.*`), every `every` rounds and after the last round. They never change the outcome
-of a simulation.
+A metric measures one of four things: a model's predictions on one part of a client's data, its representations of many
+clients' data, its gradients, or its changes by local training. Each kind has a base class. Metrics measure the models,
+splits and clients that are scored in any case (`evaluate.*`), every `every` rounds and after the last round. They never
+change the outcome of a simulation.
 """
 
 import operator
@@ -46,7 +46,9 @@ class Metric:
 
     def due(self, round: int, last: int) -> bool:
         """Return whether to measure after `round`; `last` is the last round whose models are scored."""
-        return round >= last or (self.every is not None and round % self.every == 0)
+        if round >= last:
+            return True
+        return self.every is not None and round % self.every == 0
 
     def declared(self, value: Value) -> Value:
         """Return `value` with Python numbers, and with the class's `higher_is_better` if it has none of its own.
@@ -57,7 +59,9 @@ class Metric:
         if value.metric in ("accuracy", "loss"):
             where = f"{type(self).__name__}.measure"
             raise BadHook(f"{where} returned a value called {value.metric}, as a score of every model; rename it")
-        better = self.higher_is_better if value.higher_is_better is None else value.higher_is_better
+        better = value.higher_is_better
+        if better is None:
+            better = self.higher_is_better
         return Value(value.metric, float(value.value), operator.index(value.n), better)
 
 

@@ -70,7 +70,8 @@ class _Counter(TorchDispatchMode):
         return False  # nothing is compiled here, and to skip the compiler torch would import it
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, kind = kwargs or {}, function._overloadpacket
+        kwargs = kwargs or {}
+        kind = function._overloadpacket
         if kind not in flop_registry:
             with self:  # the parts of an operation that torch composes of others
                 result = function.decompose(*args, **kwargs)
@@ -89,7 +90,9 @@ def _unfused() -> Iterator[None]:
     The counter does not know fused kernels: it would count 0 for an encoder layer or an LSTM.
     """
     backends = torch.backends
-    fast, mkldnn, cudnn = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
+    fast = backends.mha.get_fastpath_enabled()
+    mkldnn = backends.mkldnn.enabled
+    cudnn = backends.cudnn.enabled
     backends.mha.set_fastpath_enabled(False)
     backends.mkldnn.enabled = False  # type: ignore[assignment]
     backends.cudnn.enabled = False

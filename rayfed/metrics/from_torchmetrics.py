@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -58,9 +58,11 @@ class TorchMetric(OfPredictions):
 
     def check(self, outputs: Outputs, values: Tensor, y: Tensor) -> None:
         """Raise UsageError if the metric fails on outputs of a model and labels."""
-        scored = scored_values(outputs, values, y) if self.requires_classes else None
+        arguments = (values, y)
+        if self.requires_classes:
+            arguments = scored_values(outputs, values, y) or arguments
         try:
-            list(self.measure(*(scored or (values, y))))
+            list(self.measure(*arguments))
         except Exception as error:  # as above
             raise UsageError(f"metrics.{PREFIX}{self.path}={self.options}: {one_line(error)}") from error
 
@@ -74,13 +76,9 @@ class TorchMetric(OfPredictions):
                 computed = metric.compute()
             except (UserWarning, ValueError):  # such as R2Score of one example
                 return
-        name = type(metric).__name__
-        for key, value in computed.items() if isinstance(computed, Mapping) else [("", computed)]:
-            numbers = torch.as_tensor(value).reshape(-1).tolist()
-            for place, number in enumerate(numbers):
-                if not math.isnan(number) or not bool(outputs.isfinite().all()):
-                    parts = [name, *([key] if key else []), *([str(place)] if len(numbers) > 1 else [])]
-                    yield Value("_".join(parts), number, len(y), metric.higher_is_better)
+        for name, number in named_numbers(type(metric).__name__, computed):
+            if not math.isnan(number) or not bool(outputs.isfinite().all()):
+                yield Value(name, number, len(y), metric.higher_is_better)
 
     def _arguments(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return predictions and targets in the form in which the metric takes them."""
@@ -106,12 +104,33 @@ class TorchSegmentation(TorchMetric):
     requires_classes: ClassVar[bool] = False
 
     def _arguments(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs.argmax(1) if outputs.ndim > y.ndim else (outputs > 0).long().reshape(y.shape), y.long()
+        if outputs.ndim > y.ndim:
+            predicted = outputs.argmax(1)
+        else:
+            predicted = (outputs > 0).long().reshape(y.shape)
+        return predicted, y.long()
+
+
+def named_numbers(name: str, computed: Any) -> Iterator[tuple[str, float]]:
+    """Yield what a metric of torchmetrics computed as (name, number): a number, several of them, or a mapping of such.
+
+    The key of a mapping and the place of a number among several are appended to the name.
+    """
+    if isinstance(computed, Mapping):
+        for key, value in computed.items():
+            yield from named_numbers(f"{name}_{key}" if key else name, value)
+        return
+    numbers = torch.as_tensor(computed).reshape(-1).tolist()
+    for place, number in enumerate(numbers):
+        yield f"{name}_{place}" if len(numbers) > 1 else name, number
 
 
 def torch_metric(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `TorchMetric` for the options that a configuration gives to the metric at `path`."""
     given = dict(values)
-    own = {key: given.pop(key) for key in ("every",) if key in given}
     given.pop("path", None)  # as a recorded configuration has it
-    return {"path": path, "options": {**given.pop("options", {}), **given}, **own}
+    own = {}
+    if "every" in given:
+        own["every"] = given.pop("every")
+    options = given.pop("options", {}) | given
+    return {"path": path, "options": options, **own}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch, Task
-from rayfed.core.trees import Weights, add, only, scale
+from rayfed.core.trees import Weights, add, norm, only, scale
 from rayfed.metrics.base import OfGradients, OfTraining, Value
 
 
@@ -28,10 +28,13 @@ class GradientNorm(OfGradients):
     higher_is_better = False  # norms are neither good nor bad, but smaller where domains are alike
 
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
-        norms, total = [], sum(n for _, n in gradients.values())
+        norms = []
+        total = 0
         for domain, (gradient, n) in gradients.items():
-            norms.append(_norm(value.double() for value in gradient.values()))
-            yield domain, Value("gradient_norm", norms[-1], n)
+            norm = _norm(gradient)
+            yield domain, Value("gradient_norm", norm, n)
+            norms.append(norm)
+            total += n
         values = torch.tensor(norms, dtype=torch.float64)
         if len(values):
             yield "", Value("gradient_norm_mean", float(values.mean()), total)
@@ -44,17 +47,20 @@ def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> W
     """Return ∇_θ of the mean loss over all examples of `part` (not empty; it has `len()` and `batches(size)`)."""
     total: Weights = {}
     for batch in part.batches(size):
-        grads = scale(_gradient(task, weights, batch), len(batch.y) / len(part))
-        total = add(total, grads) if total else grads
+        share = len(batch.y) / len(part)
+        of_batch = scale(_gradient(task, weights, batch), share)
+        total = add(total, of_batch) if total else of_batch
     return total
 
 
 def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
     def loss(trained: Weights) -> tuple[Tensor, Weights]:
-        logits = task.forward(weights | trained, batch.x, train=False).logits
-        return task.scoring_loss(logits, batch.y, weights | trained), {}
+        whole = weights | trained
+        logits = task.forward(whole, batch.x, train=False).logits
+        return task.scoring_loss(logits, batch.y, whole), {}
 
-    return gradients(loss, only(weights, task.trainable))[0]
+    grads, _, _ = gradients(loss, only(weights, task.trainable))
+    return grads
 
 
 class Drift(OfTraining):
@@ -66,12 +72,14 @@ class Drift(OfTraining):
     higher_is_better = False  # drift is neither good nor bad, but smaller where clients are alike
 
     def measure(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterable[tuple[str, float]]:
-        distance = _norm(after[name].double() - before[name].double() for name in before)
+        changes = {name: after[name].double() - value.double() for name, value in before.items()}
+        distance = _norm(changes)
         yield "drift", distance
-        norm = _norm(value.double() for value in before.values())
+        norm = _norm(before)
         if norm:
             yield "drift_relative", distance / norm
 
 
-def _norm(values: Iterable[Tensor]) -> float:
-    return float(torch.stack([value.square().sum() for value in values]).sum().sqrt())
+def _norm(weights: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean norm over all entries, computed in float64."""
+    return float(norm({name: value.double() for name, value in weights.items()}))

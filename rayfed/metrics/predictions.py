@@ -1,8 +1,8 @@
 """Metrics of predictions on one part of a client's data: of classes, of several labels, and of numbers.
 
 Means over classes or labels are plain ("macro"), over those that the part has examples of. Where the data leave a score
-undefined, it has no value, and means over clients leave that client out. Where the outputs stand for classes at every
-position, as in segmentation, every position counts as an example.
+undefined, it has no value, and means over clients leave that client out. In segmentation and other tasks with classes
+at every position, every position counts as an example.
 
 torchmetrics has most of these metrics. Those here are faster, need no import of two seconds, and `auroc` ranks logits,
 while torchmetrics ranks their sigmoids, which round to 1.
@@ -23,6 +23,7 @@ from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
 
 
 def _ranks(values: np.ndarray, method: str = "average") -> Any:
+    """Return the ranks in each column of `values` [n, k], from 1."""
     from scipy.stats import rankdata  # takes half a second
 
     return rankdata(values, method, axis=0)
@@ -46,15 +47,24 @@ class Ranking(OfPredictions):
         raise NotImplementedError
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        scores, is_class = logits.double(), y == 1
-        if y.ndim == 1:
-            scores = scores[:, 1:] - scores[:, :1] if logits.shape[1] == 2 else scores.softmax(1)
-            is_class = y[:, None] == torch.arange(logits.shape[1], device=y.device)[-scores.shape[1] :]
+        scores, is_class = self.columns(logits.double(), y)
         positive = is_class.cpu().numpy()
-        defined = positive.any(0) & ~(positive.all(0) & self.needs_others)
+        defined = positive.any(0)
+        if self.needs_others:
+            defined &= ~positive.all(0)
         if defined.any():
-            values = self.of_scores(scores.cpu().numpy()[:, defined], positive[:, defined])
+            ranked = scores.cpu().numpy()
+            values = self.of_scores(ranked[:, defined], positive[:, defined])
             yield Value(self.name, float(values.mean()), len(y))
+
+    def columns(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores [n, k] of class 1, of each class or of each label, and whether y has them, bool [n, k]."""
+        if y.ndim == 2:
+            return logits, y == 1
+        classes = torch.arange(logits.shape[1], device=y.device)
+        if len(classes) == 2:
+            return logits[:, 1:] - logits[:, :1], y[:, None] == classes[1:]
+        return logits.softmax(1), y[:, None] == classes
 
 
 class Auroc(Ranking):
@@ -69,8 +79,10 @@ class Auroc(Ranking):
 
     def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
         count = positive.sum(0)
+        others = len(scores) - count
         lowest = count * (count + 1) / 2
-        return np.asarray(((_ranks(scores) * positive).sum(0) - lowest) / (count * (len(scores) - count)))
+        ranks = (_ranks(scores) * positive).sum(0)
+        return np.asarray((ranks - lowest) / (count * others))
 
 
 class AveragePrecision(Ranking):
@@ -80,8 +92,10 @@ class AveragePrecision(Ranking):
     name = "average_precision"
 
     def of_scores(self, scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        hits = _ranks(np.where(positive, -scores, np.inf), method="max")  # of the class, at this score or above
-        precision = np.where(positive, hits / _ranks(-scores, method="max"), 0)
+        of_class = np.where(positive, -scores, np.inf)
+        hits = _ranks(of_class, method="max")  # of the class, at this score or above
+        found = _ranks(-scores, method="max")
+        precision = np.where(positive, hits / found, 0)
         return np.asarray(precision.sum(0) / positive.sum(0))
 
 
@@ -103,19 +117,32 @@ class MeanOverClasses(OfPredictions):
         return False
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        if y.ndim == 2:
-            counts = [values.sum(0).double() for values in ((logits > 0) & (y == 1), logits > 0, y)]
-        else:
-            prediction, classes = logits.argmax(1), logits.shape[1]
-            counted = (y[prediction == y], prediction, y)
-            counts = [torch.bincount(values, minlength=classes).double() for values in counted]
-        present = counts[2] > 0
+        hits, predicted, examples = counts_of_classes(logits, y)
+        present = examples > 0
         if y.ndim == 1 and self.leaves_out_first(logits.shape[1]):
             present[0] = False
-        scores = self.of_classes(*counts)[present]
+        scores = self.of_classes(hits, predicted, examples)[present]
         defined = scores[~scores.isnan()]
         if len(defined):
             yield Value(self.name, float(defined.mean()), len(y))
+
+
+def counts_of_classes(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how many examples of each class are recognised, are predicted, and exist: float64 [classes].
+
+    With several labels, both arguments are [n, labels], and a label counts as a class.
+    """
+    if y.ndim == 2:
+        predicts = logits > 0
+        hits = predicts & (y == 1)
+        return hits.sum(0).double(), predicts.sum(0).double(), y.sum(0).double()
+    classes = logits.shape[1]
+    prediction = logits.argmax(1)
+
+    def count(of: Tensor) -> Tensor:
+        return torch.bincount(of, minlength=classes).double()
+
+    return count(y[prediction == y]), count(prediction), count(y)
 
 
 class F1(MeanOverClasses):
@@ -126,7 +153,7 @@ class F1(MeanOverClasses):
     """
 
     name = "f1"
-    kinds: ClassVar[tuple[Kind, ...]] = (*OF_CLASSES, "labels")
+    kinds = (*OF_CLASSES, "labels")
 
     def leaves_out_first(self, classes: int) -> bool:
         return classes == 2
@@ -175,10 +202,12 @@ class ClassAccuracy(OfPredictions):
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         classes = logits.shape[1]
+        recognised = y[logits.argmax(1) == y]
         counts = torch.bincount(y, minlength=classes)
-        hits = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+        hits = torch.bincount(recognised, minlength=classes)
+        shares = hits / counts
         for c in counts.nonzero().flatten().tolist():
-            yield Value(f"accuracy_class_{c}", float(hits[c] / counts[c]), int(counts[c]))
+            yield Value(f"accuracy_class_{c}", float(shares[c]), int(counts[c]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,10 +226,13 @@ class Ece(OfPredictions):
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         confidence, prediction = logits.double().softmax(1).max(1)
-        bin_index = (confidence * self.bins).ceil().long().clamp(1, self.bins) - 1
-        gap = (prediction == y).double() - confidence
-        sums = torch.zeros(self.bins, dtype=torch.float64, device=logits.device).index_add(0, bin_index, gap)
-        yield Value("ece", float(sums.abs().sum()) / len(y), len(y))
+        number = (confidence * self.bins).ceil().long()
+        bins = number.clamp(1, self.bins) - 1
+        gaps = (prediction == y).double() - confidence
+        sums = torch.zeros(self.bins, dtype=torch.float64, device=logits.device)
+        sums = sums.index_add(0, bins, gaps)
+        ece = float(sums.abs().sum()) / len(y)
+        yield Value("ece", ece, len(y))
 
 
 class Perplexity(OfPredictions):
@@ -209,7 +241,8 @@ class Perplexity(OfPredictions):
     higher_is_better = False
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        yield Value("perplexity", float(F.cross_entropy(logits, y).double().exp()), len(y))
+        mean = F.cross_entropy(logits, y).double()
+        yield Value("perplexity", float(mean.exp()), len(y))
 
 
 class OfErrors(OfPredictions):
@@ -223,14 +256,17 @@ class Mae(OfErrors):
     """`mae`: the mean absolute error over all numbers of the part."""
 
     def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
-        yield Value("mae", float((outputs.double() - y).abs().mean()), len(y))
+        errors = outputs.double() - y
+        yield Value("mae", float(errors.abs().mean()), len(y))
 
 
 class Rmse(OfErrors):
     """`rmse`: the square root of the mean squared error over all numbers of the part."""
 
     def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
-        yield Value("rmse", float((outputs.double() - y).square().mean().sqrt()), len(y))
+        errors = outputs.double() - y
+        mean = errors.square().mean()
+        yield Value("rmse", float(mean.sqrt()), len(y))
 
 
 class R2(OfErrors):
@@ -240,8 +276,11 @@ class R2(OfErrors):
     higher_is_better = True
 
     def measure(self, outputs: Tensor, y: Tensor) -> Iterable[Value]:
-        outputs, targets = outputs.double().reshape(len(y), -1), y.double().reshape(len(y), -1)
+        predicted = outputs.double().reshape(len(y), -1)
+        targets = y.double().reshape(len(y), -1)
         varies = (targets != targets[:1]).any(0)
         if varies.any():
-            errors, spread = (outputs - targets).square().sum(0), (targets - targets.mean(0)).square().sum(0)
-            yield Value("r2", float((1 - errors / spread)[varies].mean()), len(y))
+            residuals = (predicted - targets).square().sum(0)
+            spread = (targets - targets.mean(0)).square().sum(0)
+            explained = 1 - residuals / spread
+            yield Value("r2", float(explained[varies].mean()), len(y))

@@ -39,7 +39,8 @@ def collect_representations(
         with _captured_outputs(ctx.task.model.module, layers) as captured:
             captured[LOGITS] = algorithm.predict(ctx, model, batch.x)
         for layer in layers:
-            outputs[layer].append(captured[layer].flatten(1).float().cpu())
+            z = captured[layer].flatten(1)
+            outputs[layer].append(z.float().cpu())
     return {layer: torch.cat(parts) for layer, parts in outputs.items()}
 
 
@@ -49,17 +50,8 @@ def _captured_outputs(module: nn.Module, layers: Sequence[str]) -> Iterator[dict
     captured: dict[str, Tensor] = {}
     undo: list[Callable[[], object]] = []
     for layer in layers:
-        if layer == LOGITS:
-            continue
-        modules = dict(module.named_modules())  # before methods: DBE's model has both, and its bias lies between them
-        part = modules[layer] if layer in modules else getattr(module, layer)
-        if not isinstance(part, nn.Module):  # a method, which an attribute of the object shadows
-            module.__dict__[layer] = partial(_capture, part, layer, captured)
-            undo.append(partial(module.__dict__.pop, layer))
-        elif layer == "head":
-            undo.append(part.register_forward_pre_hook(lambda _, args: captured.update(head=args[0])).remove)
-        else:
-            undo.append(part.register_forward_hook(lambda _, args, out, key=layer: captured.update({key: out})).remove)
+        if layer != LOGITS:
+            undo.append(_capture(module, layer, captured))
     try:
         yield captured
     finally:
@@ -67,10 +59,29 @@ def _captured_outputs(module: nn.Module, layers: Sequence[str]) -> Iterator[dict
             step()
 
 
-def _capture(method: Callable[[Tensor], Tensor], layer: str, captured: dict[str, Tensor], x: Tensor) -> Tensor:
-    out = method(x)
-    captured[layer] = x if layer == "head" else out
-    return out
+def _capture(module: nn.Module, layer: str, captured: dict[str, Tensor]) -> Callable[[], object]:
+    """Have a layer's output, or the input of `head`, put into `captured` at each call; return what ends that."""
+    modules = dict(module.named_modules())  # before methods: DBE's model has both, and its bias lies between them
+    part = modules[layer] if layer in modules else getattr(module, layer)
+    takes_input = layer == "head"
+
+    def method(x: Tensor) -> Any:
+        out = part(x)
+        captured[layer] = x if takes_input else out
+        return out
+
+    def before(_: Any, args: tuple[Tensor, ...]) -> None:
+        captured[layer] = args[0]
+
+    def after(_: Any, args: Any, out: Tensor) -> None:
+        captured[layer] = out
+
+    if not isinstance(part, nn.Module):  # a method, which an attribute of the object shadows
+        module.__dict__[layer] = method
+        return partial(module.__dict__.pop, layer)
+    if takes_input:
+        return part.register_forward_pre_hook(before).remove
+    return part.register_forward_hook(after).remove
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +110,33 @@ class HeadAccuracy(OfRepresentations):
         return frozenset({self.split, *self.fit})
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
+        for test in groups:
+            if test.split != self.split:
+                continue
+            fit = [group for group in groups if group.client == test.client and group.split in self.fit]
+            if fit:
+                test_z, test_y = _joined([test])
+                predictions = self.predictions(*_joined(fit), test_z)
+                accuracy = np.mean(predictions == test_y)
+                yield test.client, test.domain, Value("head_accuracy", float(accuracy), len(test_y))
+
+    def predictions(self, z: np.ndarray, y: np.ndarray, test_z: np.ndarray) -> np.ndarray:
+        """Return the classes [m] of `test_z` [m, d] by logistic regression fitted to `z` [n, d] and `y` [n]."""
         from sklearn.linear_model import LogisticRegression  # takes a second, and every host imports this module
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        for test in groups:
-            fit = [g for g in groups if g.client == test.client and g.split in self.fit]
-            if test.split != self.split or not fit:
-                continue
-            (z, y), (test_z, test_y) = _joined(fit), _joined([test])
-            if len(np.unique(y)) == 1:  # logistic regression needs two classes
-                predictions = np.full(len(test_y), y[0])
-            else:
-                head = make_pipeline(StandardScaler(), LogisticRegression(C=1 / self.penalty, max_iter=500))
-                predictions = head.fit(z, y).predict(test_z)
-            yield test.client, test.domain, Value("head_accuracy", float(np.mean(predictions == test_y)), len(test_y))
+        if len(np.unique(y)) == 1:  # logistic regression needs two classes
+            return np.full(len(test_z), y[0])
+        regression = LogisticRegression(C=1 / self.penalty, max_iter=500)
+        head = make_pipeline(StandardScaler(), regression)
+        return np.asarray(head.fit(z, y).predict(test_z))
 
 
 def _joined(groups: Sequence[Representations]) -> tuple[np.ndarray, np.ndarray]:
-    z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
+    """Return the representations [n, d] and the classes [n] of several groups."""
+    z = torch.cat([group.z for group in groups])
+    y = torch.cat([group.y for group in groups])
     return z.cpu().numpy(), y.cpu().numpy()
 
 
@@ -126,7 +145,7 @@ class Frechet(OfRepresentations):
     parties. `frechet_mean`: the mean of these distances.
 
     The Fréchet distance between distributions is Eq. 6 of Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update
-    Rule", here of the model's own representations in place of Inception's:
+    Rule". Here the model's own representations take the place of Inception's:
 
         d² = ‖m₁ − m₂‖² + tr(C₁ + C₂ − 2 (C₁ C₂)^½)
 
@@ -138,11 +157,13 @@ class Frechet(OfRepresentations):
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
         parts = [group.z.cpu().numpy().astype(np.float64) for group in groups]
-        pooled, distances = np.concatenate(parts), []
+        pooled = np.concatenate(parts)
+        distances = []
         for group, part in zip(groups, parts, strict=True):
             if len(part) > 1:
-                distances.append(frechet_distance(part, pooled))
-                yield group.client, group.domain, Value("frechet", distances[-1], len(part))
+                distance = frechet_distance(part, pooled)
+                distances.append(distance)
+                yield group.client, group.domain, Value("frechet", distance, len(part))
         if distances:
             yield -1, "", Value("frechet_mean", float(np.mean(distances)), len(pooled))
 
@@ -151,12 +172,15 @@ def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
     """Return the squared Fréchet distance of the Gaussians fitted to `a` [n, d] and `b` [m, d], 2 rows or more each."""
     from scipy import linalg  # takes half a second
 
-    ca, cb = (np.atleast_2d(np.cov(x, rowvar=False)) for x in (a, b))
+    ca = np.atleast_2d(np.cov(a, rowvar=False))
+    cb = np.atleast_2d(np.cov(b, rowvar=False))
     # tr (C₁ C₂)^½ sums the square roots of the eigenvalues of C₁^½ C₂ C₁^½, which is symmetric: no complex parts
     values, vectors = linalg.eigh(ca)
     root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    cross = np.sqrt(linalg.eigvalsh(root @ cb @ root).clip(0)).sum()
-    distance = np.square(a.mean(0) - b.mean(0)).sum() + np.trace(ca) + np.trace(cb) - 2 * cross
+    eigenvalues = linalg.eigvalsh(root @ cb @ root)
+    cross = np.sqrt(eigenvalues.clip(0)).sum()
+    of_means = np.square(a.mean(0) - b.mean(0)).sum()
+    distance = of_means + np.trace(ca) + np.trace(cb) - 2 * cross
     return float(max(distance, 0.0))
 
 
@@ -191,44 +215,44 @@ class Mdl(OfRepresentations):
     lr: float = option(1e-3, above=0, help="learning rate of Adam")
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
-        z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
+        z = torch.cat([group.z for group in groups])
+        y = torch.cat([group.y for group in groups])
         if len(y) < 20:
             return
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
-        z, y = z[order], y[order]
-        length = self.length(z, y, classes, seed)
-        yield -1, "", Value("mdl", length / (math.log(2) if self.unit == "bits" else 1), len(y))
+        rng = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(y), generator=rng).to(y.device)
+        length = self.length(z[order], y[order], classes, seed)
+        if self.unit == "bits":
+            length /= math.log(2)
+        yield -1, "", Value("mdl", length, len(y))
 
     def length(self, z: Tensor, y: Tensor, classes: int, seed: int) -> float:
         """Return the description length in nats of `y` [n] given `z` [n, d], which must be in random order."""
-        held_out = len(y) // 10 if self.coding == "validation" else 0
-        kept = len(y) - held_out
-        mean, std = z[:kept].mean(), z[:kept].std()  # one number each, as in the library of DBE's authors
+        kept = len(y)
+        if self.coding == "validation":
+            kept -= len(y) // 10
+        mean = z[:kept].mean()  # one number, as in the library of DBE's authors
+        std = z[:kept].std()
         z = (z - mean) / std.clamp_min(1e-12)
         sizes = training_sizes(kept, self.sizes)
+        length = 0.0
         if self.coding == "validation":
-            pairs = itertools.pairwise([0, *sizes])
-            return sum(
-                (size - before) * self._loss(z, y, size, slice(kept, None), classes, seed) for before, size in pairs
-            )
-        pairs = itertools.pairwise(sizes)
-        rest = sum((after - size) * self._loss(z, y, size, slice(size, after), classes, seed) for size, after in pairs)
-        return sizes[0] * math.log(classes) + rest
+            for before, size in itertools.pairwise([0, *sizes]):
+                length += (size - before) * self._loss(z, y, size, slice(kept, None), classes, seed)
+            return length
+        for size, after in itertools.pairwise(sizes):
+            length += (after - size) * self._loss(z, y, size, slice(size, after), classes, seed)
+        return sizes[0] * math.log(classes) + length
 
     def _loss(self, z: Tensor, y: Tensor, size: int, test: slice, classes: int, seed: int) -> float:
         """Return the mean loss on `test` of probes trained on the first `size` examples, all probes at once."""
         rng = torch.Generator().manual_seed(seed * 1_000_003 + size)
-        widths = (z.shape[1], self.hidden, self.hidden, classes)
-        layers = []
-        for fan_in, fan_out in itertools.pairwise(widths):
-            bound = fan_in**-0.5  # torch's own initialisation of linear layers
-            for shape in ((self.seeds, fan_in, fan_out), (self.seeds, 1, fan_out)):
-                start = (torch.rand(shape, generator=rng) * 2 - 1) * bound
-                layers.append(start.to(z.device).requires_grad_())
+        layers = self._layers(z, classes, rng)
         optimizer = torch.optim.Adam(layers, lr=self.lr, fused=True)  # one pass over the weights
+        batch = (self.seeds, min(self.batch_size, size))
         with torch.enable_grad():
             for _ in range(self.steps):
-                rows = torch.randint(size, (self.seeds, min(self.batch_size, size)), generator=rng).to(z.device)
+                rows = torch.randint(size, batch, generator=rng).to(z.device)
                 logits = _probe(layers, z[rows])
                 # summed over the probes, so that each gets the gradient of its own mean loss
                 loss = F.cross_entropy(logits.flatten(0, 1), y[rows].flatten()) * self.seeds
@@ -237,7 +261,20 @@ class Mdl(OfRepresentations):
                 optimizer.step()
         with torch.no_grad():
             logits = _probe(layers, z[test].expand(self.seeds, -1, -1))
-            return float(F.cross_entropy(logits.flatten(0, 1).double(), y[test].repeat(self.seeds)))
+            logits = logits.flatten(0, 1).double()
+            return float(F.cross_entropy(logits, y[test].repeat(self.seeds)))
+
+    def _layers(self, z: Tensor, classes: int, rng: torch.Generator) -> list[Tensor]:
+        """Return the weights and biases of each layer of the probes, drawn like those of torch's linear layers."""
+        widths = (z.shape[1], self.hidden, self.hidden, classes)
+        layers = []
+        for fan_in, fan_out in itertools.pairwise(widths):
+            bound = fan_in**-0.5
+            for shape in ((self.seeds, fan_in, fan_out), (self.seeds, 1, fan_out)):
+                drawn = torch.rand(shape, generator=rng)
+                start = (drawn * 2 - 1) * bound
+                layers.append(start.to(z.device).requires_grad_())
+        return layers
 
 
 def _probe(layers: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -249,14 +286,16 @@ def _probe(layers: Sequence[Tensor], x: Tensor) -> Tensor:
 
 def training_sizes(examples: int, count: int) -> list[int]:
     """Return `count` sizes from 10 to `examples`, evenly spaced on a log scale, rounded up; fewer if they coincide."""
-    spaced = np.logspace(math.log10(min(10, examples)), math.log10(examples), count)
-    return sorted({min(examples, math.ceil(size - 1e-9)) for size in spaced})
+    smallest = min(10, examples)
+    spaced = np.logspace(math.log10(smallest), math.log10(examples), count)
+    sizes = {math.ceil(size - 1e-9) for size in spaced}
+    return sorted({min(examples, size) for size in sizes})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tsne(OfRepresentations):
-    """A map of representations in the plane, a file in the folder `maps` that reports plot: each example's client,
-    domain, class and coordinates, by t-SNE (van der Maaten and Hinton 2008, in scikit-learn's implementation)."""
+    """A map of representations in the plane, by t-SNE (van der Maaten and Hinton 2008, scikit-learn's implementation).
+    It is a file in the folder `maps` that reports plot: each example's client, domain, class and coordinates."""
 
     joint: bool = option(False, help="show all scored points of a layer, such as global and trained, in one projection")
     perplexity: float = option(30.0, above=0, help="perplexity of t-SNE; reduced if there are too few examples")
@@ -264,21 +303,27 @@ class Tsne(OfRepresentations):
     def map(self, groups: Sequence[Representations], seed: int) -> list[MapPoint]:
         """Return the coordinates of every example; none if there are fewer than four.
 
-        Representations that are all the same, such as those of a network whose last ReLU is always 0, lie in one point.
+        Representations may be all the same, such as behind a last ReLU that is always 0. They lie in one point.
         """
-        count = sum(len(group.z) for group in groups)
-        if count < 4:
+        if sum(len(group.z) for group in groups) < 4:
             return []
+        z = np.concatenate([group.z.cpu().numpy() for group in groups])
+        coordinates = iter(self.coordinates(z, seed))
+        points = []
+        for group in groups:
+            for label in group.y.tolist():
+                x, y = next(coordinates)
+                points.append(MapPoint(group.client, group.domain, label, float(x), float(y), group.point))
+        return points
+
+    def coordinates(self, z: np.ndarray, seed: int) -> np.ndarray:
+        """Return the place [n, 2] of each representation in `z` [n, d]."""
         from sklearn.manifold import TSNE  # as above
 
-        z = np.concatenate([group.z.cpu().numpy() for group in groups])
-        if float(np.ptp(z, axis=0).max()) ** 2 < np.finfo(np.float32).tiny:
-            coordinates = np.zeros((count, 2))  # scikit-learn would divide by their spread, and then end the process
-        else:
-            perplexity, init = min(self.perplexity, (count - 1) / 3), "pca" if z.shape[1] > 1 else "random"
-            coordinates = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(z)
-        rows = [(g.client, g.domain, label, g.point) for g in groups for label in g.y.tolist()]
-        return [
-            MapPoint(client, domain, label, float(x), float(y), point)
-            for (client, domain, label, point), (x, y) in zip(rows, coordinates, strict=True)
-        ]
+        spread = float(np.ptp(z, axis=0).max())
+        if spread**2 < np.finfo(np.float32).tiny:
+            return np.zeros((len(z), 2))  # scikit-learn would divide by their spread, and then end the process
+        perplexity = min(self.perplexity, (len(z) - 1) / 3)
+        start = "pca" if z.shape[1] > 1 else "random"
+        projection = TSNE(perplexity=perplexity, init=start, random_state=seed)
+        return np.asarray(projection.fit_transform(z))
