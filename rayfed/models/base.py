@@ -46,7 +46,8 @@ class ModelOptions(abc.ABC):
         model = self.network(tuple(shape), num_classes)
         if self.projection is None:
             return model
-        return with_projection(ensure_split(model, shape), self.projection, num_classes)
+        split = ensure_split(model, shape)
+        return with_projection(split, self.projection, num_classes)
 
     @abc.abstractmethod
     def network(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -54,8 +55,8 @@ class ModelOptions(abc.ABC):
 
     def image_shape(self, shape: tuple[int, ...], *, minimum: int = 1) -> tuple[int, int, int]:
         """Return `shape`, (channels, height, width), after a check that images have `minimum` pixels on each side."""
-        needed = f"images (channels x height x width) of at least {minimum}x{minimum}"
-        self.require(len(shape) == 3 and min(shape[1:]) >= minimum, needed, shape)
+        fits = len(shape) == 3 and min(shape[1:]) >= minimum
+        self.require(fits, f"images (channels x height x width) of at least {minimum}x{minimum}", shape)
         channels, height, width = shape
         return channels, height, width
 
@@ -71,19 +72,24 @@ def scaled_channels(channels: int, width: float) -> int:
     return max(1, round(channels * width))
 
 
+def hidden_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """Return a linear layer with batch norm and ReLU."""
+    return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+
+
 def with_projection(model: SplitModel, dim: int, num_classes: int) -> SplitModel:
     """Append a projection to `dim` values to the features of `model` and replace its head by a predictor.
 
-    The projection has three linear layers of width `dim` with batch norm and two ReLUs, the predictor one hidden layer
-    of 512 with batch norm and ReLU. The split is between them. Feature maps are flattened first. The paper uses dim =
-    2048.
+    The projection has three linear layers of width `dim` with batch norm and two ReLUs. The predictor has one hidden
+    layer of 512 with batch norm and ReLU. The split is between them. Feature maps are flattened first. The paper uses
+    dim = 2048.
     """
-    layers: list[nn.Module] = []
-    for inputs in (math.prod(model.feature_shape), dim, dim):
-        layers += [nn.Linear(inputs, dim), nn.BatchNorm1d(dim), nn.ReLU()]
-    features = nn.Sequential(model.features, nn.Flatten(), nn.Sequential(*layers[:-1]))
-    hidden = nn.Linear(dim, 512), nn.BatchNorm1d(512), nn.ReLU()
-    projected = SplitModel(features, nn.Sequential(*hidden, nn.Linear(512, num_classes)))
+    width = math.prod(model.feature_shape)
+    layers = [*hidden_layer(width, dim), *hidden_layer(dim, dim), *hidden_layer(dim, dim)]
+    layers.pop()  # the last ReLU
+    features = nn.Sequential(model.features, nn.Flatten(), nn.Sequential(*layers))
+    predictor = nn.Sequential(*hidden_layer(dim, 512), nn.Linear(512, num_classes))
+    projected = SplitModel(features, predictor)
     projected.feature_shape = (dim,)
     return projected
 
@@ -113,10 +119,12 @@ def build_model(
         UsageError: The name or an option is unknown, or the network cannot take such inputs.
     """
     create, projection = _factory(name, options)
-    if layout is not None and isinstance(getattr(create, "__self__", None), ModelOptions):
+    is_own = isinstance(getattr(create, "__self__", None), ModelOptions)
+    if layout is not None and is_own:
         raise UsageError(f"model.name={name}: takes one input, and these have {layout}; give a model of your own")
+    shapes = tuple(shape) if layout is None else layout.shapes()
     try:
-        module = create(layout.shapes() if layout else tuple(shape), num_classes)
+        module = create(shapes, num_classes)
     except UsageError:
         raise
     except Exception as error:  # of the user's code, or of a network that does not fit into memory
@@ -126,11 +134,11 @@ def build_model(
     initialise_lazy_layers(module, shape, dtype, layout)
     if layout is not None:
         layout.attach(module)
-    if isinstance(module, SplitModel) and module.feature_shape:
-        model = module
-    else:
-        model = (prepare if projection is None else ensure_split)(module, shape, dtype)
-    return model if projection is None else with_projection(model, projection, num_classes)
+    is_split = isinstance(module, SplitModel) and bool(module.feature_shape)
+    if projection is None:
+        return module if is_split else prepare(module, shape, dtype)
+    split: Any = module if is_split else ensure_split(module, shape, dtype)
+    return with_projection(split, projection, num_classes)
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
@@ -138,17 +146,24 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     _factory(name, options)
 
 
-def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int, ...], int], Any], int | None]:
+def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[Any, int], Any], int | None]:
     """Return a function (shape, num_classes) -> network, and the width of the projection that is still to be added."""
     target = resolve(name, MODELS, where="model.name")
-    options = {key: value for key, value in options.items() if key not in ("head", "weights")}
+    own = dict(options)
+    for key in ("head", "weights"):
+        own.pop(key, None)
     if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
-        model_options: Any = build(target, options, where="model")
+        model_options: Any = build(target, own, where="model")
         return model_options.build, None
-    arguments = arguments_for(target, options)
-    projection = checked(arguments.pop("projection", None), int | None, {"low": 1}, where="model.projection")
+    arguments = arguments_for(target, own)
+    given = arguments.pop("projection", None)
+    projection = checked(given, int | None, {"low": 1}, where="model.projection")
     try:
         inspect.signature(target).bind((), 0, **arguments)
     except TypeError as error:
         raise UsageError(f"model.name={name}: is called with (shape, num_classes, **options): {error}") from error
-    return (lambda shape, num_classes: target(shape, num_classes, **arguments)), projection
+
+    def create(shape: Any, num_classes: int) -> Any:
+        return target(shape, num_classes, **arguments)
+
+    return create, projection

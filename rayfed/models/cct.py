@@ -1,7 +1,6 @@
 """CCT-7/3x1, the compact convolutional transformer (Hassani et al. 2021) that FedDebias uses for CIFAR-100."""
 
 import dataclasses
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +21,19 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (chunk.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for chunk in self.qkv(x).chunk(3, -1))
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        mixed = self.dropout(scores.softmax(-1)) @ v
-        output: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = map(self.by_head, parts)
+        scale = q.shape[-1] ** 0.5
+        scores = q @ k.transpose(-2, -1) / scale
+        weights = self.dropout(scores.softmax(-1))
+        mixed = (weights @ v).transpose(-3, -2)
+        output: Tensor = self.out(mixed.flatten(-2))
         return output
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """Return `x` [batch, tokens, width] as [batch, heads, tokens, width of a head]."""
+        heads: Tensor = x.unflatten(-1, (self.heads, -1))
+        return heads.transpose(-3, -2)
 
 
 class DropPath(nn.Module):
@@ -39,7 +46,8 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.rate:
             return x
-        kept = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device) >= self.rate
+        ones = [1] * (x.dim() - 1)
+        kept = torch.rand(len(x), *ones, device=x.device) >= self.rate
         return x * kept / (1 - self.rate)
 
 
@@ -48,13 +56,15 @@ class Layer(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, drop_path: float):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm2(x + self.drop_path(self.attention(self.norm1(x))))
+        attended = self.attention(self.norm1(x))
+        x = self.norm2(x + self.drop_path(attended))
         output: Tensor = x + self.drop_path(self.mlp(x))
         return output
 
@@ -70,24 +80,32 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         channels, image_height, image_width = shape
-        self.tokens = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
-        )
-        count = ((image_height + 1) // 2) * ((image_width + 1) // 2)
+        convolution = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        pooling = nn.MaxPool2d(3, stride=2, padding=1)
+        self.tokens = nn.Sequential(convolution, nn.ReLU(), pooling)
+        rows = (image_height + 1) // 2
+        columns = (image_width + 1) // 2
+        count = rows * columns
         self.positions = nn.Parameter(torch.zeros(1, count, width))
-        rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]  # deeper layers are dropped more often
-        self.layers = nn.Sequential(*(Layer(width, heads, 2 * width, dropout, rate) for rate in rates))
+        layers = []
+        for i in range(depth):
+            rate = drop_path * i / max(depth - 1, 1)  # deeper layers are dropped more often
+            layers.append(Layer(width, heads, 2 * width, dropout, rate))
+        self.layers = nn.Sequential(*layers)
         self.norm = nn.LayerNorm(width)
         self.pool = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x).flatten(2).transpose(1, 2) + self.positions
-        x = self.norm(self.layers(x))
-        pooled: Tensor = (self.pool(x).softmax(1) * x).sum(1)
+        tokens = self.tokens(x).flatten(2).transpose(1, 2)
+        x = self.layers(tokens + self.positions)
+        x = self.norm(x)
+        weights = self.pool(x).softmax(1)
+        pooled: Tensor = (weights * x).sum(1)
         return pooled
 
 
 def _initialise(module: nn.Module) -> None:
+    """Draw the first weights of a layer as CCT's code does."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -105,7 +123,7 @@ class CCT(ModelOptions):
     3,760,139 parameters for 3x32x32 and 10 classes. The representation is the pooled vector.
     """
 
-    name: ClassVar[str] = "cct"
+    name = "cct"
     depth: int = option(7, low=1, help="transformer layers")
     heads: int = option(4, low=1, help="attention heads")
     head_width: int = option(64, low=1, help="width of one attention head; 64 gives the paper's total width of 256")
@@ -115,7 +133,8 @@ class CCT(ModelOptions):
     )
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-        size, width = self.image_shape(shape, minimum=2), self.heads * self.head_width
+        size = self.image_shape(shape, minimum=2)
+        width = self.heads * self.head_width
         encoder = Encoder(size, width, self.depth, self.heads, self.attention_dropout, self.stochastic_depth)
-        model = SplitModel(encoder, nn.Linear(width, num_classes), shape)
-        return model.apply(_initialise)
+        head = nn.Linear(width, num_classes)
+        return SplitModel(encoder, head, shape).apply(_initialise)

@@ -1,7 +1,6 @@
 """fastText (Joulin et al., EACL 2017) as used by DBE for AG News (Zhang et al., NeurIPS 2023)."""
 
 import dataclasses
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +30,15 @@ class FastText(ModelOptions):
     3,157,508 parameters for 98,635 words and 4 classes. Outputs are logits, without the log-softmax in PFLlib.
     """
 
-    name: ClassVar[str] = "fasttext"
+    name = "fasttext"
     vocabulary: int = option(98_635, low=2, help="number of words, including padding (0)")
     hidden: int = option(32, low=1, help="width of the word embeddings and of the hidden layer")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         self.require(len(shape) == 1, "sequences of token numbers (length)", shape)
-        body = nn.Sequential(MeanEmbedding(self.vocabulary, self.hidden), nn.Linear(self.hidden, self.hidden))
+        embedding = MeanEmbedding(self.vocabulary, self.hidden)
+        body = nn.Sequential(embedding, nn.Linear(self.hidden, self.hidden))
         model = SplitModel(body, nn.Linear(self.hidden, num_classes))
-        model.feature_shape = tuple(dry_run(body, torch.zeros(1, *shape, dtype=torch.long)).shape[1:])
+        tokens = torch.zeros(1, *shape, dtype=torch.long)
+        model.feature_shape = tuple(dry_run(body, tokens).shape[1:])
         return model

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, ClassVar
+from typing import Any
 from urllib.error import URLError
 
 import torch
@@ -44,7 +44,7 @@ class TorchvisionOptions(ModelOptions):
 class Torchvision(TorchvisionOptions):
     """Any classification network of torchvision, split before its last layer or `model.head` where that is needed."""
 
-    name: ClassVar[str] = "torchvision"
+    name = "torchvision"
     arch: str = option(help="name of the network in torchvision, such as mobilenet_v3_large or convnext_tiny")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -107,9 +107,9 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
     if arch not in names:
         raise UsageError(f"model.arch={arch}: torchvision has no such network; {suggestion(arch, names)}")
     if not pretrained:
-        # No algorithm handles the auxiliary outputs of GoogLeNet and Inception.
-        auxiliary = arch in ("googlenet", "inception_v3")
-        extra = {"aux_logits": False, "init_weights": True} if auxiliary else {}
+        extra = {}
+        if arch in ("googlenet", "inception_v3"):  # no algorithm handles their auxiliary outputs
+            extra = {"aux_logits": False, "init_weights": True}
         untrained: nn.Module = models.get_model(arch, weights=None, num_classes=num_classes, **extra)
         return untrained
     try:
@@ -120,10 +120,19 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
             f"model.pretrained=true: could not download the weights of {arch} ({error}); "
             f"put them into {folder}/checkpoints, or set model.pretrained=false"
         ) from error
-    name, last = [pair for pair in network.named_modules() if isinstance(pair[1], (nn.Linear, nn.Conv2d))][-1]
-    inputs = (last.in_features,) if isinstance(last, nn.Linear) else (last.in_channels, last.kernel_size)
-    network.set_submodule(name, type(last)(inputs[0], num_classes, *inputs[1:]))
+    set_classes(network, num_classes)
     return network
+
+
+def set_classes(module: nn.Module, classes: int) -> None:
+    """Replace the last linear or convolutional layer by a newly initialised one with `classes` outputs."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+    name, last = layers.popitem()
+    if isinstance(last, nn.Linear):
+        module.set_submodule(name, nn.Linear(last.in_features, classes))
+    else:
+        kernel: Any = last.kernel_size
+        module.set_submodule(name, nn.Conv2d(last.in_channels, classes, kernel))
 
 
 def replace_batch_norm(module: nn.Module, groups: int) -> None:
@@ -136,18 +145,20 @@ def replace_batch_norm(module: nn.Module, groups: int) -> None:
 def adapt_stem_to_small_images(module: nn.Module) -> None:
     """Remove downsampling from the stem: the usual change to ImageNet networks for images of 28x28 or 32x32.
 
-    If the first convolution has a stride, it gets stride 1 and a kernel of at most 3x3, and a max pooling between it
-    and the second convolution is removed. Otherwise the network is not modified.
+    If the first convolution has a stride, it gets stride 1 and a kernel of at most 3x3. Then a max pooling between it
+    and the second convolution is removed, too. Otherwise the network is not modified.
     """
-    convolutions = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)]
-    (first_name, first), (second_name, _) = convolutions[:2]
+    layers = dict(module.named_modules())
+    convolutions = [name for name, layer in layers.items() if isinstance(layer, nn.Conv2d)]
+    first_name, second_name = convolutions[:2]
+    first: Any = layers[first_name]
     if max(first.stride) == 1:
         return
     size = min(3, int(first.kernel_size[0]))
     module.set_submodule(first_name, _conv_like(first, kernel_size=size, stride=1, padding=size // 2))
-    names = [name for name, _ in module.named_modules()]
+    names = list(layers)
     for name in names[names.index(first_name) : names.index(second_name)]:
-        if isinstance(module.get_submodule(name), nn.MaxPool2d):
+        if isinstance(layers[name], nn.MaxPool2d):
             module.set_submodule(name, nn.Identity())
 
 
@@ -157,7 +168,8 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
     For one channel, the new weights are the sum of the old ones over channels. This is equivalent to repeating a grey
     image in all channels, so pretrained weights stay useful.
     """
-    name, first = next((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d))
+    convolutions = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d))
+    name, first = next(convolutions)
     if first.in_channels == channels:
         return
     rebuilt = _conv_like(first, in_channels=channels)
@@ -169,8 +181,13 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
 
 def _conv_like(old: nn.Conv2d, **changes: Any) -> nn.Conv2d:
     """Create a convolution like `old` with `changes`, initialised as in torchvision (He, fan out)."""
-    arguments = {name: getattr(old, name) for name in ("in_channels", "kernel_size", "stride", "padding")} | changes
-    new = nn.Conv2d(out_channels=old.out_channels, bias=old.bias is not None, **arguments)
+    arguments: dict[str, Any] = {
+        "in_channels": old.in_channels,
+        "kernel_size": old.kernel_size,
+        "stride": old.stride,
+        "padding": old.padding,
+    }
+    new = nn.Conv2d(out_channels=old.out_channels, bias=old.bias is not None, **(arguments | changes))
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     if new.bias is not None:
         nn.init.zeros_(new.bias)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,7 +48,7 @@ class HuggingFace:
     are drawn by the seed, and trained also with `lora`.
     """
 
-    name: ClassVar[str] = "huggingface"
+    name = "huggingface"
     source: str = option(help="folder written by `save_pretrained`, or a name on the hub, such as prajjwal1/bert-tiny")
     task: str = option("sequence_classification", choices=tuple(TASKS), help="what the outputs are")
     lora: dict[str, Any] | None = option(
@@ -62,31 +62,34 @@ class HuggingFace:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Load the network with `num_classes` outputs; a causal language model has one for each of its tokens."""
-        transformers = _library("transformers")
-        here = expanded(self.source)
-        head = {} if self.task == "causal_lm" else {"num_labels": num_classes, "ignore_mismatched_sizes": True}
+        class_name, task = TASKS[self.task]
+        kind = getattr(_library("transformers"), class_name)
         with _quiet():
-            try:
-                network, loaded = getattr(transformers, TASKS[self.task][0]).from_pretrained(
-                    str(here) if here.is_dir() else self.source, output_loading_info=True, **head
-                )
-            except (OSError, ValueError) as error:
-                what = f"holds no model for model.task={self.task}" if here.is_dir() else "neither a folder nor found"
-                raise UsageError(
-                    f"model.source={self.source}: {what} ({' '.join(str(error).split())[:200]})"
-                ) from error
-            network = network.float()
+            network, new = self._load(kind, num_classes)
             if self.lora is not None:
-                new = {name.rpartition(".")[0] for name in loaded["missing_keys"]}
-                network = _adapted(network, build(LoRA, self.lora, where="model.lora"), TASKS[self.task][1], new)
+                network = _adapted(network, build(LoRA, self.lora, where="model.lora"), task, new)
         model = TextModel(network)
         for glob in self.freeze:
-            named = dict(model.named_parameters())
-            if not any(fnmatchcase(name, glob) for name in named):
-                raise UsageError(f"model.freeze={glob}: no weight has such a name; one is {next(iter(named))}")
-            for value in (value for name, value in named.items() if fnmatchcase(name, glob)):
-                value.requires_grad_(False)
+            _freeze(model, glob)
         return model
+
+    def _load(self, kind: Any, num_classes: int) -> tuple[Any, set[str]]:
+        """Return a network of this class in float32, and the names of its layers that the checkpoint lacks."""
+        folder = expanded(self.source)
+        source = str(folder) if folder.is_dir() else self.source
+        head: dict[str, Any] = {}
+        if self.task != "causal_lm":
+            head = {"num_labels": num_classes, "ignore_mismatched_sizes": True}
+        try:
+            network, loaded = kind.from_pretrained(source, output_loading_info=True, **head)
+        except (OSError, ValueError) as error:
+            what = "neither a folder nor found"
+            if folder.is_dir():
+                what = f"holds no model for model.task={self.task}"
+            reason = " ".join(str(error).split())
+            raise UsageError(f"model.source={self.source}: {what} ({reason[:200]})") from error
+        new = {name.rpartition(".")[0] for name in loaded["missing_keys"]}
+        return network.float(), new
 
 
 class TextModel(nn.Module):
@@ -109,26 +112,42 @@ class TextModel(nn.Module):
         if attention_mask is None and self.padding is not None:
             attention_mask = input_ids != self.padding
             attention_mask = attention_mask | ~attention_mask.any(1, keepdim=True)  # a softmax needs a position
-        mask = {} if attention_mask is None else {"attention_mask": attention_mask.long()}
-        logits: Tensor = self.network(input_ids=input_ids, **mask, **inputs).logits
+        if attention_mask is not None:
+            inputs["attention_mask"] = attention_mask.long()
+        logits: Tensor = self.network(input_ids=input_ids, **inputs).logits
         return logits.movedim(-1, 1)
+
+
+def _freeze(model: nn.Module, glob: str) -> None:
+    """Have the parameters with such names not trained.
+
+    Raises:
+        UsageError: There is none.
+    """
+    named = dict(model.named_parameters())
+    found = [value for name, value in named.items() if fnmatchcase(name, glob)]
+    if not found:
+        raise UsageError(f"model.freeze={glob}: no weight has such a name; one is {next(iter(named))}")
+    for value in found:
+        value.requires_grad_(False)
 
 
 def _adapted(network: Any, lora: LoRA, task: str, new: set[str]) -> Any:
     """Return `network` as a model of peft with adapters; its layers `new` are trained as a whole."""
     peft = _library("peft")
     layers = dict(network.named_modules())
-    linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     for target in lora.targets or ():
         if not any(f".{name}".endswith(f".{target}") for name in layers):
+            linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, nn.Linear)}
             raise UsageError(f"model.lora.targets={target}: no layer has such a name; {suggestion(target, linear)}")
+    trained = sorted(name for name in new if name.partition(".")[0] not in _HEADS)
     config = peft.LoraConfig(
         task_type=task,
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.targets,
-        modules_to_save=sorted(name for name in new if name.partition(".")[0] not in _HEADS) or None,
+        modules_to_save=trained or None,
     )
     adapted = peft.get_peft_model(network, config)
     if lora.train == "b":
@@ -142,7 +161,8 @@ def _adapted(network: Any, lora: LoRA, task: str, new: set[str]) -> Any:
 def _quiet() -> Iterator[None]:
     """Leave out the notes and progress bars of transformers, such as those on a classifier that is new."""
     notes = _library("transformers.utils.logging")
-    before, bars = notes.get_verbosity(), notes.is_progress_bar_enabled()
+    before = notes.get_verbosity()
+    bars = notes.is_progress_bar_enabled()
     notes.set_verbosity(logging.ERROR)
     notes.disable_progress_bar()
     try:

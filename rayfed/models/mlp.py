@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import ClassVar
 
 from torch import nn
 
@@ -15,7 +14,7 @@ from rayfed.models.split_model import SplitModel
 class MLP(ModelOptions):
     """Flattened inputs, hidden layers with ReLU, one linear layer. The representation is the last hidden layer."""
 
-    name: ClassVar[str] = "mlp"
+    name = "mlp"
     hidden: list[int] = option([200, 200], low=1, help="widths of the hidden layers; [] for a linear model")
     batch_norm: bool = option(False, help="use batch norm between each hidden layer and its ReLU")
 

@@ -1,8 +1,8 @@
 """Models with a split point: `features` computes a representation, `head` computes the logits from it."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from rayfed.models.remedies import remedy_for_inputs
 
 
 class SplitModel(nn.Module):
-    """A model whose forward pass is `head(features(x))`.
+    """A model with the forward pass `head(features(x))`.
 
     The split determines the body of FedRep, FedPer and FedBABU, the position of DBE's bias, and the representations
     that ADCOL, MOON, FedProto and FRAug use.
@@ -35,7 +35,8 @@ class SplitModel(nn.Module):
         self.feature_shape: tuple[int, ...] = ()
         self.feature_dtype = torch.get_default_dtype()
         if shape is not None:
-            self.feature_shape = tuple(dry_run(features, torch.zeros(1, *shape)).shape[1:])
+            z = dry_run(features, torch.zeros(1, *shape))
+            self.feature_shape = tuple(z.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x))
@@ -50,13 +51,15 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
     Raises:
         UsageError: The module cannot take an input of this shape.
     """
+    call = part or module
     modes = [(layer, layer.training) for layer in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
-            out = logits_of((part or module)(x))
+            out = logits_of(call(x))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else type(error).__name__
         shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
         remedy = "" if layout_of(module) else remedy_for_inputs(module, x)
         reason = "; ".join(filter(None, [f"does not fit ({reason})", remedy]))
@@ -78,7 +81,8 @@ def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, l
         return layout.example(2)
     if not dtype.is_floating_point:
         return torch.zeros(2, *shape, dtype=dtype)
-    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(2, *shape, generator=rng, dtype=dtype)
 
 
 def initialise_lazy_layers(
@@ -89,11 +93,14 @@ def initialise_lazy_layers(
     Raises:
         UsageError: The module cannot take an input of this shape.
     """
-    if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
-        hook = layout and layout.attach(module)
-        dry_run(module, example_inputs(shape, dtype, layout))
-        if hook:
-            hook.remove()
+    if not any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+        return
+    hook = None
+    if layout is not None:
+        hook = layout.attach(module)
+    dry_run(module, example_inputs(shape, dtype, layout))
+    if hook is not None:
+        hook.remove()
 
 
 def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
@@ -103,9 +110,13 @@ def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = 
         UsageError: It cannot take such inputs, or its outputs depend on more than them.
     """
     outputs = dry_run(module, example_inputs(shape, dtype, layout_of(module)))
-    if obstacle := _obstacle(module, shape, dtype):
+    obstacle = _obstacle(module, shape, dtype)
+    if obstacle:
         raise UsageError(f"model {type(module).__name__}: {obstacle}")
-    module.output_width = outputs.shape[1] if outputs.ndim == 2 else 0  # type: ignore[assignment]
+    width = 0
+    if outputs.ndim == 2:
+        width = outputs.shape[1]
+    module.output_width = width  # type: ignore[assignment]
 
 
 def ensure_split(
@@ -120,23 +131,36 @@ def ensure_split(
     Raises:
         UsageError: The module declares a split that is wrong, or it cannot be split.
     """
-    declared = getattr(module, "feature_shape", None)
-    has_head = callable(getattr(module, "features", None)) and isinstance(getattr(module, "head", None), nn.Module)
-    if has_head and layout_of(module) is not None:  # which calls the whole module alone
-        head = head or "head"
-    elif head is None and has_head:
-        x = example_inputs(shape, dtype)
-        z = dry_run(module, x, module.features)  # type: ignore[arg-type]
-        try:
-            agrees = torch.allclose(dry_run(module, z, module.head), dry_run(module, x), atol=1e-5)  # type: ignore[arg-type]
-        except UsageError:
-            agrees = False
-        if agrees:
-            module.feature_shape, module.feature_dtype = tuple(z.shape[1:]), z.dtype  # type: ignore[assignment]
+    has_features = callable(getattr(module, "features", None))
+    has_head = isinstance(getattr(module, "head", None), nn.Module)
+    if has_features and has_head:
+        if layout_of(module) is not None:  # which calls the whole module alone
+            head = head or "head"
+        elif head is None and _keeps_split(module, shape, dtype):
             return module  # type: ignore[return-value]  # it has the interface of a SplitModel
-        if declared:
-            raise UsageError(f"model {type(module).__name__}: forward(x) must equal head(features(x)); it does not")
     return split_last_linear(module, shape, dtype, head=head)
+
+
+def _keeps_split(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Return whether `head(features(x)) = forward(x)`; if so, note the form of the features in `module`.
+
+    Raises:
+        UsageError: It is not so, though the module declares `feature_shape`.
+    """
+    declared = getattr(module, "feature_shape", None)
+    x = example_inputs(shape, dtype)
+    z = dry_run(module, x, module.features)
+    try:
+        composed = dry_run(module, z, module.head)
+        agrees = torch.allclose(composed, dry_run(module, x), atol=1e-5)
+    except UsageError:
+        agrees = False
+    if agrees:
+        module.feature_shape = tuple(z.shape[1:])
+        module.feature_dtype = z.dtype
+    elif declared:
+        raise UsageError(f"model {type(module).__name__}: forward(x) must equal head(features(x)); it does not")
+    return agrees
 
 
 def split_last_linear(
@@ -152,57 +176,100 @@ def split_last_linear(
     """
     where = f"model {type(module).__name__}"
     advice = "name the submodule that ends it by model.head, or give it a method features(x) and a module called head"
-    named = dict(module.named_modules())
-    if head is not None and not named.get(head):
-        raise UsageError(f"model.head: {where} has no submodule {head!r}; {suggestion(head, [*named])}")
-    calls: list[tuple[nn.Module, Tensor]] = []
-    ends: dict[nn.Module, str] = {
-        layer: name
-        for name, layer in named.items()
-        if (isinstance(layer, (nn.Linear, _ConvNd)) if head is None else name == head)
-    }
-    hooks = [layer.register_forward_hook(lambda layer, args, out: calls.append((layer, args[0]))) for layer in ends]
-    kinds: list[bool] = []
-    hooks.append(module.register_forward_hook(lambda layer, args, out: kinds.append(isinstance(out, Tensor))))
+    names = _possible_heads(module, head)
     x = example_inputs(shape, dtype, layout_of(module))
+    run = _watched_run(module, x, names)
+    if not run.calls:
+        what = "nn.Linear" if head is None else head
+        raise UsageError(f"{where}: no {what} to split at; {advice}")
+    last, z = run.calls[-1]
+    features: nn.Module = nn.Identity()  # the module is a single layer
+    if names[last]:
+        features = module if run.returns_tensor else _Moved(module, 0, 0)
+        module.set_submodule(names[last], nn.Identity())
+    end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
+    fault = f"does not end in {end}; {advice}"
+    try:
+        model = _composition(features, last, x, z, run.logits)
+    except UsageError as error:
+        raise UsageError(f"{where}: {fault}") from error
+    if model is None:
+        raise UsageError(f"{where}: {_obstacle(features, shape, dtype) or fault}")
+    model.feature_shape = tuple(z.shape[1:])
+    model.feature_dtype = z.dtype
+    return model
+
+
+def _possible_heads(module: nn.Module, head: str | None) -> dict[nn.Module, str]:
+    """Return the names of the layers that may become the head: of the submodule `head`, or of all linear layers and
+    convolutions.
+
+    Raises:
+        UsageError: There is no submodule called `head`.
+    """
+    named = dict(module.named_modules())
+    if head is None:
+        return {layer: name for name, layer in named.items() if isinstance(layer, (nn.Linear, _ConvNd))}
+    if not named.get(head):
+        raise UsageError(
+            f"model.head: model {type(module).__name__} has no submodule {head!r}; {suggestion(head, [*named])}"
+        )
+    return {named[head]: head}
+
+
+class _Run(NamedTuple):
+    """A run of a module: its logits, the calls of the watched layers with their inputs, and what it returned."""
+
+    logits: Tensor
+    calls: list[tuple[nn.Module, Tensor]]
+    returns_tensor: bool
+
+
+def _watched_run(module: nn.Module, x: Tensor, layers: Iterable[nn.Module]) -> _Run:
+    """Run `module` on `x` and watch `layers`."""
+    calls: list[tuple[nn.Module, Tensor]] = []
+    returned: list[Any] = []
+
+    def note_call(layer: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
+        calls.append((layer, args[0]))
+
+    def note_outputs(layer: nn.Module, args: Any, out: Any) -> None:
+        returned.append(out)
+
+    hooks = [layer.register_forward_hook(note_call) for layer in layers]
+    hooks.append(module.register_forward_hook(note_outputs))
     try:
         logits = dry_run(module, x)
     finally:
         for hook in hooks:
             hook.remove()
-    if not calls:
-        raise UsageError(f"{where}: no {'nn.Linear' if head is None else head} to split at; {advice}")
-    last, z = calls[-1]
-    features: nn.Module = nn.Identity()
-    if ends[last]:
-        features = module if kinds[-1] else _Moved(module, 0, 0)
-        module.set_submodule(ends[last], nn.Identity())
-    end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
-    fault = f"does not end in {end}; {advice}"
-    try:
-        model = _composition(features, last, x, z, logits)
-    except UsageError as error:
-        raise UsageError(f"{where}: {fault}") from error
-    if model is None:
-        raise UsageError(f"{where}: {_obstacle(features, shape, dtype) or fault}")
-    model.feature_shape, model.feature_dtype = tuple(z.shape[1:]), z.dtype
-    return model
+    return _Run(logits, calls, isinstance(returned[-1], Tensor))
 
 
 def _composition(features: nn.Module, last: nn.Module, x: Tensor, z: Tensor, logits: Tensor) -> SplitModel | None:
-    """Return the model of `features` and the layer `last`, whose input is `z`, or None if they do not give `logits`.
+    """Return the model of `features` and the layer `last`, or None if they do not give `logits`.
 
-    `features` ends in what follows the layer, which is undone there and done after the layer.
+    The layer's input is `z`. `features` ends in what follows the layer, which is undone there and done after the layer.
     """
-    seen, own = dry_run(features, x), dry_run(last, z)
-    moves = ((0, 0), (1, -1), (-1, 1)) if min(z.ndim, logits.ndim) > 2 else ((0, 0),)
+    seen = dry_run(features, x)
+    own = dry_run(last, z)
+    moves = [(0, 0)]
+    if min(z.ndim, logits.ndim) > 2:
+        moves += [(1, -1), (-1, 1)]
     for source, target in moves:
-        pairs = (seen.movedim(target, source), z), (own.movedim(source, target), logits)
-        if all(a.numel() == b.numel() and _close(a.reshape(b.shape), b) for a, b in pairs):
+        undone = seen.movedim(target, source)
+        done = own.movedim(source, target)
+        if _equal_values(undone, z) and _equal_values(done, logits):
             if seen.shape == z.shape and own.shape == logits.shape:
                 return SplitModel(features, last)
-            return SplitModel(_Moved(features, target, source, z.shape), _Moved(last, source, target, logits.shape))
+            body = _Moved(features, target, source, z.shape)
+            return SplitModel(body, _Moved(last, source, target, logits.shape))
     return None
+
+
+def _equal_values(a: Tensor, b: Tensor) -> bool:
+    """Return whether `a` has the values of `b` in their order, in any shape."""
+    return a.numel() == b.numel() and _close(a.reshape(b.shape), b)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -229,21 +296,30 @@ def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[i
 
     A head that consists of one layer is that layer itself, not an `nn.Sequential`.
     """
-    names = list(layers)
-    end = names.index(last) + 1
-    features = nn.Sequential(OrderedDict((name, layers[name]) for name in names[:end]))
-    rest = OrderedDict((name, layers[name]) for name in names[end:])
-    head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
-    return SplitModel(features, head, shape)
+    before: OrderedDict[str, nn.Module] = OrderedDict()
+    after = layers.copy()
+    while last not in before:
+        name, layer = after.popitem(last=False)
+        before[name] = layer
+    head: nn.Module = nn.Sequential(after)
+    if len(after) == 1:
+        (head,) = after.values()
+    return SplitModel(nn.Sequential(before), head, shape)
 
 
 class _Moved(nn.Module):
-    """A module that returns logits alone, with another order of axes, or `shape`, of which the first axis is free."""
+    """A module that returns logits alone, with another order of axes, or in a `shape`; its first axis is free."""
 
     def __init__(self, module: nn.Module, source: int, target: int, shape: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.module, self.axes, self.shape = module, (source, target), shape and tuple(shape[1:])
+        self.module = module
+        self.axes = (source, target)
+        self.shape: tuple[int, ...] | None = None
+        if shape is not None:
+            self.shape = tuple(shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = logits_of(self.module(x)).movedim(*self.axes)
-        return outputs if self.shape is None else outputs.reshape(len(x), *self.shape)
+        if self.shape is None:
+            return outputs
+        return outputs.reshape(len(x), *self.shape)
