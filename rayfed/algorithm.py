@@ -10,7 +10,7 @@ State lives in five places and nowhere else. Each is a dictionary of nested dict
 
 Hooks take state and return new state. They must not modify their inputs, with one exception: `work` is the engine's
 private copy for that client, and `step` and `finish` may change it in place. An algorithm object holds hyperparameters
-only: it is a frozen dataclass whose fields are declared with `rayfed.option`.
+only: it is a frozen dataclass, with fields declared by `rayfed.option`.
 
 One `Exchange` between the server and the clients of a cohort calls, in this order,
 
@@ -21,9 +21,10 @@ An `Algorithm` is itself the one exchange of each of its rounds, in which the sa
 need more list them: `round_exchanges` for each round, and `setup_exchanges` and `final_exchanges`, in which all
 clients take part, for the time before the first round and after the last.
 
-Unseen clients take no part in training and may join when it is over. Each of them calls `join`, goes through the setup
-exchanges with the server's final state (its replies are dropped), downloads the model, and is scored before and after
-local training. Its index is at least `task.num_clients`, so tables indexed by client have no row for it.
+Unseen clients take no part in training and may join when it is over. Each of them calls `join` and goes through the
+setup exchanges with the server's final state (its replies are dropped). Then it downloads the model and is scored
+before and after local training. Its index is at least `task.num_clients`, so tables indexed by client have no row for
+it.
 """
 
 import functools
@@ -177,15 +178,24 @@ class Context:
     def at(self, moment: Moment | None = None, **changes: Any) -> "Context":
         """Return a copy with `changes`, at another `moment` if one is given."""
         if moment is not None:
-            changes = {"stage": moment.stage, "round": moment.round, "exchange": moment.exchange} | changes
+            changes = moment._asdict() | changes
         ctx = replace(self, **changes)
         if not ctx.schedule.is_constant:
-            factor = ctx.schedule.factor(ctx.round, ctx.rounds) if ctx.stage == "round" else 1.0
-            if factor != ctx.lr_factor:  # from the configured rate, whichever rounds this context has seen
-                ctx.configured_lr = ctx.optimizer.lr if ctx.configured_lr is None else ctx.configured_lr
-                ctx.optimizer = replace(ctx.optimizer, lr=ctx.configured_lr * factor)
-                ctx.lr_factor = factor
+            ctx._apply_schedule()
         return ctx
+
+    def _apply_schedule(self) -> None:
+        """Give the optimiser the learning rate of the round."""
+        factor = 1.0
+        if self.stage == "round":
+            factor = self.schedule.factor(self.round, self.rounds)
+        if factor == self.lr_factor:
+            return
+        if self.configured_lr is None:
+            self.configured_lr = self.optimizer.lr
+        # from the configured rate, whichever rounds this context has seen
+        self.optimizer = replace(self.optimizer, lr=self.configured_lr * factor)
+        self.lr_factor = factor
 
     def scaled(self, lr: float) -> float:
         """Return the algorithm's own learning rate `lr` as scheduled for this round, like local.lr."""
@@ -268,8 +278,8 @@ class Exchange:
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         """Return the training batch that `step` receives in place of `batch`.
 
-        Called for each client separately, never under `torch.vmap`, and with a random state of its own for each batch,
-        so that its draws are the same for any `vmap_clients`.
+        It is called for each client separately, never under `torch.vmap`. Each batch has a random state of its own, so
+        that its draws are the same for any `vmap_clients`.
         """
         return batch
 
@@ -371,9 +381,11 @@ class HandOut(Exchange):
         return {name: server[name] for name in self.names}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
-        if self.weight_name:
-            return client | {"weights": client["weights"] | {self.weight_name: down[self.names[0]]}}, {}
-        return client | down, {}
+        if not self.weight_name:
+            return client | down, {}
+        (field,) = self.names
+        weights = client["weights"] | {self.weight_name: down[field]}
+        return client | {"weights": weights}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,7 +484,7 @@ class Algorithm(Exchange):
 
     @property
     def round_exchanges(self) -> Sequence[Exchange]:
-        """The exchanges of every round with its cohort: by default one, whose hooks are the algorithm's own."""
+        """The exchanges of every round with its cohort: by default one, with the algorithm's own hooks."""
         return (self,)
 
     @property
@@ -492,7 +504,9 @@ class Algorithm(Exchange):
         """Return the exchanges of a stage; those of "round" are repeated in each round."""
         if stage == "setup":
             return self.setup_exchanges
-        return self.round_exchanges if stage == "round" else self.final_exchanges
+        if stage == "round":
+            return self.round_exchanges
+        return self.final_exchanges
 
     # Before a run
 
@@ -576,17 +590,19 @@ class Algorithm(Exchange):
 @torch.no_grad()
 def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None) -> Tensor:
     """Return the features [n, *feature_shape] of a part of a client's data, or of its `rows`, in evaluation mode."""
-    return torch.cat([ctx.task.represent(weights, batch.x) for batch in part.batches(512, rows)])
+    features = [ctx.task.represent(weights, batch.x) for batch in part.batches(512, rows)]
+    return torch.cat(features)
 
 
 @torch.no_grad()
 def mean_loss(ctx: Context, weights: Any, part: Any) -> Tensor:
     """Return the mean loss of `weights` over a part of a client's data, a scalar, in evaluation mode."""
-    losses = [
-        ctx.task.scoring_loss(ctx.task.predict(weights, batch.x), batch.y, weights) * len(batch.y)
-        for batch in part.batches(512)
-    ]
-    return torch.stack(losses).sum() / len(part)
+    sums = []
+    for batch in part.batches(512):
+        logits = ctx.task.predict(weights, batch.x)
+        loss = ctx.task.scoring_loss(logits, batch.y, weights)
+        sums.append(loss * len(batch.y))
+    return torch.stack(sums).sum() / len(part)
 
 
 def server_batches(count: int, size: int, device: torch.device) -> Iterator[Tensor]:

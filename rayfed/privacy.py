@@ -1,9 +1,9 @@
 """Mechanisms of differential privacy, and the caveats about their guarantees that are printed before a run.
 
-The Laplace mechanism protects vectors. The Gaussian mechanism is DP-SGD with Opacus, and privacy accounting is by Rényi
-differential privacy: neighbouring data sets differ by the addition or removal of one row, and the number of rows is
-public. Noise comes from torch's generators: anyone with the seed can remove it, and it is not hardened against
-floating-point attacks.
+The Laplace mechanism protects vectors. The Gaussian mechanism is DP-SGD with Opacus. Privacy accounting is by Rényi
+differential privacy: neighbouring data sets differ by the addition or removal of one row. The number of rows is public.
+Noise comes from torch's generators: anyone with the seed can remove it, and it is not hardened against floating-point
+attacks.
 """
 
 import functools
@@ -30,7 +30,8 @@ def large_delta_note(delta: float, count: int, unit: str) -> tuple[str, ...]:
     """Return a note if δ is not below 1/`count`, for `count` protected units that are called `unit` in the plural."""
     if delta * count < 1:
         return ()
-    return (f"δ={delta:g} is not below 1/{count}: publishing one of the {count} {unit} in the clear would satisfy it",)
+    note = f"δ={delta:g} is not below 1/{count}: publishing one of the {count} {unit} in the clear would satisfy it"
+    return (note,)
 
 
 # The Laplace mechanism, and the normalisations that bound its sensitivity
@@ -41,19 +42,24 @@ EPS = 1e-12
 
 def laplace_like(x: Tensor, scale: float) -> Tensor:
     """Draw noise with density e^{−|v|/scale} / (2·scale) in the shape of `x`."""
-    u = torch.rand(x.shape, device=x.device, dtype=torch.float64).sub_(0.5)
-    return (-scale * u.sign() * torch.log1p((-2 * u.abs()).clamp(min=-1 + EPS))).to(x.dtype)
+    u = torch.rand(x.shape, device=x.device, dtype=torch.float64)
+    u = u.sub_(0.5)
+    tail = (-2 * u.abs()).clamp(min=-1 + EPS)
+    noise = -scale * u.sign() * torch.log1p(tail)
+    return noise.to(x.dtype)
 
 
 def to_unit_range(z: Tensor) -> Tensor:
     """Rescale each row of `z` [batch, width] to the range [0, 1]; a constant row becomes 0."""
-    low, high = z.amin(1, keepdim=True), z.amax(1, keepdim=True)
+    low = z.amin(1, keepdim=True)
+    high = z.amax(1, keepdim=True)
     return (z - low) / (high - low).clamp(min=EPS)
 
 
 def to_half_l1_ball(z: Tensor) -> Tensor:
     """Scale each row to an L1 norm of 1/2, so that the L1 distance of two rows is at most 1; a zero row stays zero."""
-    return z / (2 * z.abs().sum(1, keepdim=True)).clamp(min=EPS)
+    norms = z.abs().sum(1, keepdim=True)
+    return z / (2 * norms).clamp(min=EPS)
 
 
 # The Gaussian mechanism. Opacus takes two seconds to import: functions import it.
@@ -102,8 +108,9 @@ def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> flo
 
     if not steps:
         return 0.0
+    divergence = _rdp_of_a_step(sigma, rate) * steps
     with warnings.catch_warnings(action="ignore"):
-        epsilon, _ = get_privacy_spent(orders=orders(), rdp=_rdp_of_a_step(sigma, rate) * steps, delta=delta)
+        epsilon, _ = get_privacy_spent(orders=orders(), rdp=divergence, delta=delta)
     return max(0.0, float(epsilon))  # negative if δ alone is enough
 
 
@@ -112,7 +119,8 @@ def _rdp_of_a_step(sigma: float, rate: float) -> np.ndarray:
     """Return the Rényi divergence of one step at each of `orders`; several steps have a multiple of it."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    return np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=orders()))
+    divergences = compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=orders())
+    return np.asarray(divergences)
 
 
 def train_privately(
@@ -129,19 +137,22 @@ def train_privately(
 ) -> Weights:
     """Train by DP-SGD on the cross-entropy of (x, y).
 
-    A batch contains every row with probability `rate`. Per-row gradients are clipped to an L2 norm of `clip`, Gaussian
-    noise with standard deviation σ·clip is added to their sum, and the sum is divided by the expected batch size.
+    A batch contains every row with probability `rate`. Per-row gradients are clipped to an L2 norm of `clip`. Gaussian
+    noise with standard deviation σ·clip is added to their sum, which is divided by the expected batch size.
 
     Returns the next `weights`. The network `module` is modified and must not be used afterwards.
     """
     module.load_state_dict(weights)
-    private, sgd = _private(module, optimizer, sigma, clip, batch_size=max(1, round(rate * len(x))))
+    expected = max(1, round(rate * len(x)))
+    private, sgd = _private(module, optimizer, sigma, clip, batch_size=expected)
     with torch.enable_grad():
         for _ in range(steps):
-            rows = (torch.rand(len(x)) < rate).nonzero().flatten().to(x.device)
+            is_drawn = torch.rand(len(x)) < rate
+            rows = is_drawn.nonzero().flatten().to(x.device)
             sgd.zero_grad()
             inputs = x[rows].requires_grad_()  # required by Opacus's hooks
-            F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()
+            loss = F.cross_entropy(private(inputs), y[rows], reduction="sum")
+            loss.backward()
             sgd.step()
     return weights_of(module)
 
@@ -158,11 +169,17 @@ def _private(module: nn.Module, optimizer: SGD, sigma: float, clip: float, *, ba
             self.noise_multiplier = 0.0
             super().add_noise()  # moves the clipped gradients to their place
             self.noise_multiplier = sigma
-            for p in self.params:
-                noise = torch.normal(0.0, sigma * clip, p.grad.shape, dtype=p.grad.dtype)
-                p.grad += noise.to(p.grad.device)
+            for parameter in self.params:
+                grad = parameter.grad
+                noise = torch.normal(0.0, sigma * clip, grad.shape, dtype=grad.dtype)
+                grad += noise.to(grad.device)
 
     private: Any = GradSampleModule(module, loss_reduction="sum")
-    options = {name: getattr(optimizer, name) for name in ("lr", "momentum", "weight_decay", "nesterov")}
-    sgd = torch.optim.SGD(private.parameters(), **options)
+    sgd = torch.optim.SGD(
+        private.parameters(),
+        lr=optimizer.lr,
+        momentum=optimizer.momentum,
+        weight_decay=optimizer.weight_decay,
+        nesterov=optimizer.nesterov,
+    )
     return private, DrawsOnCpu(sgd, noise_multiplier=sigma, max_grad_norm=clip, expected_batch_size=batch_size)
