@@ -45,6 +45,11 @@ class Examples:
         return self.x.dtype
 
     @property
+    def is_on_disk(self) -> bool:
+        """Whether the inputs are in a file."""
+        return isinstance(self.x, LazyRows)
+
+    @property
     def nbytes(self) -> int:
         """The bytes of inputs and labels."""
         return self.x.nbytes + self.y.nbytes

@@ -22,6 +22,7 @@ from rayfed.distributed.cluster import is_private, on_node
 from rayfed.distributed.host_actor import Message, kept, pack, unpack
 from rayfed.distributed.host_calls import HostCalls
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.shared import share
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device_data import room_for
@@ -36,13 +37,14 @@ _Call = Callable[[Any, Chunk], Any]
 """Sends a chunk to the actor of a host, and returns the reference of the result."""
 
 
-def sendable(population: Population) -> Population:
+def sendable(population: Population, room: float | None = None) -> Population:
     """Return `population` for other processes.
 
-    Files are sent as paths on this machine alone, and as bytes in a cluster. If the bytes would take more than a
-    quarter of the memory, each machine of the cluster must have the files.
+    Files are sent as paths on this machine alone, and as bytes in a cluster. If the bytes would take more than `room`,
+    by default a quarter of the memory, each machine of the cluster must have the files.
     """
-    if is_private() or population.nbytes() > room_for(None, "cpu"):
+    most = room_for(None, "cpu") if room is None else room
+    if is_private() or population.nbytes() > most:
         return population
     return population.read()
 
@@ -119,7 +121,7 @@ class RayFleet:
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         self._is_large = False  # the last payload for all hosts
         self.vmap_clients = blueprint.vmap_clients
-        arguments = sent, ray.put(sendable(population))
+        arguments = sent, share(sendable(population))
         starting = [
             actor.call.remote("take_up", *arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
             for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))

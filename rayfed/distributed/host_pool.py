@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.core.machine import Process
 from rayfed.distributed.liveness import this_process
+from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import SentFiles, install
 
 
@@ -33,14 +34,15 @@ class RayHost:
         return this_process()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of `HostMethods` returns.
+        """Return what a method of `HostMethods` returns. It gets the values of `Shared` arguments.
 
         An exception that no other process could unpickle is replaced, since Ray's substitute looks like a dead host.
         """
         from rayfed.distributed.host_actor import readable
 
+        values = [opened(argument) if isinstance(argument, Shared) else argument for argument in arguments]
         try:
-            return getattr(self._methods, method)(*arguments)
+            return getattr(self._methods, method)(*values)
         except Exception as error:
             if (replacement := readable(error)) is not error:
                 raise replacement from error

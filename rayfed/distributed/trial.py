@@ -18,6 +18,7 @@ import ray
 import torch
 
 from rayfed.core.errors import HostLost, StorageError
+from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_actor import readable
@@ -25,6 +26,7 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.liveness import this_process
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
+from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.device import breaks_device, device_for, release_memory
 from rayfed.engine.fleet import Fleet
@@ -47,26 +49,33 @@ class Trials:
 
     Args:
         actor: The recorder.
-        given: The pieces given in Python, for all trials.
+        given: The pieces given in Python, for all trials: a `Given`, as `share` sends it.
         keep_state: Whether the final states are kept also with checkpoint.every=0.
-        data: Data by `data_key`, as objects. Other data are loaded from files on this machine.
-        plan: The plan of a single run, whose error is returned to the command. Without it, jobs are planned here.
+        data: Data by `data_key`, in the same way. Other data are loaded from files on this machine.
+        plan: The `Plan` of a single run, in the same way; its error is returned to the command. Without it, jobs are
+            planned here.
     """
 
     def __init__(
         self,
         actor: Any,
         *,
-        given: Given | None = None,
+        given: Shared | None = None,
         keep_state: bool = False,
-        data: Mapping[str, Any] | None = None,
-        plan: Plan | None = None,
+        data: Mapping[str, Shared] | None = None,
+        plan: Shared | None = None,
     ):
         gc.freeze()  # imported objects need not be searched after every trial
-        sent = data or {}
+        self._sent = data or {}
         self._sink = RemoteRecorder(actor)
-        self._given, self._keep_state, self._plan = given or Given(), keep_state, plan
-        self._populations = Populations(elsewhere=lambda key: ray.get(sent[key]) if key in sent else None)
+        self._keep_state = keep_state
+        self._given = Given()
+        if given is not None:
+            self._given = opened(given)
+        self._plan: Plan | None = None
+        if plan is not None:
+            self._plan = opened(plan)
+        self._populations = Populations(elsewhere=self._sent_population)
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
 
@@ -110,6 +119,13 @@ class Trials:
         torch.set_default_dtype(self._defaults[0])
         torch.set_num_threads(self._defaults[1])
         release_memory()
+
+    def _sent_population(self, key: str) -> Population | None:
+        """Return the data of a `data_key`, if the command has sent them."""
+        if key not in self._sent:
+            return None
+        population: Population = opened(self._sent[key])
+        return population
 
     def _settle(self) -> None:
         """Wait until the recorder has all rounds, because this process may be killed next."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,16 +30,17 @@ from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_signal
-from rayfed.data.on_disk import LazyRows
 from rayfed.distributed.cluster import connect, is_private, on_node
 from rayfed.distributed.fleet import sendable
 from rayfed.distributed.ray_internals import cause_of_death, is_preempted, keep_credentials_here
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
 from rayfed.distributed.server_actor import ServerActor, sent
+from rayfed.distributed.shared import Shared, share
 from rayfed.distributed.trial import ENDED, GAIN, RAISED
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
+from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, data_key, load_data
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, watched
@@ -78,7 +80,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
         return str(interrupted(max((progress.round for progress in trials.progress), default=0), saved))
 
     space = {"job": sent(Job(trial=name, config=config, identity={}))}
-    trials.run(space, files, {"plan": plan}, lambda progress: one_trial(progress[0]), stopped)
+    trials.run(space, files, {"plan": share(plan)}, lambda progress: one_trial(progress[0]), stopped)
     (progress,) = trials.progress or [Progress(name, config.rounds)]
     if progress.status != "done":
         if trials.interrupted:
@@ -108,10 +110,12 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
 
         searcher = SweepSearcher(plan)
         expected -= searcher.finished
-    data = _sent_data(plan.configs) if plan.given.clients is None else {}
+    data: dict[str, Shared] = {}
+    if plan.given.clients is None:
+        data = _sent_data(plan.configs, searched=bool(plan.space.adaptive))
     named = {name for config in plan.configs for name in own_names(config)}
     _, sources = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
-    work = {"given": plan.given, "keep_state": plan.keep_state, "data": data}
+    work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data}
     space = {} if searcher else {"job": tune.grid_search(list(map(sent, plan.jobs)))}
 
     def stopped(done: int) -> str:
@@ -326,16 +330,28 @@ def _error(trial: Any) -> Any:
     return ray.cloudpickle.loads(Path(path).read_bytes())  # this process has just written it
 
 
-def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
-    """Return the data of a sweep in a cluster as objects by `data_key`, so that only this machine needs the files.
+def _sent_data(configs: Sequence[Config], *, searched: bool) -> dict[str, Shared]:
+    """Return the data of the trials by `data_key`, so that all trials use one copy.
 
-    Data that are too large to send are left out; each machine must have them. On this machine alone, trials load data.
+    All data together take at most a quarter of the memory. Data beyond that, and data of files that are too large to
+    send, are left out; trials load them, in a cluster from files that each machine must have. So do single trials on
+    this machine alone, at the same time.
+
+    Args:
+        configs: The configurations of all trials, or the corners of a space.
+        searched: Whether they are the corners, of which a search makes many trials.
     """
-    if is_private():
-        return {}
-    objects = {}
+    trials = Counter(map(data_key, configs))
+    room = room_for(None, "cpu")
+    sent: dict[str, Shared] = {}
     for key, config in {data_key(config): config for config in configs}.items():
-        population = sendable(load_data(config))
-        if not any(isinstance(part.x, LazyRows) for part in population.examples()):
-            objects[key] = ray.put(population)
-    return objects
+        if is_private() and trials[key] == 1 and not searched:
+            continue
+        population = sendable(load_data(config), room)
+        in_memory = [part for part in population.examples() if not part.is_on_disk]
+        size = sum(part.nbytes for part in in_memory)
+        if size > room or (len(in_memory) < len(population.examples()) and not is_private()):
+            continue
+        room -= size
+        sent[key] = share(population)
+    return sent

@@ -48,7 +48,7 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes
 
 def input_type(population: Population) -> torch.dtype:
     """Return the type in which inputs reach the model: images arrive as normalised floats."""
-    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
+    dtype = torch.from_numpy(population.clients[0].train.x[:0].copy()).dtype  # it may be read-only
     return torch.float32 if dtype == torch.uint8 else dtype
 
 
