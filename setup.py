@@ -10,14 +10,21 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT.get("urls", {}).get("Repository", "")
 
 
 def with_absolute_links(text: str) -> str:
-    """Return the README with links that work anywhere, as on the page of a package index."""
+    """Return the README with links that work anywhere, as on the page of a package index.
+
+    Without the address of the repository, its links are their words, and its images are left out.
+    """
 
     def absolute(match: re.Match[str]) -> str:
-        return f"{match[1]}({REPOSITORY}/{'raw' if match[1].startswith('!') else 'blob'}/main/{match[2]})"
+        is_image = match[1].startswith("!")
+        if not REPOSITORY:
+            return "" if is_image else match[1][1:-1]
+        return f"{match[1]}({REPOSITORY}/{'raw' if is_image else 'blob'}/main/{match[2]})"
 
     return re.sub(r"(!?\[[^\]]*\])\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
 

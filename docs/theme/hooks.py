@@ -71,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         linked = posixpath.normpath(posixpath.join(posixpath.dirname(source), name))
         inside = (PROJECT | ELSEWHERE).get(linked, linked.removeprefix("docs/") if linked.startswith("docs/") else None)
         if inside is None or files.get_file_from_path(inside) is None:
-            return f"{text}({config.repo_url.rstrip('/')}/blob/main/{linked})"
+            return f"{text}({config.repo_url.rstrip('/')}/blob/main/{linked})" if config.repo_url else text[1:-1]
         if inside in ELSEWHERE.values():
             anchor = ""
         if text[1:-1].strip("`") in (name, name.removeprefix("../"), linked, f"{Path(name).stem}.md"):
