@@ -106,6 +106,11 @@ def start_here(**options: Any) -> Any:
         )
 
 
+def ray_nodes() -> dict[str, dict[str, float]]:
+    """Return the resources of each node by its id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
 def is_private() -> bool:
     """Return whether the session is of this machine alone. Other sessions may get nodes without its files."""
     return all(node["NodeManagerAddress"] == _LOOPBACK for node in ray.nodes())

@@ -18,7 +18,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
 from rayfed.data.population import SPLITS, Population
-from rayfed.distributed.cluster import is_private, on_node
+from rayfed.distributed.cluster import is_private, on_node, ray_nodes
 from rayfed.distributed.host_actor import Message, kept, pack, unpack
 from rayfed.distributed.host_calls import HostCalls
 from rayfed.distributed.host_pool import HostPool
@@ -30,6 +30,7 @@ from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreR
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.training import steps_of
+from rayfed.experiments.capacity import memory_share
 
 _MOST_SMALL = 1024  # clients of a chunk, if all that they keep and send is small
 _LARGE_PAYLOAD = 2**26  # bytes from which on hosts send their sums one after the other
@@ -90,6 +91,7 @@ class RayFleet:
         device: The device of this process.
         pool: The processes of the hosts.
         patience: The seconds after which a host that does not answer is late; see `HostCalls`.
+        hosts_at_once: The most hosts that run at once, those of other trials included; None: those of `pool`.
 
     Raises:
         HostLost: From every method: a host died.
@@ -104,6 +106,7 @@ class RayFleet:
         device: torch.device,
         pool: HostPool,
         patience: float = math.inf,
+        hosts_at_once: int | None = None,
     ):
         self.device, self._blueprint, self._population = device, blueprint, population
         self._actors = pool.actors
@@ -121,14 +124,25 @@ class RayFleet:
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         self._is_large = False  # the last payload for all hosts
         self.vmap_clients = blueprint.vmap_clients
-        arguments = sent, share(sendable(population))
-        starting = [
-            actor.call.remote("take_up", *arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
-            for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))
-        ]
         self._calls = HostCalls(self._actors, patience)
+        shared = share(sendable(population))
+        shares = self._memory_shares(pool, hosts_at_once or len(self._actors))
+        starting = []
+        for position, actor in enumerate(self._actors):
+            gpus = pool.bundles[position].get("GPU", 0.0)
+            starting.append(actor.call.remote("take_up", sent, shared, gpus, shares[position], position))
         for position, call in enumerate(starting):
             self._calls.names[position] += on_node(self._calls.result(call, position))
+
+    def _memory_shares(self, pool: HostPool, at_once: int) -> list[float]:
+        """Return for each host the share of its GPU that it has reserved, or its share of the memory of its node."""
+        nodes = ray_nodes()
+        shares = []
+        for process, bundle in zip(self._calls.processes(), pool.bundles, strict=True):
+            of_gpu = min(bundle.get("GPU", 0.0), 1.0)
+            of_memory = memory_share(dict(bundle), nodes.get(process.node, {}), at_once)
+            shares.append(of_gpu or of_memory)
+        return shares
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))

@@ -36,10 +36,17 @@ class HostCalls:
     def __init__(self, actors: Sequence[Any], patience: float):
         self.names = [f"host {position}" for position in range(len(actors))]
         self._actors, self._patience = actors, patience
-        self._processes = [actor.process.remote() for actor in actors]
+        self._calls_of_processes = [actor.process.remote() for actor in actors]
+        self._processes: list[Process] = []
         self._heard = [time.monotonic()] * len(actors)  # when hosts have answered last, or were sent their first call
         self._tick = min(_TICK_SECONDS, patience / 4)
         self._looked = time.monotonic()
+
+    def processes(self) -> list[Process]:
+        """Return the processes of the hosts, once they have started."""
+        if not self._processes:
+            self._processes = [self.result(call, position) for position, call in enumerate(self._calls_of_processes)]
+        return self._processes
 
     def begin(self) -> None:
         """Note that all hosts are idle and are going to be sent their first calls."""
@@ -100,21 +107,9 @@ class HostCalls:
         self._looked = now
         for chunk in chunks:
             limit = max(self._patience, liveness.TIMES_PREDICTED * (chunk.predicted or 0.0))
-            process = self._process(chunk.host)
-            if process is None or now < self._heard[chunk.host] + limit:
-                continue
-            found = liveness.reason(liveness.end_if_stuck(process))
+            if not self._processes or now < self._heard[chunk.host] + limit:
+                continue  # it has not started yet, or is not late
+            found = liveness.reason(liveness.end_if_stuck(self._processes[chunk.host]))
             if found:
                 raise HostLost(f"{self.names[chunk.host]} died: {found}")
             self._heard[chunk.host] = time.monotonic()  # it works, and is asked again after the same time
-
-    def _process(self, position: int) -> Process | None:
-        """Return the process of a host; None if it has not started yet, or is gone."""
-        call = self._processes[position]
-        if not ray.wait([call], timeout=0)[0]:
-            return None
-        try:
-            process: Process = ray.get(call)
-        except ray.exceptions.RayError:
-            return None
-        return process

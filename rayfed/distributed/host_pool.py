@@ -67,7 +67,7 @@ class HostPool:
     ):
         server, *hosts = bundles
         actor_class: Any = ray.remote(RayHost)
-        self.gpus = [bundle.get("GPU", 0.0) for bundle in hosts]  # the server may have a share of the first host's
+        self.bundles = hosts  # the server may have a share of the first host's GPU
         self.actors = []
         for position, bundle in enumerate(hosts):
             options: dict[str, Any] = {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}

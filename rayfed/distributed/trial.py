@@ -19,7 +19,7 @@ import torch
 
 from rayfed.core.errors import HostLost, StorageError
 from rayfed.data.population import Population
-from rayfed.distributed.cluster import is_private
+from rayfed.distributed.cluster import is_private, ray_nodes
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_actor import readable
 from rayfed.distributed.host_pool import HostPool
@@ -30,7 +30,7 @@ from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.device import breaks_device, device_for, release_memory
 from rayfed.engine.fleet import Fleet
-from rayfed.experiments.capacity import servers_gpus
+from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import TrialRun, local_fleet
@@ -54,6 +54,7 @@ class Trials:
         data: Data by `data_key`, in the same way. Other data are loaded from files on this machine.
         plan: The `Plan` of a single run, in the same way; its error is returned to the command. Without it, jobs are
             planned here.
+        at_once: The most trials of the command that run at once.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class Trials:
         keep_state: bool = False,
         data: Mapping[str, Shared] | None = None,
         plan: Shared | None = None,
+        at_once: int = 1,
     ):
         gc.freeze()  # imported objects need not be searched after every trial
         self._sent = data or {}
         self._sink = RemoteRecorder(actor)
-        self._keep_state = keep_state
+        self._keep_state, self._at_once = keep_state, at_once
         self._given = Given()
         if given is not None:
             self._given = opened(given)
@@ -140,7 +142,8 @@ class Trials:
             self._sink.runs_in(job["trial"], this_process())
             plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
             goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
-            self._run = run = run_of(plan, self._sink, pool, self._sink.saved(plan.trial) if goes_on else ())
+            saved = self._sink.saved(plan.trial) if goes_on else ()
+            self._run = run = run_of(plan, self._sink, pool, saved, at_once=self._at_once)
         selection, rounds = run.plan.evaluation.selection, run.plan.config.rounds
         while not run.done:
             record = run.step()
@@ -156,8 +159,12 @@ class Trials:
         return run.done
 
 
-def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = ()) -> TrialRun:
-    """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here."""
+def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = (), *, at_once: int = 1) -> TrialRun:
+    """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here.
+
+    Args:
+        at_once: The most trials that run at once, among which the memory is divided.
+    """
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)
     device, sent = device_for(gpus, plan.blueprint.model), None
@@ -167,8 +174,17 @@ def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = ())
 
     def fleet() -> Fleet:
         if pool is None:
-            return local_fleet(plan, device, gpus)
-        patience = 60 * plan.config.faults.patience
-        return RayFleet(plan.blueprint, plan.population, sent=sent, device=device, pool=pool, patience=patience)
+            (bundle,) = reserved(plan.config)
+            here = ray_nodes()[this_process().node]
+            return local_fleet(plan, device, gpus, share=memory_share(bundle, here, at_once))
+        return RayFleet(
+            plan.blueprint,
+            plan.population,
+            sent=sent,
+            device=device,
+            pool=pool,
+            patience=60 * plan.config.faults.patience,
+            hosts_at_once=at_once * len(pool.actors),
+        )
 
     return TrialRun(plan, sink, fleet, device, saved=saved, replaceable=True)

@@ -80,7 +80,7 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
         return str(interrupted(max((progress.round for progress in trials.progress), default=0), saved))
 
     space = {"job": sent(Job(trial=name, config=config, identity={}))}
-    trials.run(space, files, {"plan": share(plan)}, lambda progress: one_trial(progress[0]), stopped)
+    trials.run(space, files, {"plan": share(plan), "at_once": 1}, lambda progress: one_trial(progress[0]), stopped)
     (progress,) = trials.progress or [Progress(name, config.rounds)]
     if progress.status != "done":
         if trials.interrupted:
@@ -115,7 +115,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
         data = _sent_data(plan.configs, searched=bool(plan.space.adaptive))
     named = {name for config in plan.configs for name in own_names(config)}
     _, sources = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
-    work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data}
+    at_once = min(expected, plan.space.search.max_concurrent or expected)
+    work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data, "at_once": at_once}
     space = {} if searcher else {"job": tune.grid_search(list(map(sent, plan.jobs)))}
 
     def stopped(done: int) -> str:

@@ -335,6 +335,7 @@ class LocalFleet:
 
     Args:
         gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
+        share: On a CPU, the share of the memory for this process.
         state_memory: The bytes that the clients' states may take in memory, beside those on the GPU; the rest is on
             disk.
     """
@@ -346,9 +347,10 @@ class LocalFleet:
         device: str | torch.device = "cpu",
         *,
         gpus: float = 0.0,
+        share: float = 1.0,
         state_memory: float = math.inf,
     ):
-        share = min(gpus, 1.0) or 1.0
+        share = min(gpus, 1.0) or share
         self.host = Host(blueprint, population, device, share=share)
         self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
         self._unweighted: dict[ClientIndex, State] = {}

@@ -86,6 +86,29 @@ def fits(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> bool:
     return True
 
 
+def most_on_node(bundle: Bundle, node: Bundle) -> float:
+    """Return how many processes that reserve `bundle` fit on an idle node at once; infinity if it reserves nothing."""
+    most = math.inf
+    cpus, share = bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)
+    gpus = int(node.get("GPU", 0.0))
+    if cpus:
+        most = math.floor(node.get("CPU", 0.0) / cpus + 1e-6)
+    if share > 1:
+        most = min(most, gpus // math.ceil(share))
+    elif share:
+        most = min(most, gpus * math.floor(1 / share + 1e-6))
+    return most
+
+
+def memory_share(bundle: Bundle, node: Bundle, at_once: int) -> float:
+    """Return the share of a node's memory for a process that reserves `bundle`.
+
+    Args:
+        at_once: The most such processes that run at once, on all nodes.
+    """
+    return 1 / max(1, min(most_on_node(bundle, node), at_once))
+
+
 def bundles(placement: Placement) -> list[Bundle]:
     """Return what a trial reserves: the server's bundle, possibly empty, then one per host.
 

@@ -259,7 +259,8 @@ class StateMemory:
         None,
         above=0,
         help="GiB of memory for the states of clients in a run without hosts, the rest goes to disk; null: a quarter "
-        "of the memory. With hosts, Ray's object store holds them and spills them to disk",
+        "of the memory, by the number of trials that run at once. With hosts, Ray's object store holds them and spills "
+        "them to disk",
     )
 
 

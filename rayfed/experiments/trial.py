@@ -290,11 +290,17 @@ def run_trial(
     return run.outcome
 
 
-def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:
-    """Return a fleet that trains the clients of `plan` in this process, which has reserved `gpus`."""
+def local_fleet(plan: Plan, device: torch.device, gpus: float, *, share: float = 1.0) -> LocalFleet:
+    """Return a fleet that trains the clients of `plan` in this process, which has reserved `gpus`.
+
+    Args:
+        share: The share of the machine's memory for this trial, beside others that run at the same time.
+    """
     memory = plan.config.state.memory
-    state_memory = memory_bytes() / 4 if memory is None else memory * 2**30
-    return LocalFleet(plan.blueprint, plan.population, device, gpus=gpus, state_memory=state_memory)
+    state_memory = share * memory_bytes() / 4
+    if memory is not None:
+        state_memory = memory * 2**30
+    return LocalFleet(plan.blueprint, plan.population, device, gpus=gpus, share=share, state_memory=state_memory)
 
 
 def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:

@@ -57,7 +57,7 @@ class SharedFleet(RayFleet):
 
     def __init__(self, plan, population, pool, hosts, *, seed=None):
         self.random = None if seed is None else random.Random(seed)
-        some = SimpleNamespace(actors=pool.actors[:hosts], gpus=pool.gpus[:hosts])
+        some = SimpleNamespace(actors=pool.actors[:hosts], bundles=pool.bundles[:hosts])
         super().__init__(plan, population, sent=ray.put(plan), device=torch.device("cpu"), pool=some)
 
     def _schedule(self, units, kind):

@@ -1,9 +1,11 @@
 """Whether a trial can be placed: pure arithmetic, before Ray starts."""
 
+import math
+
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.capacity import bundles, check_fits, reserved
+from rayfed.experiments.capacity import bundles, check_fits, memory_share, most_on_node, reserved
 from rayfed.experiments.config import Config, Placement
 
 
@@ -80,6 +82,26 @@ class TestFitting:
     )
     def test_there_is_none(self, nodes, placement):
         refusal(nodes, **placement)
+
+
+@pytest.mark.parametrize(
+    ("bundle", "node", "most"),
+    [
+        ({"CPU": 1.0}, {"CPU": 8.0}, 8),
+        ({"CPU": 3.0}, {"CPU": 8.0}, 2),
+        ({"CPU": 0.1}, {"CPU": 1.0}, 10),
+        ({"CPU": 1.0, "GPU": 0.25}, {"CPU": 16.0, "GPU": 2.0}, 8),
+        ({"CPU": 1.0, "GPU": 0.3333}, {"CPU": 16.0, "GPU": 2.0}, 6),
+        ({"CPU": 1.0, "GPU": 2.0}, {"CPU": 16.0, "GPU": 5.0}, 2),
+        ({"CPU": 4.0, "GPU": 0.25}, {"CPU": 16.0, "GPU": 2.0}, 4),
+        ({"GPU": 1.0}, {"CPU": 16.0}, 0),
+        ({}, {"CPU": 16.0}, math.inf),
+    ],
+)
+def test_how_many_fit_on_a_node_and_share_its_memory(bundle, node, most):
+    assert most_on_node(bundle, node) == most
+    assert memory_share(bundle, node, 1) == 1.0
+    assert memory_share(bundle, node, 100) == 1 / min(100, max(1, most))
 
 
 def test_a_refusal_has_the_numbers():
