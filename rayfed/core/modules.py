@@ -3,7 +3,9 @@
 import copy
 import io
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,11 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList, _inject_new_class, _inject_property, is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+from rayfed.core.closures import copied_with_functions
 
 ALIGNMENT = 64
 """Bytes, as torch aligns tensors; with others, kernels may be slow or round differently."""
@@ -134,11 +139,59 @@ def copied(module: M, tensors: Mapping[int, Tensor] | None = None) -> M:
     """Return a copy of `module`; `tensors`, by the `id` of the originals, take the place of those.
 
     torch refuses to copy attributes that hold results of the last forward pass, as pruned layers and its old weight
-    normalisation have. They are copied without their graph.
+    normalisation have. They are copied without their graph. Functions that use the module's layers or tensors, such as
+    `lambda x: self.b(self.a(x))`, use those of the copy.
     """
     attributes = (value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor))
     results = {id(value): value.detach().clone() for value in attributes if not value.is_leaf}
-    return copy.deepcopy(module, results | dict(tensors or {}))
+    return copied_with_functions(module, results | dict(tensors or {}))
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Put back all tensors and attributes of `module` after this block, in which it is only tried.
+
+    Layers may initialise themselves by their first batch, and count or keep what they see. Frozen parameters are taken
+    to be constants. Lazy layers keep the weights that they get.
+    """
+    layers = [layer for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
+    trained = [value for value in module.parameters() if value.requires_grad]
+    tensors: list[Tensor] = [value for value in (*trained, *module.buffers()) if not is_lazy(value)]
+    values = [value.detach().clone() for value in tensors]
+    attributes = [_Attributes(layer) for layer in layers if not _has_lazy_tensors(layer)]
+    try:
+        yield
+    finally:
+        for kept in attributes:
+            kept.put_back()
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+
+
+class _Attributes:
+    """The attributes of a layer, and what its lists, dictionaries and sets hold."""
+
+    def __init__(self, layer: nn.Module):
+        self._layer = layer
+        self._values = dict(vars(layer))
+        containers = [value for value in self._values.values() if isinstance(value, (list, dict, set, deque))]
+        self._contents = [(container, container.copy()) for container in containers]
+
+    def put_back(self) -> None:
+        vars(self._layer).clear()
+        vars(self._layer).update(self._values)
+        for container, content in self._contents:
+            container.clear()
+            if isinstance(container, (list, deque)):
+                container.extend(content)
+            else:
+                container.update(content)
+
+
+def _has_lazy_tensors(layer: nn.Module) -> bool:
+    tensors = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+    return any(is_lazy(value) for value in tensors)
 
 
 @torch.no_grad()

@@ -1,12 +1,14 @@
 """Networks as functions of explicit weights, and gradients for one client at a time or under `torch.vmap`."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from rayfed.core.errors import UsageError
 from rayfed.core.modules import (
     batch_norm_layers,
     batch_norm_statistics,
@@ -18,6 +20,8 @@ from rayfed.core.modules import (
 from rayfed.core.trees import Weights, detach
 
 _vectorised = False
+_backward: "list[Network] | None" = None
+"""The networks that hold the weights they ran with until the backward pass is over; None outside of `gradients`."""
 
 
 @contextmanager
@@ -31,21 +35,69 @@ def vectorised() -> Iterator[None]:
         _vectorised = previous
 
 
-def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """Change the memory format of a layer's inputs where torch's kernel for channels-last cannot be vectorised."""
-    return tuple(x.contiguous() for x in inputs) if _vectorised else None
-
-
 def is_vectorised() -> bool:
     """Return whether the caller is inside a `vectorised` block."""
     return _vectorised
+
+
+@contextmanager
+def _held_for_backward() -> Iterator[list["Network"]]:
+    """Let networks hold their weights until this block ends, and yield those that do.
+
+    Some code reads the weights of a layer in the backward pass: checkpoints, which compute the forward pass again,
+    hooks of layers and of tensors, and autograd functions. It must find the weights of the forward pass.
+    """
+    global _backward
+    if _backward is not None:  # the outer gradients still need the weights
+        yield _backward
+        return
+    _backward = []
+    try:
+        yield _backward
+    finally:
+        networks, _backward = _backward, None
+        for network in networks:
+            network.release()
+
+
+def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """Change the memory format of a layer's inputs where torch's kernel for channels-last cannot be vectorised."""
+    if not _vectorised:
+        return None
+    return tuple(x.contiguous() for x in inputs)
+
+
+class _Slot(NamedTuple):
+    """A place of a tensor in a module.
+
+    Attributes:
+        table, name: The tensor is `table[name]`, in the dictionary of a layer's parameters or buffers.
+        key: The name of the weight that takes this place. Tied weights take several places under their first name.
+        tensor: The module's own tensor.
+        values: The values of `tensor` when no weights are in place.
+    """
+
+    table: dict[str, Any]
+    name: str
+    key: str
+    tensor: Tensor
+    values: Tensor
+
+
+class _Run(NamedTuple):
+    """What a module runs with: all weights with copies of the buffers, and the mode."""
+
+    weights: Weights
+    train: bool
 
 
 class Network:
     """A module used as a template: `network(weights, x)` runs it with the given weights and has no side effects.
 
     The weights are placed directly in the module's parameter and buffer dictionaries, with a tenth of the overhead that
-    `torch.func.functional_call` adds to a step of a small network. This also works under `torch.vmap`.
+    `torch.func.functional_call` adds to a step of a small network. This also works under `torch.vmap`. Without it, the
+    module's own tensors get the same values, so that everything else that holds them (lists, closures, hooks) computes
+    with these values, too.
 
     Args:
         module: The template. The network takes it over; do not use it elsewhere.
@@ -61,22 +113,18 @@ class Network:
         self._frozen = batch_norm_layers(module) if frozen_batch_norm else []
         self._training: bool | None = None
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        named = parameters | buffers
         fixed = constant_names(module, frozen_batch_norm=frozen_batch_norm)
-        self.constants = {name: value.detach() for name, value in (parameters | buffers).items() if name in fixed}
+        self.constants = {name: value.detach() for name, value in named.items() if name in fixed}
         self.parameters = tuple(name for name in parameters if name not in fixed)
         self.buffers = tuple(name for name in buffers if name not in fixed)
-        first_name = {id(value): name for name, value in (parameters | buffers).items()}
-        # Tied weights appear in several slots under the first of their names.
-        self._slots: list[tuple[dict[str, Any], str, str, Tensor]] = [
-            (table, name, first_name[id(value)], value)
-            for layer in module.modules()
-            for table in (layer._parameters, layer._buffers)
-            for name, value in table.items()
-            if value is not None and first_name[id(value)] not in fixed
-        ]
-        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
+        self._slots = _slots(module, named, fixed)
+        self._buffer_slots = [slot for slot in self._slots if slot.key in buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
+        self._held: _Run | None = None
+        self._other: Network | None = None  # for other weights, while this one holds some
+        self._written: dict[bool, list[str]] = {}  # the parameters that a forward pass changes, by its mode
         for layer in module.modules():
             if isinstance(layer, nn.GroupNorm):
                 layer.register_forward_pre_hook(_contiguous_under_vmap)
@@ -84,28 +132,122 @@ class Network:
     def run(self, weights: Weights, fn: Callable[[Any], Any], *, train: bool = True) -> tuple[Any, Weights]:
         """Call `fn(module)` with `weights` in the module; return its result and the buffers after the call.
 
-        `fn` may change buffers, which are copies, in place, or assign others. `weights` is not modified.
+        `fn` may change buffers, which are copies, in place, or assign others. It changes `weights` only in training,
+        if the forward pass itself writes to parameters (an embedding with `max_norm`).
         """
+        in_training = _backward is not None and self._differentiates(weights)
+        if in_training and self._holds_others(weights):
+            return self._second().run(weights, fn, train=train)
         shared = () if train else self._read_only
         buffers = {name: weights[name] if name in shared else weights[name].clone() for name in self.buffers}
-        if self._training is not train:
-            self.module.train(train)
-            for layer in self._frozen:
-                layer.eval()
-            self._training = train
-        source = weights | buffers if buffers else weights
-        for table, name, key, _ in self._slots:
-            table[name] = source[key]
+        placed = _Run(weights | buffers if buffers else weights, train)
+        if in_training:
+            self._hold(placed)
+        elif not _vectorised:
+            placed = self._protected(placed)
+        self._place(placed)
         try:
             result = fn(self.module)
-            for table, name, key in self._buffer_slots:
+            for table, name, key, _, _ in self._buffer_slots:
                 value = table[name] if name in table else None  # noqa: SIM401 - TorchScript's tables have no `get`
                 if value is not buffers[key] and isinstance(value, Tensor):
                     buffers[key] = value.detach()
+            if not in_training and not _vectorised:
+                self._notice_writes(placed)
             return result, buffers
         finally:
-            for table, name, _, original in self._slots:
-                table[name] = original
+            if self._held is None:
+                self._put_back()
+            elif self._held is not placed:
+                self._place(self._held)
+
+    def _place(self, run: _Run) -> None:
+        """Place weights in the module, and set its mode."""
+        if self._training is not run.train:
+            self.module.train(run.train)
+            for layer in self._frozen:
+                layer.eval()
+            self._training = run.train
+        weights = run.weights
+        for table, name, key, _, _ in self._slots:
+            table[name] = weights[key]
+        self._fill(weights[slot.key] for slot in self._slots)
+
+    def _put_back(self) -> None:
+        """Place the module's own tensors in it, with their own values."""
+        for table, name, _, tensor, _ in self._slots:
+            table[name] = tensor
+        self._fill(slot.values for slot in self._slots)
+
+    def _fill(self, values: Iterable[Tensor]) -> None:
+        """Give the module's own tensors these values, in the order of the slots.
+
+        Under `torch.vmap`, also one that a method uses itself, torch refuses that: they keep theirs.
+        """
+        if _vectorised:
+            return
+        with suppress(RuntimeError):
+            for slot, value in zip(self._slots, values, strict=True):
+                slot.tensor.data = value
+
+    def _differentiates(self, weights: Weights) -> bool:
+        """Return whether gradients with respect to `weights` are wanted."""
+        return torch.is_grad_enabled() and any(weights[name].requires_grad for name in self.parameters)
+
+    def _holds_others(self, weights: Weights) -> bool:
+        """Return whether other weights are in place until the backward pass is over."""
+        if self._held is None:
+            return False
+        held = self._held.weights
+        return any(held[name] is not weights[name] for name in self.parameters)
+
+    def _hold(self, run: _Run) -> None:
+        """Let `run` be in place until the backward pass is over."""
+        if self._held is None:
+            assert _backward is not None, "only gradients hold weights"
+            _backward.append(self)
+        self._held = run
+
+    def release(self) -> None:
+        """Put the module's own tensors back, after the backward pass."""
+        self._held = None
+        self._put_back()
+
+    def _second(self) -> "Network":
+        """Return a network with a copy of the module, for other weights in the same loss."""
+        if self._other is None:
+            at_rest: dict[int, Tensor] = {}
+            for slot in self._slots:
+                own: Tensor = slot.values.clone()
+                if isinstance(slot.tensor, nn.Parameter):
+                    own = nn.Parameter(own, slot.tensor.requires_grad)
+                at_rest[id(slot.tensor)] = at_rest.setdefault(id(slot.table[slot.name]), own)
+            self._other = Network(copied(self.module, at_rest), frozen_batch_norm=bool(self._frozen))
+        return self._other
+
+    def own_parameters(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the module's own parameters: the name, the tensor, and the weight that is held in its place."""
+        if self._held is None:
+            return
+        for _, _, key, tensor, _ in self._slots:
+            if tensor.requires_grad:
+                yield key, tensor, self._held.weights[key]
+
+    def _protected(self, run: _Run) -> _Run:
+        """Return a run without gradients, with copies of the parameters that the forward pass writes to.
+
+        The first run in each mode finds out which these are, on copies of all.
+        """
+        weights = run.weights
+        written = self._written.get(run.train, self.parameters)
+        if not written:
+            return run
+        return run._replace(weights=weights | {name: weights[name].clone() for name in written})
+
+    def _notice_writes(self, run: _Run) -> None:
+        """Find out, after the first run in a mode, which parameters the forward pass writes to."""
+        if run.train not in self._written:
+            self._written[run.train] = [name for name in self.parameters if run.weights[name]._version > 0]
 
     def __call__(self, weights: Weights, *args: Any, train: bool = True) -> tuple[Any, Weights]:
         """Run the forward pass of the module with `weights`; return the output and the buffers after the call."""
@@ -122,7 +264,7 @@ class Network:
             return type(tree)(map(self.consistent, tree))
         if not isinstance(tree, dict):
             return tree
-        initial = {name: value for _, _, name, value in self._slots}
+        initial = {slot.key: slot.values for slot in self._slots}
         shapes = {name: getattr(value, "shape", None) for name, value in tree.items()}  # a stack has another one
         there = {name for name, value in initial.items() if shapes.get(name) == value.shape}
         there |= self.constants.keys()
@@ -135,7 +277,7 @@ class Network:
 
     def draw_weights(self) -> Weights:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
-        devices = {name: value.device for _, _, name, value in self._slots}
+        devices = {slot.key: slot.values.device for slot in self._slots}
         module = copied(self.module).cpu()
         for value in module.parameters():
             value.data = value.data.contiguous()  # numbers are drawn in the order of memory
@@ -143,6 +285,19 @@ class Network:
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
         return {name: value.to(devices[name]) for name, value in weights_of(module).items() if name in devices}
+
+
+def _slots(module: nn.Module, named: Mapping[str, Tensor], fixed: Container[str]) -> list[_Slot]:
+    """Return the places of all tensors of `module` but those that are `fixed`; `named` are all of its tensors."""
+    first_name = {id(value): name for name, value in named.items()}
+    slots = []
+    for layer in module.modules():
+        for table in (layer._parameters, layer._buffers):
+            for name, value in table.items():
+                if value is None or first_name[id(value)] in fixed:
+                    continue
+                slots.append(_Slot(table, name, first_name[id(value)], value, value.detach()))
+    return slots
 
 
 def logits_of(returned: Any) -> Any:
@@ -176,21 +331,47 @@ def gradients(
     Returns:
         The gradients, the scalar and the auxiliary tree. The last two are detached unless `create_graph` is set.
     """
-    if _vectorised:
-        grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(trained)
-        return grads, value, aux
+    with _held_for_backward() as networks:
+        if _vectorised:
+            grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(trained)
+            return grads, value, aux
+        leaves = {name: _leaf(value, create_graph=create_graph) for name, value in trained.items()}
+        with torch.enable_grad():
+            value, aux = loss(leaves)
+            found = _derivatives(value, leaves, networks, create_graph=create_graph)
     if create_graph:
-        leaves = {name: v if v.requires_grad else v.detach().requires_grad_() for name, v in trained.items()}
-    else:
-        leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
-    with torch.enable_grad():
-        value, aux = loss(leaves)
-        values = (
-            torch.autograd.grad(
-                value, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+        return found, value, aux
+    return found, value.detach(), detach(aux)
+
+
+def _leaf(value: Tensor, *, create_graph: bool) -> Tensor:
+    """Return a tensor to differentiate with respect to; part of a larger graph only with `create_graph`."""
+    if create_graph and value.requires_grad:
+        return value
+    return value.detach().requires_grad_()
+
+
+def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, create_graph: bool) -> Weights:
+    """Return the derivatives of `value` with respect to those of `leaves` that it depends on.
+
+    What holds a module's own tensor has used it in place of the weight, so both derivatives are summed.
+    """
+    if not leaves:
+        return {}
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    own = list(itertools.chain.from_iterable(network.own_parameters() for network in networks))
+    inputs = [*leaves.values(), *(tensor for _, tensor, _ in own)]
+    grads = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
+    found = {name: grad for name, grad in zip(leaves, grads, strict=False) if grad is not None}
+    for (key, _, weight), grad in zip(own, grads[len(leaves) :], strict=True):
+        if grad is None:
+            continue
+        if weight.grad_fn is not None:
+            raise UsageError(
+                f"model: computes with {key} outside of the layer that has it, and this method trains a mixture of "
+                "weights; read the weight from its layer, such as self.layer.weight"
             )
-            if leaves
-            else ()
-        )
-    grads = dict(zip(leaves, values, strict=True))
-    return (grads, value, aux) if create_graph else (grads, value.detach(), detach(aux))
+        name = names.get(id(weight))
+        if name is not None:
+            found[name] = found[name] + grad if name in found else grad
+    return {name: found[name] for name in leaves if name in found}

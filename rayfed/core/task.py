@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rayfed.core.errors import BadHook, UsageError
-from rayfed.core.modules import batch_norm_names, batch_norm_statistics, constant_names, copied, has_convolutions
+from rayfed.core.modules import (
+    batch_norm_names,
+    batch_norm_statistics,
+    constant_names,
+    copied,
+    has_convolutions,
+    unchanged,
+)
 from rayfed.core.network import Network, gradients, logits_of
 from rayfed.core.outputs import CLASSES, Outputs, labels_without_loss, with_loss
 from rayfed.core.trees import Weights, only
@@ -241,6 +248,11 @@ class Task:
         return dict(self._initial)
 
     @property
+    def training_loss(self) -> Loss:
+        """The loss by which models are trained, on the device of the task."""
+        return self._loss
+
+    @property
     def untrained(self) -> frozenset[str]:
         """The names of buffers, those of `modules` included."""
         return frozenset(self.buffers).union(*(network.buffers for network in self.modules.values()))
@@ -386,7 +398,7 @@ def _head(model: nn.Module, feature_shape: tuple[int, ...], dtype: torch.dtype) 
     model.eval()  # batch norm in the head must not update its statistics
     frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]
     named = {name: value for name, value in named.items() if value.is_floating_point()}
-    with torch.enable_grad():
+    with torch.enable_grad(), unchanged(model):
         for value in frozen:
             value.requires_grad_(True)
         try:

@@ -39,9 +39,9 @@ from rayfed.experiments.plan_model import (
     first_outputs,
     input_type,
     model_of,
-    refuse_leaks,
     refuse_mixing,
 )
+from rayfed.experiments.proof import prove_training, vectorises_as_alone
 from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
@@ -121,6 +121,7 @@ class Plan:
         base_hash: A hash of the model's constants, such as frozen weights, None without any.
         sources: The user's modules in which that code is, for machines without their files.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
+        unproven: Why the training of the user's model could not be compared with plain PyTorch.
     """
 
     config: Config
@@ -136,6 +137,7 @@ class Plan:
     base_hash: str | None = None
     sources: tuple[ModuleSource, ...] = ()
     keep_state: bool = False
+    unproven: str | None = None
 
     @property
     def keep_best(self) -> bool:
@@ -203,6 +205,7 @@ def make_plan(
     loss: Loss | None = None,
     num_classes: int | None = None,
     population: Population | None = None,
+    tried: bool = False,
 ) -> Plan:
     """Load the data, build the model, and check that everything fits together.
 
@@ -213,6 +216,7 @@ def make_plan(
         loss: (logits, y) -> scalar mean over the batch, in place of loss.name.
         num_classes: The number of classes of `clients`; by default one more than the largest label.
         population: The data of `config`, if the caller has loaded them already.
+        tried: Whether another process has compared the training of the user's model with plain PyTorch.
 
     Raises:
         UsageError: The simulation cannot work; the message names the key at fault.
@@ -241,18 +245,19 @@ def make_plan(
         keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
         if keys:
             raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {population.layout}")
-    blueprint = dry_step(
-        _blueprint(config, population, model, chosen_loss),
-        population,
-        chosen_loss,
-        model="model" if model is not None else f"model.name={config.model.name}",
-        own_model=model is not None or _own(config.model),
-    )
+    where = "model" if model is not None else f"model.name={config.model.name}"
+    own_model = model is not None or _own(config.model)
+    own_loss = loss is not None or _own(config.loss)
+    module, users = model_of(config, population, model, chosen_loss)
+    blueprint = _blueprint(config, population, module, chosen_loss)
+    blueprint = dry_step(blueprint, population, chosen_loss, model=where, own_model=own_model)
     blueprint.check(population)
     refuse_mixing(blueprint, population)
-    if model is not None or loss is not None or _own(config.model) or _own(config.loss):
-        refuse_leaks(blueprint, population)
+    unproven = None
+    if (own_model or own_loss) and not tried:
+        unproven = prove_training(blueprint, population, users, where)
     blueprint = blueprint.settled(population)
+    blueprint = _vectorised_or_alone(blueprint, population, where, own=own_model or own_loss)
     evaluation = _evaluation(config, blueprint, population)
     model_label = None if model is None else display_name(model, blueprint.model)
     loss_label = None if loss is None else display_name(loss, loss)
@@ -276,7 +281,25 @@ def make_plan(
         code_hash=code,
         base_hash=base_hash,
         sources=sources,
+        unproven=unproven,
     )
+
+
+def _vectorised_or_alone(blueprint: Blueprint, population: Population, where: str, *, own: bool) -> Blueprint:
+    """Return `blueprint` with `vmap_clients` 1 in place of None where clients that train at once get other weights.
+
+    Raises:
+        UsageError: They do, and the configuration asks for several at once.
+    """
+    width = blueprint.vmap_clients
+    if width == 1 or (width is None and not own):
+        return blueprint
+    obstacle = vectorises_as_alone(blueprint, population, where)
+    if obstacle is None:
+        return blueprint
+    if width is None:
+        return replace(blueprint, vmap_clients=1)
+    raise UsageError(f"placement.vmap_clients={width}: {obstacle}; use placement.vmap_clients=1, or auto")
 
 
 def _check_resumed(config: Config, trial: str, code: str | None, base: str | None) -> None:
@@ -412,7 +435,7 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     return loss_on("cpu", given)
 
 
-def _blueprint(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> Blueprint:
+def _blueprint(config: Config, population: Population, model: nn.Module, loss: Loss) -> Blueprint:
     augment: Augment = config.augment.build()
     schedule: Buffered | None = config.schedule.build() if config.schedule.name == "buffered" else None
     participants, cohort = len(population.participants), schedule.buffer if schedule else config.cohort
@@ -422,7 +445,7 @@ def _blueprint(config: Config, population: Population, model: ModelFactory | nn.
         raise UsageError(f"cohort={cohort}: there are {participants} clients; give at most that, or a cohort_share")
     return Blueprint(
         algorithm=config.algorithm,
-        model=model_of(config, population, model, loss),
+        model=model,
         loss=F.cross_entropy if loss == CrossEntropy() else loss,
         batch_norm=config.batch_norm,
         optimizer=_optimizer(config),

@@ -1,15 +1,12 @@
 """The model and the loss of a plan: the model is made, and both are tried on a few examples before anything starts."""
 
-import contextlib
 import copy
 import inspect
 import math
-import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,22 +18,19 @@ from rayfed.algorithms.common.soft_labels import soft
 from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.layout import Layout, layout_of
 from rayfed.core.modules import copied, make_picklable
-from rayfed.core.network import vectorised
 from rayfed.core.options import checked
 from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.paths import expanded
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
-from rayfed.core.task import Batch, Task, loss_on
-from rayfed.core.trees import Weights, clone, only, stack
+from rayfed.core.task import Batch, loss_on
 from rayfed.data.population import Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.config import Config
-from rayfed.experiments.user_code import object_hash
-from rayfed.losses.base import CrossEntropy, Loss, NamedLoss, needed_outputs
+from rayfed.losses.base import CrossEntropy, Loss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.base import build_model
 from rayfed.models.remedies import is_one_hot, reason_of_loss, remedy_for_inputs
-from rayfed.models.split_model import SplitModel, check_whole, ensure_split, initialise_lazy_layers
+from rayfed.models.split_model import check_whole, ensure_split, has_lazy_layers, initialise_lazy_layers
 from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
@@ -52,27 +46,77 @@ def input_type(population: Population) -> torch.dtype:
     return torch.float32 if dtype == torch.uint8 else dtype
 
 
-def model_of(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> nn.Module:
-    """Build the model with the weights that follow from the seed, split into features and head where that is needed."""
+class UsersModel(NamedTuple):
+    """A model as its user wrote it, beside the form in which the engine trains it.
+
+    Attributes:
+        make: Returns the user's module: the given instance itself, or a new one.
+        names: The user's name of each weight of the engine's module, which may be split.
+    """
+
+    make: Callable[[], nn.Module]
+    names: Mapping[str, str]
+
+
+def model_of(
+    config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss
+) -> tuple[nn.Module, UsersModel]:
+    """Build the model with the weights that follow from the seed, split into features and head where that is needed.
+
+    It is returned with what the user gave or named, for comparison.
+    """
     dtype, layout = input_type(population), population.layout
-    outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
+    if model is None:
+        return _named_model(config, population, loss)
+
+    def users() -> nn.Module:
+        with global_generators_seeded(config.seed, "model"):
+            return _users_module(model, population.shape, dtype, layout)
+
     with global_generators_seeded(config.seed, "model"):
-        if model is None:
-            name, options = config.model.name or "", config.model.options
-            prepare = partial(prepared, config)
-            shape = population.shape
-            built: nn.Module = build_model(name, options, shape, outputs, dtype, layout=layout, prepare=prepare)
-            _refuse_gradient_hooks(built)
-            _load_weights(built, config)
-        else:
-            given = fresh_module(model, population.shape, dtype, layout)
-            _load_weights(given, config)
-            if layout is not None:
-                layout.attach(given)
-            built = prepared(config, given, population.shape, dtype)
-            _refuse_hooks_of_whole(given, built)
+        given = fresh_module(model, population.shape, dtype, layout)
+    _load_weights(given, config)
+    if layout is not None:
+        layout.attach(given)
+    before = names_by_id(given)
+    built = prepared(config, given, population.shape, dtype)
     make_picklable(built)
-    return built
+    return built, UsersModel(users, renamed(before, built))
+
+
+def _named_model(config: Config, population: Population, loss: Loss) -> tuple[nn.Module, UsersModel]:
+    """Build the model that `config` names; see `model_of`."""
+    name, options = config.model.name or "", config.model.options
+    dtype, layout, shape = input_type(population), population.layout, population.shape
+    outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
+    before: dict[int, str] = {}
+
+    def remembered(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:
+        before.update(names_by_id(module))
+        return prepared(config, module, shape, dtype)
+
+    def users() -> nn.Module:
+        with global_generators_seeded(config.seed, "model"):
+            module: nn.Module = build_model(
+                name, options, shape, outputs, dtype, layout=layout, prepare=lambda module, shape, dtype: module
+            )
+        return module
+
+    with global_generators_seeded(config.seed, "model"):
+        built: nn.Module = build_model(name, options, shape, outputs, dtype, layout=layout, prepare=remembered)
+    _load_weights(built, config)
+    make_picklable(built)
+    return built, UsersModel(users, renamed(before or names_by_id(built), built))
+
+
+def names_by_id(module: nn.Module) -> dict[int, str]:
+    """Return the names of the parameters and buffers of `module` by their `id`; tied ones have their first name."""
+    return {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+def renamed(before: Mapping[int, str], module: nn.Module) -> dict[str, str]:
+    """Return the name that each tensor of `module` had before it was split, by its present name."""
+    return {name: before[key] for key, name in names_by_id(module).items() if key in before}
 
 
 def _load_weights(module: nn.Module, config: Config) -> None:
@@ -123,39 +167,45 @@ def fresh_module(
 
     Args:
         model: The module, or a function that makes it.
-        shape: Shape of one input, by which lazy layers of a new module get their weights.
+        shape: Shape of one input, by which lazy layers get their weights.
         dtype: Type of the inputs.
         layout: The parts of an input, if it has several.
 
     Raises:
-        UsageError: There is no module.
+        UsageError: There is no module, or it cannot be copied.
     """
-    module = model if isinstance(model, nn.Module) else _made(model)
-    if module is not model:
+    module = _users_module(model, shape, dtype, layout)
+    try:
+        return copied(module).cpu()  # each process moves its own copy to its device
+    except Exception as error:  # an attribute may raise anything
+        raise UsageError(f"model: {_uncopied(module)} cannot be copied to its clients ({one_line(error)})") from error
+
+
+def _users_module(
+    model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype, layout: Layout | None
+) -> nn.Module:
+    """Return the user's own module, or a new one; of a module with lazy layers a copy, in which they have weights."""
+    if not isinstance(model, nn.Module):
+        module = _made(model)
         initialise_lazy_layers(module, shape, dtype, layout)
-    _refuse_gradient_hooks(module)
-    return copied(module).cpu()  # each process moves its own copy to its device
+        return module
+    if not has_lazy_layers(model):
+        return model
+    module = copied(model)
+    initialise_lazy_layers(module, shape, dtype, layout)
+    return module
 
 
-def _refuse_gradient_hooks(module: nn.Module) -> None:
-    """Raise UsageError for hooks of parameters, because every client trains weights of its own without these hooks."""
-    for name, value in module.named_parameters():
-        if value._backward_hooks or value._post_accumulate_grad_hooks:
-            raise UsageError(
-                f"model: {name} has a gradient hook, which is not called in training; to freeze weights set "
-                "requires_grad=False, and to change gradients use register_full_backward_hook of a layer"
-            )
-
-
-def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
-    """Raise UsageError for hooks of a model whose features and head are called separately."""
-    kinds = (given._forward_hooks, given._forward_pre_hooks, given._backward_hooks, given._backward_pre_hooks)
-    hooks = [hook for kind in kinds for hook in kind.values() if not isinstance(hook, Layout)]
-    if hooks and hasattr(split, "feature_shape") and getattr(split, "head", None) is not given:
-        raise UsageError(
-            "model: a hook of the whole model is not called in training, which runs features and head; register it on "
-            "a layer of the model"
-        )
+def _uncopied(module: nn.Module) -> str:
+    """Return which attribute of `module` prevents a copy, and what kind of object it is."""
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            try:
+                copy.deepcopy(value)
+            except Exception:  # as above
+                if not isinstance(value, dict):
+                    return f"its attribute {f'{path}.{name}'.lstrip('.')} ({type(value).__name__})"
+    return "it"
 
 
 def _made(model: ModelFactory) -> nn.Module:
@@ -200,39 +250,9 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
         raise UsageError(f"{model}: gives every pixel a class, and needs masks, of which {population.name} has none")
     of_classes = loss == CrossEntropy() and labels.ndim == 1
     blueprint = blueprint if of_classes else checked_loss(blueprint, population)
-    together = (blueprint.vmap_clients or 1) > 1
-    if own_model or together or not isinstance(loss, NamedLoss):
-        _try_training(blueprint, population, model, together=together)
+    if own_model:
+        _check_outputs(blueprint, population, model)
     return blueprint
-
-
-def _try_training(blueprint: Blueprint, population: Population, where: str, *, together: bool) -> None:
-    """Raise UsageError if the model cannot take a training step, or two clients cannot take it at once with vmap."""
-    batch = first_batch(_largest_part(population), min(blueprint.batch_size, _TRIED))
-    with torch_state_kept(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself warns
-        ctx = blueprint.context(population, "cpu")
-        task, weights = ctx.task.without_loss_terms(), ctx.task.initial_weights()
-        if not task.trainable:  # which `Blueprint.check` refuses
-            return
-        try:
-            _check_outputs(task, weights, batch.x, where)
-            grads, _, _ = task.gradients(weights, batch)
-            ctx.optimizer.update_(clone(weights), grads, ctx.optimizer.init(only(weights, task.trainable)))
-        except UsageError:
-            raise
-        except Exception as error:  # the user's code may raise anything
-            raise UsageError(f"{where}: a training step fails: {error_line(error)}") from error
-        try:
-            if together:
-                with vectorised(), torch.autocast("cpu", torch.bfloat16, blueprint.bf16, cache_enabled=False):
-                    step = torch.vmap(lambda *state: task.gradients(*state)[0], randomness="different")
-                    step(stack([weights, weights]), stack([batch, batch]))
-        except Exception as error:  # as above
-            raise UsageError(
-                f"placement.vmap_clients={blueprint.vmap_clients}: torch cannot vectorise a training step of {where}: "
-                f"{error_line(error)}; use placement.vmap_clients=1, or auto"
-            ) from error
 
 
 def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
@@ -244,16 +264,26 @@ def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
-def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
+def _check_outputs(blueprint: Blueprint, population: Population, where: str) -> None:
     """Raise UsageError if the model returns a tensor in evaluation mode, and something else in training mode."""
+    x, _ = first_batch(largest_part(population), _TRIED)
 
     def outputs(model: Any) -> Any:
         features = model.features(x) if task.feature_shape else model(x)
         return model.head(features) if task.feature_shape and isinstance(features, Tensor) else features
 
-    with torch.no_grad():
-        returned, evaluated = (task.model.run(weights, outputs, train=train)[0] for train in (True, False))
-    if isinstance(returned, Tensor) or not isinstance(evaluated, Tensor):
+    with torch_state_kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself warns
+        task = blueprint.context(population, "cpu").task
+        weights = task.initial_weights()
+        evaluated = task.model.run(weights, outputs, train=False)[0]
+        if not isinstance(evaluated, Tensor):
+            return
+        try:
+            returned = task.model.run(weights, outputs, train=True)[0]
+        except Exception as error:  # the user's code may raise anything
+            raise UsageError(f"{where}: a training step fails: {error_line(error)}") from error
+    if isinstance(returned, Tensor):
         return
     layer: Any = task.model.module.features if task.feature_shape else task.model.module
     code = (layer if inspect.ismethod(layer) else type(layer).forward).__code__
@@ -375,62 +405,9 @@ def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
         raise UsageError(f"{where} the loss of unmixed ones is {value:.4g} as probabilities, not {expected:.4g}")
 
 
-def _largest_part(population: Population) -> Examples:
+def largest_part(population: Population) -> Examples:
     """Return the training examples of the client with the most."""
     return population.clients[int(population.clients.train_sizes().argmax())].train
-
-
-def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
-    """Raise UsageError if attributes of the model or of the loss depend on the training steps taken before.
-
-    Such a state, a counter for example, would go from one client to the next on its host. Two copies take a step on two
-    batches, in both orders. What a step leaves behind may depend on its batch, but not on the steps before.
-    """
-    part = _largest_part(population)
-    size = min(_IN_TURN, len(part) // 2)
-    if size < 2:
-        return
-    x, y = first_batch(part, 2 * size)
-    batches = list(map(Batch, x.split(size), y.split(size)))
-    seen: dict[int, dict[str, str]] = {}
-    for order in ((0, 1), (1, 0)):
-        loss = blueprint.training_loss or blueprint.loss
-        with contextlib.suppress(Exception):  # of objects that cannot be copied; their state goes on
-            loss = copy.deepcopy(loss)
-        task = replace(blueprint, training_loss=loss).context(population, "cpu").task.without_loss_terms()
-        module: nn.Module = task.model.module
-        module = module.features if type(module) is SplitModel else module
-        for number in order:
-            with global_generators_seeded(0, "leaks"):
-                try:
-                    task.gradients(clone(task.initial_weights()), batches[number])
-                except Exception:  # other checks say why
-                    return
-            facts = _facts("model", module) | _facts("loss", task._loss)
-            before = seen.setdefault(number, facts)
-            for name in before | facts:
-                if before.get(name) != facts.get(name):
-                    kind, _, attribute = name.partition(".")
-                    raise UsageError(
-                        f"{kind}: training changes {attribute or 'its state'}, which is no buffer of its state_dict "
-                        "and would go from client to client; keep it by register_buffer in the model, or leave it out"
-                    )
-
-
-def _facts(kind: str, value: Any) -> dict[str, str]:
-    """Return hashes of what can change about a model or a loss, by dotted names."""
-    facts: dict[str, str] = {}
-    for path, holder in value.named_modules() if isinstance(value, nn.Module) else [("", value)]:
-        parts = {key: part for key, part in getattr(holder, "__dict__", {}).items() if key not in _TORCHS}
-        parts |= getattr(holder, "_buffers", {})
-        frozen = [(key, part) for key, part in getattr(holder, "_parameters", {}).items() if part is not None]
-        parts |= {key: part._version for key, part in frozen if not part.requires_grad}
-        if isinstance(holder, types.FunctionType):
-            parts |= inspect.getclosurevars(holder).nonlocals
-        facts |= {
-            ".".join(filter(None, [kind, path, key])): object_hash(part, everywhere=True) for key, part in parts.items()
-        }
-    return facts if isinstance(value, nn.Module) else facts | {kind: object_hash(value, everywhere=True)}
 
 
 def first_batch(part: Examples, count: int) -> Batch:

@@ -79,6 +79,8 @@ def notes(plan: Plan) -> list[str]:
             f"not scored: the server's test sets ({domains}; split {splits}), because {config.algorithm_name} has no "
             "global model here; use an algorithm that has one, such as fedavg with batch_norm=aggregate"
         )
+    if plan.unproven is not None:
+        lines.append(plan.unproven)
     if blueprint.outputs.kind == "unknown" and population.clients[0].train.y.dtype.kind in "iu":
         lines.append("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels")
     sizes, batch = blueprint.training_examples(population), blueprint.batch_size

@@ -189,16 +189,16 @@ class Populations:
         self._keep_all, self._elsewhere = keep_all, elsewhere or (lambda key: None)
         self._known: dict[str, Population] = {}
 
-    def plan(self, config: Config, given: Given) -> Plan:
-        """Return the plan of a configuration, with what was given in Python."""
+    def plan(self, config: Config, given: Given, *, tried: bool = False) -> Plan:
+        """Return the plan of a configuration, with what was given in Python; see `make_plan`."""
         if given.clients is not None:
-            return make_plan(config, **vars(given))
+            return make_plan(config, **vars(given), tried=tried)
         key = data_key(config)
         if key not in self._known:
             if not self._keep_all:
                 self._known.clear()  # before the others are loaded
             self._known[key] = self._elsewhere(key) or load_data(config)
-        return make_plan(config, **vars(given), population=self._known[key])
+        return make_plan(config, **vars(given), population=self._known[key], tried=tried)
 
 
 def planned(job: Job, given: Given, populations: Populations, *, keep_state: bool) -> Plan:
@@ -209,7 +209,7 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
     """
     config = job["config"]
     # The code of what was given in Python was compared with that of the trial to resume where it was given.
-    plan = populations.plan(replace(config, resume=False) if given else config, given)
+    plan = populations.plan(replace(config, resume=False) if given else config, given, tried=True)
     return replace(plan, config=config, keep_state=keep_state, **job["identity"])
 
 

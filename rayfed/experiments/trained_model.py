@@ -18,7 +18,7 @@ from rayfed.core.trees import only, without
 from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.evaluation import downloads, participants_of
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_model import ModelFactory, fresh_module, prepared
+from rayfed.experiments.plan_model import ModelFactory, fresh_module, names_by_id, prepared, renamed
 
 
 def trained_model(
@@ -104,9 +104,8 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
     module, twin = (fresh_module(given, plan.population.shape, plan.input_type, layout) for _ in range(2))
     if layout is not None:
         layout.attach(twin)
-    before = {id(value): name for name, value in _tensors(twin).items()}
-    split = prepared(plan.config, twin, plan.population.shape, plan.input_type)
-    own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}
+    before = names_by_id(twin)
+    own_names = renamed(before, prepared(plan.config, twin, plan.population.shape, plan.input_type))
     return _filled(module, {own_names[name]: value for name, value in weights.items()})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import is_user_file, is_user_module
 from rayfed.core.registry import ModuleSource
@@ -121,6 +122,11 @@ def object_hash(*things: Any, weights: bool = True, everywhere: bool = False, me
     return digest.hexdigest()
 
 
+def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, None for that of a lazy layer, which has none yet."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
+
+
 def _value(thing: Any) -> Any:
     """Return what a thing without parts holds, None for a compound object."""
     if isinstance(thing, (bool, int, float, complex, str, bytes)):
@@ -158,7 +164,7 @@ def _parts(thing: Any, weights: bool, everywhere: bool) -> Iterable[Any]:
         return [thing.__name__]
     if isinstance(thing, nn.Module):
         tensors = (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False))
-        state = [(name, tensor if weights else tuple(tensor.shape)) for name, tensor in tensors]
+        state = [(name, tensor if weights else _shape(tensor)) for name, tensor in tensors]
         text = getattr(thing, "code", None)  # of TorchScript and torch.fx
         own = sorted((name, value) for name, value in vars(thing).items() if name not in _BARE)
         return type(thing), text if isinstance(text, str) else None, own, state, list(thing.named_children())

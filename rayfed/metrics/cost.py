@@ -1,6 +1,7 @@
 """The cost of a network: parameters, and multiply-accumulates of one forward pass."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from rayfed.core.layout import layout_of
+from rayfed.core.modules import unchanged
 from rayfed.models.split_model import example_inputs
 
 
@@ -31,7 +33,7 @@ def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.fl
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), _unfused():
+        with torch.no_grad(), _unfused(), unchanged(model), warnings.catch_warnings(action="ignore"):
             x = x.to(next(model.parameters()).device)
             try:
                 flops = _flops(model, x[:1])

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout, layout_of
+from rayfed.core.modules import unchanged
 from rayfed.core.network import logits_of
 from rayfed.core.options import suggestion
 from rayfed.models.remedies import remedy_for_inputs
@@ -44,7 +45,7 @@ class SplitModel(nn.Module):
 
 
 def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None = None) -> Tensor:
-    """Return `module(x)` in evaluation mode, without gradients. Buffers and the training mode are left unchanged.
+    """Return `module(x)` in evaluation mode, without gradients. It leaves no trace in the module.
 
     `part`, a method or a submodule of `module`, is called in its place.
 
@@ -53,26 +54,33 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
     """
     call = part or module
     modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            out = logits_of(call(x))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        lines = str(error).splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
-        remedy = "" if layout_of(module) else remedy_for_inputs(module, x)
-        reason = "; ".join(filter(None, [f"does not fit ({reason})", remedy]))
-        raise UsageError(f"model: an input of shape {shape} {reason}") from error
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
-    if not isinstance(out, Tensor):
+    with unchanged(module):
+        module.eval()
+        try:
+            with torch.no_grad():
+                returned = call(x)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            lines = str(error).splitlines()
+            reason = lines[0] if lines else type(error).__name__
+            shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
+            remedy = "" if layout_of(module) else remedy_for_inputs(module, x)
+            reason = "; ".join(filter(None, [f"does not fit ({reason})", remedy]))
+            raise UsageError(f"model: an input of shape {shape} {reason}") from error
+        finally:
+            for layer, mode in modes:
+                layer.training = mode
+    logits = logits_of(returned)
+    if not isinstance(logits, Tensor):
         raise UsageError(
             f"model: must return a tensor of logits, an object or a mapping with logits, or a tuple that begins with "
-            f"them; got {type(out).__name__}"
+            f"them; got {type(logits).__name__}"
         )
-    return out
+    if not logits.ndim:
+        raise UsageError(
+            "model: what it returns begins with a scalar, such as a loss; return the logits, or a tuple that begins "
+            "with them"
+        )
+    return logits
 
 
 def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None) -> Tensor:
@@ -93,7 +101,7 @@ def initialise_lazy_layers(
     Raises:
         UsageError: The module cannot take an input of this shape.
     """
-    if not any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+    if not has_lazy_layers(module):
         return
     hook = None
     if layout is not None:
@@ -101,6 +109,11 @@ def initialise_lazy_layers(
     dry_run(module, example_inputs(shape, dtype, layout))
     if hook is not None:
         hook.remove()
+
+
+def has_lazy_layers(module: nn.Module) -> bool:
+    """Return whether a layer of `module` gets its weights at its first forward pass."""
+    return any(is_lazy(value) for value in (*module.parameters(), *module.buffers()))
 
 
 def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
