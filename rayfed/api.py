@@ -11,6 +11,7 @@ from torch import nn
 from rayfed import launch
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.rng import one_at_a_time
 from rayfed.core.terminal import is_watched
 from rayfed.data.population import Client
 from rayfed.data.user_clients import Clients
@@ -35,6 +36,7 @@ from rayfed.reports.summary import View
 from rayfed.result import Report, Result, SweepResult
 
 
+@one_at_a_time
 def run(
     config: Mapping[str, Any] | Config | str | Path | None = None,
     *,
@@ -88,6 +90,7 @@ def run(
     return Result.of(plan, given, digest)
 
 
+@one_at_a_time
 def sweep(
     space: Mapping[str, Any] | str | Path,
     *,
@@ -181,6 +184,7 @@ def report(
     return Report.of(folder, experiment, view, format=format, plot=plot, html=html)
 
 
+@one_at_a_time
 def load(
     folder: str | Path = "results",
     experiment: str | None = None,
@@ -225,6 +229,7 @@ def load(
     return Result.of(plan, given, rows[trial]["weights_hash"] or "")
 
 
+@one_at_a_time
 def check(
     config: Mapping[str, Any] | Config | str | Path | None = None,
     *,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 
 
 class Unavailable(Exception):
@@ -102,7 +102,7 @@ class Checkout:
                 contextlib.redirect_stdout(io.StringIO()),
                 _without_logging(),
                 warnings.catch_warnings(),
-                torch_state_kept(),
+                global_state_kept(),
             ):
                 warnings.simplefilter("ignore")
                 random.seed(0)

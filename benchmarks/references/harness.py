@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import rayfed
 from rayfed.algorithm import Context, Exchange
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import Weights
 from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
@@ -83,7 +83,7 @@ class Setting:
 
         Features end without ReLU: where all are near 0, MOON's cosine similarity would magnify rounding.
         """
-        with torch_state_kept():
+        with global_state_kept():
             torch.manual_seed(7)
             if self.network == "cnn":
                 layers: dict[str, nn.Module] = {"conv": nn.Conv2d(1, 4, 3), "relu": nn.ReLU(), "flat": nn.Flatten()}

@@ -14,7 +14,7 @@ from rayfed.cli.help import default_text
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.registry import resolve
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.host import LocalFleet
@@ -167,7 +167,7 @@ def after_a_round(algorithm: Any) -> tuple[dict[str, int], dict[str, int]]:
     """
     if hasattr(algorithm, "server_steps"):
         algorithm = dataclasses.replace(algorithm, server_steps=1)  # faster, and the sizes are the same
-    with torch_state_kept():
+    with global_state_kept():
         example = make_plan(Config.read(_EXAMPLE))
         plan = dataclasses.replace(example.blueprint, algorithm=algorithm)
         fleet = LocalFleet(plan, example.population)

@@ -4,11 +4,14 @@ A stream is identified by the seed of the run, a purpose such as "batches", and 
 The order of the fields does not matter. torch is imported where it is used: search spaces are drawn without it.
 """
 
+import functools
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -45,34 +48,87 @@ def floor_share(size: int, fraction: float) -> int:
     return int(size * fraction + 1e-9)
 
 
-def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> None:
-    """Seed torch's global generators for a stream; see `stream_seed` for the arguments.
+F = TypeVar("F", bound=Callable[..., Any])
+
+_turn = threading.RLock()
+
+
+def one_at_a_time(function: F) -> F:
+    """Let the threads of a process call `function` one after the other.
+
+    The global generators and torch's kernels are one for all threads: the draws of two runs would mix.
+    """
+
+    @functools.wraps(function)
+    def in_turn(*args: Any, **kwargs: Any) -> Any:
+        with _turn:
+            return function(*args, **kwargs)
+
+    return cast(F, in_turn)
+
+
+class Streams(NamedTuple):
+    """The random streams of a run, from which hooks, models and losses draw by the global generators.
+
+    Attributes:
+        seed: The seed of the run.
+        everywhere: Whether Python's and NumPy's generators are seeded beside torch's. Code of the user's may draw from
+            them, rayfed's own does not, and seeding them takes 15 µs.
+    """
+
+    seed: int
+    everywhere: bool = False
+
+    def begin(self, purpose: str, moment: Moment | None = None, **fields: object) -> None:
+        """Seed the global generators for a stream; see `stream_seed` for the arguments."""
+        value = stream_seed(self.seed, purpose, moment, **fields)
+        _seed_torch(value)
+        if self.everywhere:
+            random.seed(value)
+            np.random.seed(value % 2**32)
+
+
+def _seed_torch(value: int) -> None:
+    """Seed torch's generators of all devices, unless nothing has imported torch yet.
 
     This does not use `torch.manual_seed`: where CUDA exists but is unused, that stores a stack trace at every call,
     which takes 70 µs and memory that is never freed.
     """
-    import torch
-
-    value = stream_seed(seed, purpose, moment, **fields)
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
 
 
 @contextmanager
-def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
+def global_generators_seeded(seed: int, purpose: str, **fields: object) -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python, from which a user's code may draw; restore them after."""
-    value = stream_seed(seed, purpose)
+    with _generators_kept():
+        Streams(seed, everywhere=True).begin(purpose, None, **fields)
+        yield
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restore the global generators of torch (if it is imported), NumPy and Python after this block."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch_state_kept():
-        seed_torch(seed, purpose)
-        random.seed(value)
-        np.random.seed(value % 2**32)
-        try:
+    try:
+        with _torch_generators_kept():
             yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _torch_generators_kept() -> AbstractContextManager[Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    kept: AbstractContextManager[Any] = torch.random.fork_rng(devices=list(devices))
+    return kept
 
 
 def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
@@ -122,16 +178,15 @@ def _old_switches() -> tuple[bool, str]:
 
 
 @contextmanager
-def torch_state_kept() -> Iterator[None]:
-    """Restore torch's global generators, thread count and kernels after this block: a notebook may use them."""
+def global_state_kept() -> Iterator[None]:
+    """Restore the global generators, torch's thread count and kernels after this block: a notebook may use them."""
     import torch
 
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     old, present = _old_switches(), [(switch, switch.fp32_precision) for switch in _fp32_switches()]
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
+    with _generators_kept():
         try:
             yield
         finally:

@@ -318,7 +318,10 @@ class Task:
         return value * counts, buffers
 
     def _value(self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool) -> tuple[Tensor, Weights]:
-        if (network := self._learned_loss) is None:
+        if not is_known_loss(loss):  # which may change what it is given in place
+            outputs, y = outputs.clone(), y.clone()
+        network = self._learned_loss
+        if network is None:
             return loss(outputs, y), {}
         own = next((tree for tree in _dicts(weights) if self.loss_names <= tree.keys()), None)
         if own is None:
@@ -365,6 +368,13 @@ class Task:
         """Return the features, float32 [batch, *feature_shape], in evaluation mode."""
         features: Tensor = self.model.run(weights, lambda model: model.features(x), train=False)[0]
         return features.float()
+
+
+def is_known_loss(loss: Loss) -> bool:
+    """Return whether a loss is torch's or rayfed's, with fixed options or not, and no code of the user's."""
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    module: str = getattr(inner, "__module__", None) or ""
+    return module.startswith(("torch.", "rayfed."))
 
 
 def loss_on(device: str | torch.device, loss: Loss) -> Loss:

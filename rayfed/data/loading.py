@@ -12,6 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
+from rayfed.core.rng import global_generators_seeded
 from rayfed.data.dataset import ClientRows, Dataset, check_no_leakage, unheld_rows
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
@@ -175,12 +176,19 @@ def _loaded(data: Any) -> Dataset:
     What takes long is loaded once.
     """
     began = time.monotonic()
-    dataset: Dataset = data.load()
+    dataset = _read(data)
     if _is_ours(data) or time.monotonic() - began > QUICK_SECONDS:
         return dataset
     before = _contents(dataset)
-    if _contents(data.load()) != before:
+    if _contents(_read(data)) != before:
         raise UsageError(f"data: {type(data).__name__}.load {_DRAWS_ANEW}")
+    return dataset
+
+
+def _read(data: Any) -> Dataset:
+    """Return the examples of `data`, whose code may draw from the global generators."""
+    with global_generators_seeded(0, "load"):
+        dataset: Dataset = data.load()
     return dataset
 
 
@@ -210,7 +218,9 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
 def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
     """Return the clients of a partition, numbered from 0; each has training samples, and no row is used twice."""
     clients, name = [], type(partition).__name__
-    for number, (_, domain, *given) in enumerate(partition.split(dataset)):
+    with global_generators_seeded(0, "split"):  # a user's partition may draw from them
+        divided = list(partition.split(dataset))
+    for number, (_, domain, *given) in enumerate(divided):
         parts = [np.asarray(rows) for rows in given]
         for rows in parts:
             if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):

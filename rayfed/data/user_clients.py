@@ -10,6 +10,7 @@ import numpy as np
 from rayfed.core.errors import UsageError, printable
 from rayfed.core.layout import Layout
 from rayfed.core.options import checked
+from rayfed.core.rng import global_generators_seeded
 from rayfed.data.inputs import (
     MOST_CLASSES,
     as_array,
@@ -78,7 +79,9 @@ class _Maker:
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
         layout = None if self.first is None else self.first.layout
-        client = _client(number, self.make(number), self.classes, layout)
+        with global_generators_seeded(0, "make", client=number):
+            given = self.make(number)
+        client = _client(number, given, self.classes, layout)
         first = client.train if self.first is None else self.first
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"

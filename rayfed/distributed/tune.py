@@ -114,7 +114,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
     if plan.given.clients is None:
         data = _sent_data(plan.configs, searched=bool(plan.space.adaptive))
     named = {name for config in plan.configs for name in own_names(config)}
-    _, sources = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
+    code = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
     at_once = min(expected, plan.space.search.max_concurrent or expected)
     work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data, "at_once": at_once}
     space = {} if searcher else {"job": tune.grid_search(list(map(sent, plan.jobs)))}
@@ -122,7 +122,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
 
-    trials.run(space, to_send(sources), work, bars_of_sweep(expected), stopped, searcher)
+    trials.run(space, to_send(code.sources), work, bars_of_sweep(expected), stopped, searcher)
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))

@@ -16,7 +16,7 @@ from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.modules import Parcel
 from rayfed.core.optim import Optimizer
 from rayfed.core.outputs import CLASSES, Outputs
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import Streams, global_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
@@ -48,6 +48,7 @@ class Blueprint:
         bf16: Whether steps of local training compute in bfloat16 where torch.autocast does.
         data_on_device: Whether clients' inputs stay on their host's device; None: if they fit. It changes no result.
         rows_interact: Whether an example's output depends on the others in its batch when models are scored.
+        own_code: Whether code of the user's takes part, which may draw from Python's and NumPy's generators.
     """
 
     algorithm: Algorithm
@@ -78,12 +79,18 @@ class Blueprint:
     sampler: Sampler = UNIFORM
     outputs: Outputs = CLASSES
     rows_interact: bool = False
+    own_code: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"model": Parcel.of(self.model)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, model=state["model"].unpacked())
+
+    @property
+    def streams(self) -> Streams:
+        """The random streams of the run."""
+        return Streams(self.seed, everywhere=self.own_code)
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
@@ -281,7 +288,7 @@ class Blueprint:
             return "it weights the clients that it draws, and availability.* makes some of them drop out"
         if any(exchange.server_side_weighting for exchange in exchanges):
             return f"it weights clients, and so does {named}"
-        with torch_state_kept():
+        with global_state_kept():
             sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
         if missing := [field for field in algorithm.averaged if field not in sent]:
             return f"{named} averages {missing[0]}, which clients do not receive"
@@ -332,7 +339,7 @@ class Blueprint:
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
         """Return the server's model before the first round, or None, and whether it has all weights of the network."""
-        with torch_state_kept():
+        with global_state_kept():
             ctx = self.context(population, "cpu")
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
         return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.buffers} <= set(model)

@@ -17,7 +17,7 @@ from rayfed.augment.base import Augment
 from rayfed.core.machine import memory_bytes
 from rayfed.core.modules import ALIGNMENT
 from rayfed.core.records import SERVER
-from rayfed.core.rng import floor_share, generator, torch_state_kept
+from rayfed.core.rng import floor_share, generator, global_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.on_disk import LazyRows
 from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population
@@ -178,7 +178,7 @@ class Augmented:
         """Yield all examples, or `rows`, in order, in batches of at most `size`."""
         rows = torch.arange(len(self.part)) if rows is None else rows
         for number, start in enumerate(range(0, len(rows), size)):
-            with torch_state_kept():
+            with global_state_kept():
                 self.seed_batch(batch=number)
                 batch = self.part.augmented(rows[start : start + size].to(self.part.rows_device), self.augment)
             yield batch

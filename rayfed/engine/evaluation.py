@@ -16,7 +16,7 @@ from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
-from rayfed.core.rng import generator, seed_torch, stream_seed
+from rayfed.core.rng import generator, stream_seed
 from rayfed.core.trees import bytes_by_field
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
@@ -145,6 +145,7 @@ class Evaluator:
     ):
         self.evaluation, self.ctx, self.fleet = evaluation, ctx, fleet
         self.algorithm, self.seed = blueprint.algorithm, blueprint.seed
+        self._streams = blueprint.streams
         self.participants = participants_of(population)
         self._scored = _sample(self.participants, evaluation.clients, self.seed)
         places = range(len(self.participants), len(population.clients))
@@ -180,7 +181,7 @@ class Evaluator:
         )
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         scored, model = Scored(), None
-        seed_torch(self.seed, "evaluate", round=round)
+        self._streams.begin("evaluate", round=round)
         of_gradients = metrics.of(OfGradients)
         if "global" in points or self.population.tests or of_gradients:
             model = self.algorithm.global_model(ctx, state)
@@ -227,7 +228,7 @@ class Evaluator:
         request = ScoreRequest(
             moment=Moment("round", round), cohort=clients, clients=clients, splits=("train",), points=("downloaded",)
         )
-        seed_torch(self.seed, "ask for losses", round=round)
+        self._streams.begin("ask for losses", round=round)
         exchange = self.algorithm.round_exchanges[0]
         down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=clients), state)
         scored = self.fleet.score_downloads(request, down, unicast)
@@ -245,13 +246,13 @@ class Evaluator:
             return []
         for number, exchange in enumerate(self.algorithm.setup_exchanges):
             moment = Moment("setup", 0, number)
-            seed_torch(self.seed, "broadcast", moment, cohort=cohort)
+            self._streams.begin("broadcast", moment, cohort=cohort)
             down, unicast = downloads(exchange, self.ctx.at(moment, cohort=cohort), state)
             weights = dict.fromkeys(cohort, 1 / len(cohort))
             self.fleet.exchange(
                 ExchangeRequest(moment=moment, cohort=cohort, clients=cohort, weights=weights), down, unicast
             )
-        seed_torch(self.seed, "evaluate unseen clients")
+        self._streams.begin("evaluate unseen clients")
         request = ScoreRequest(
             moment=Moment("round", round),
             cohort=cohort,

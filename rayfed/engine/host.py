@@ -16,7 +16,7 @@ from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
-from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
@@ -65,7 +65,8 @@ class Host:
         torch.set_num_threads(blueprint.threads)
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         keep_freed_memory()
-        self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
+        self.position, self.algorithm = position, blueprint.algorithm
+        self.seed, self._streams = blueprint.seed, blueprint.streams
         self.drop_last, self.bf16 = blueprint.drop_last, blueprint.bf16
         if self.bf16:
             check_bf16(torch.device(device))
@@ -114,7 +115,7 @@ class Host:
     ) -> State:
         """Add what a trained client keeps and sends to `result`, but for the averaged fields, which are returned."""
         ctx, client = job.ctx, job.client
-        seed_torch(self.seed, "finish", ctx.moment, client=client)
+        self._streams.begin("finish", ctx.moment, client=client)
         with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
             next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
         result.states[client] = self.ctx.task.to_memory_format(next_state)
@@ -218,6 +219,9 @@ class Host:
     def _score(
         self, ctx: Context, model: Any, point: str, parts: Sequence[Part], due: DueMetrics, fitted: Sequence[Part] = ()
     ) -> Scored:
+        if self._streams.everywhere:  # a user's model or metric may draw
+            places = [part.place for part in parts]
+            self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
         scores = score(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
         collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
         return Scored(scores, list(itertools.chain.from_iterable(collected)))
@@ -232,7 +236,7 @@ class Host:
         ctx, part = self._with_data(self._context(client, request)), self.data.parts(client)["train"]
         fields = task.to_memory_format(down) | task.to_memory_format(unicast.get(client, {}))
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
-        with torch_state_kept():
+        with global_state_kept():
             state = self._state(ctx, states)
             work = exchange.start(ctx, state, fields)
             drawn = draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)
@@ -269,7 +273,7 @@ class Host:
                 received = common[str(ctx.round)] if request.origins else common
                 fields = received | to_memory_format(unicast.get(client, {}))
                 state = self._state(self._with_data(ctx), states)
-                seed_torch(self.seed, "start", ctx.moment, client=client)
+                self._streams.begin("start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
                 jobs.append(Job(client, self.data.parts(client)["train"], phases, work, ctx, state, fields))
             with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
@@ -294,7 +298,7 @@ class Host:
                 yield ahead.pop(0)  # which would else keep the client's data
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job], graphs: StepGraphs | None) -> list[Trained]:
-        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self.seed, self.augment, graphs)
+        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self._streams, self.augment, graphs)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
@@ -311,7 +315,7 @@ class Host:
         """Add the client's data to its context."""
         parts, augmented = self.data.parts(ctx.client), None
         if self.augment is not None:
-            seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=ctx.client)
+            seed_batch = partial(self._streams.begin, "augmented data", ctx.moment, client=ctx.client)
             augmented = Augmented(parts["train"], self.augment, seed_batch)
         ctx.data = ClientData(parts["train"], parts["val"], augmented, parts.get("held_out"))
         return ctx
@@ -321,7 +325,7 @@ class Host:
         client = ClientIndex(ctx.client)
         if client in states:
             return states[client]
-        seed_torch(self.seed, "join", client=client)
+        self._streams.begin("join", client=client)
         joined: State = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
         return joined
 

@@ -33,6 +33,7 @@ from rayfed.metrics.base import (
     Representations,
     Value,
 )
+from rayfed.metrics.from_torchmetrics import TorchMetric
 from rayfed.metrics.heterogeneity import full_gradient
 from rayfed.metrics.representations import Tsne, collect_representations
 
@@ -124,17 +125,33 @@ def _measured(
 
     A value of a user's own metric replaces a value of the same name by one of rayfed's metrics.
     """
-    ours, own = list[Value](), list[Value]()
+    ours = list[Value]()
+    own = list[Value]()
     for metric in metrics:
-        arguments = scored if metric.requires_classes and scored is not None else (logits, part.y)
-        if len(arguments[1]):
-            kind = ours if type(metric).__module__.startswith("rayfed.") else own
-            kind += map(metric.declared, metric.measure(*arguments))
-    values = [*(value for value in ours if value.metric not in {other.metric for other in own}), *own]
+        outputs, y = logits, part.y
+        if metric.requires_classes and scored is not None:
+            outputs, y = scored
+        if not len(y):
+            continue
+        if not _has_users_code(metric):
+            ours += map(metric.declared, metric.measure(outputs, y))
+            continue
+        measured = map(metric.declared, metric.measure(outputs.clone(), y.clone()))  # it may change them in place
+        if type(metric).__module__.startswith("rayfed."):
+            ours += measured
+        else:
+            own += measured
+    replaced = {value.metric for value in own}
+    values = [*(value for value in ours if value.metric not in replaced), *own]
     names = [value.metric for value in values]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadHook(f"metrics: two metrics return a value called {twice[0]} on the same data; rename one of them")
     return values
+
+
+def _has_users_code(metric: OfPredictions) -> bool:
+    """Return whether a metric is the user's own, or one of torchmetrics, which may be the user's class."""
+    return isinstance(metric, TorchMetric) or not type(metric).__module__.startswith("rayfed.")
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment, Stage
 from rayfed.core.records import BestRound, Record, Score
-from rayfed.core.rng import seed_torch
 from rayfed.core.trees import all_finite, bytes_by_field, named_tensors, outcome_hash
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
@@ -44,7 +43,7 @@ class Server:
         device: str | torch.device = "cpu",
     ):
         self.blueprint, self.algorithm, self.fleet, self.evaluation = blueprint, blueprint.algorithm, fleet, evaluation
-        self.seed = blueprint.seed
+        self.seed, self._streams = blueprint.seed, blueprint.streams
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, blueprint, self.ctx, fleet, population)
@@ -57,7 +56,7 @@ class Server:
         arguments = blueprint, population, fleet, lambda *at: self.evaluator.training_losses(self.state, *at)
         self.rounds = Rounds(*arguments) if blueprint.buffered is None else BufferedRounds(*arguments, evaluation)
         self._models_before: Mapping[ClientIndex, Any] = {}
-        seed_torch(self.seed, "init")
+        self._streams.begin("init")
         self.state: State = self.algorithm.init(self.ctx)
 
     def run(self) -> Iterator[Record]:
@@ -173,7 +172,7 @@ class Server:
         largest = max(ctx.cohort, key=lambda client: int(self.examples[client]))
         of_largest = ctx.at(client=largest, examples=int(self.examples[largest]))
         if steps_of(exchange, of_largest, drop_last=self.blueprint.drop_last):
-            seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
+            self._streams.begin("broadcast", ctx.moment, cohort=ctx.cohort)
             most = min(len(ctx.cohort), self.blueprint.cohort)
             request = Request(moment=ctx.moment, cohort=ctx.cohort, clients=(largest,), vmap_clients=most)
             self.fleet.choose_vmap_clients(request, *downloads(exchange, ctx, self.state, request.clients))
@@ -183,7 +182,7 @@ class Server:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
         with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
-            seed_torch(self.seed, "broadcast", ctx.moment, cohort=turn.starting)
+            self._streams.begin("broadcast", ctx.moment, cohort=turn.starting)
             down, unicast = downloads(exchange, ctx.at(cohort=turn.starting or ctx.cohort), self.state, turn.starting)
         times.append(time.perf_counter())
 
@@ -210,7 +209,7 @@ class Server:
         mean = {} if total.value is None else ctx.task.to_memory_format(total.result())
         total = result.total = ExactSum()  # twice the memory of the mean
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
-            seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
+            self._streams.begin("aggregate", ctx.moment, cohort=ctx.cohort)
             in_order = [weights[reply.client] for reply in replies]
             state = self._aggregated(exchange, ctx, Replies(mean, replies, in_order))
             self.state = ctx.task.model.consistent(state)

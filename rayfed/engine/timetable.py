@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.ids import ClientIndex, Moment
-from rayfed.core.rng import generator, seed_torch, torch_state_kept
+from rayfed.core.rng import generator, global_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
@@ -74,8 +74,8 @@ class Durations:
         Clients with equally many examples are taken to receive and send as much.
         """
         how = self._blueprint
-        with torch_state_kept():
-            seed_torch(how.seed, "init")
+        with global_state_kept():
+            how.streams.begin("init")
             (exchange,) = how.algorithm.round_exchanges
             server = how.algorithm.init(self._ctx)
             ctx = self._ctx.at(Moment("round", 1), cohort=(client,))

@@ -19,7 +19,7 @@ from rayfed.algorithm import NO_DATA, Context, Delegate, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
-from rayfed.core.rng import generator, seed_torch
+from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map
 from rayfed.engine.device import breaks_device
@@ -62,7 +62,7 @@ class Trained(NamedTuple):
 def train(
     exchange: Exchange,
     jobs: Sequence[Job],
-    seed: int,
+    streams: Streams,
     augment: Augment | None = None,
     graphs: StepGraphs | None = None,
 ) -> list[Trained]:
@@ -76,8 +76,8 @@ def train(
     pool = Pool(parts, augment) if takes_rows and len(jobs) > 1 and on_device else None
     for number, phases in enumerate(zip(*(job.phases for job in jobs), strict=True)):
         ctx = jobs[0].ctx.at(phase=phases[0][0].name, data=NO_DATA)
-        seed_torch(seed, "steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
-        seeds = [partial(seed_torch, seed, "batch", job.ctx.moment, phase=number, client=job.client) for job in jobs]
+        streams.begin("steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
+        seeds = [partial(streams.begin, "batch", job.ctx.moment, phase=number, client=job.client) for job in jobs]
         own = [_batches(exchange, job, number, augment, each) for job, each in zip(jobs, seeds, strict=True)]
         if len(jobs) == 1:
             take_step: Step = exchange.step if graphs is None else GraphedStep(graphs, exchange, exchange.step)

@@ -19,7 +19,7 @@ import torch
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import as_real, is_counter, named_tensors
 from rayfed.data.population import Population, small_population
 from rayfed.engine.blueprint import Blueprint
@@ -73,7 +73,7 @@ def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
     if plan.config.placement.hosts:
         checks["hosts"] = partial(_hosts, launch=launch)
     for subject, check in checks.items():
-        with torch_state_kept():
+        with global_state_kept():
             try:
                 yield Finding(subject, check(small))
             except UsageError as refused:

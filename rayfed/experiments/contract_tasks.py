@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.core.errors import UsageError
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan
 from rayfed.losses.base import Loss
@@ -36,7 +36,7 @@ def task_plan(config: Config, task: str) -> Plan:
     config = dataclasses.replace(Config.read(values), chosen_algorithm=chosen)
     clients, refusals = [_client(task, seed) for seed in range(_CLIENTS)], []
     loss: Loss | None = F.cross_entropy if task == "pixels" else _of_words if task == "next words" else None
-    with torch_state_kept():
+    with global_state_kept():
         for extra in ("", "batch norm", "lora"):
             try:
                 return make_plan(config, clients=clients, model=partial(_Model, task, extra), loss=loss)

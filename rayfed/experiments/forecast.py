@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rayfed.core.ids import ClientIndex, Moment
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.terminal import plain_table
 from rayfed.data.population import SPLITS, small_population
 from rayfed.engine.clock import NO_CLOCK
@@ -109,7 +109,7 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     blueprint = replace(plan.blueprint, clock=NO_CLOCK, buffered=None, **small_form)
     evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
     small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
-    with torch_state_kept():
+    with global_state_kept():
         fleet = LocalFleet(blueprint, population, device)
         records = Server(blueprint, population, fleet, evaluation, device).run()
         seconds = next(record.seconds for record in records if record.round == 2)  # the first round warms up

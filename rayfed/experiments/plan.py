@@ -20,7 +20,7 @@ from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.records import Selection
 from rayfed.core.registry import ModuleSource, resolve
-from rayfed.core.rng import floor_share, generator, global_generators_seeded, torch_state_kept
+from rayfed.core.rng import floor_share, generator, global_generators_seeded, global_state_kept
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only, state_hash
@@ -122,6 +122,7 @@ class Plan:
         sources: The user's modules in which that code is, for machines without their files.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
         unproven: Why the training of the user's model could not be compared with plain PyTorch.
+        incomparable: The globals that the user's code reads and that neither name nor hash covers.
     """
 
     config: Config
@@ -138,6 +139,7 @@ class Plan:
     sources: tuple[ModuleSource, ...] = ()
     keep_state: bool = False
     unproven: str | None = None
+    incomparable: tuple[str, ...] = ()
 
     @property
     def keep_best(self) -> bool:
@@ -158,7 +160,7 @@ class Plan:
     @cached_property
     def cost(self) -> Cost:
         """The cost of the model, without what a wrapping algorithm adds to it."""
-        with torch_state_kept():
+        with global_state_kept():
             return cost(self.blueprint.model, self.population.shape, self.input_type)
 
     @property
@@ -221,6 +223,14 @@ def make_plan(
     Raises:
         UsageError: The simulation cannot work; the message names the key at fault.
     """
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    with global_generators_seeded(config.seed, "plan"):  # the user's code is tried, and may draw
+        return _plan_of(config, given, population, tried=tried)
+
+
+def _plan_of(config: Config, given: Given, population: Population | None, *, tried: bool) -> Plan:
+    """Return the plan of a configuration with what was given in Python; see `make_plan`."""
+    clients, model, loss, num_classes = given.clients, given.model, given.loss, given.num_classes
     if model is None:
         check_model(config.model.name or "", config.model.options)
     chosen_loss = _chosen_loss(config, loss)
@@ -250,6 +260,8 @@ def make_plan(
     own_loss = loss is not None or _own(config.loss)
     module, users = model_of(config, population, model, chosen_loss)
     blueprint = _blueprint(config, population, module, chosen_loss)
+    has_own_code = own_model or own_loss or clients is not None or bool(own_names(config))
+    blueprint = replace(blueprint, own_code=has_own_code)
     blueprint = dry_step(blueprint, population, chosen_loss, model=where, own_model=own_model)
     blueprint.check(population)
     refuse_mixing(blueprint, population)
@@ -265,9 +277,9 @@ def make_plan(
     fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
     weights_hash = "" if model is None else state_hash(weights)
     trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
-    code, sources = own_code(own_names(config), model, loss, clients)
+    code = own_code(own_names(config), model, loss, clients)
     base_hash = state_hash(only(weights, fixed)) if fixed else None
-    _check_resumed(config, trial, code, base_hash)
+    _check_resumed(config, trial, code.digest, base_hash)
     return Plan(
         config=config,
         population=population,
@@ -278,10 +290,11 @@ def make_plan(
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,
-        code_hash=code,
+        code_hash=code.digest,
         base_hash=base_hash,
-        sources=sources,
+        sources=code.sources,
         unproven=unproven,
+        incomparable=code.incomparable,
     )
 
 

@@ -1,5 +1,6 @@
 """The model and the loss of a plan: the model is made, and both are tried on a few examples before anything starts."""
 
+import contextlib
 import copy
 import inspect
 import math
@@ -21,8 +22,8 @@ from rayfed.core.modules import copied, make_picklable
 from rayfed.core.options import checked
 from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
 from rayfed.core.paths import expanded
-from rayfed.core.rng import global_generators_seeded, torch_state_kept
-from rayfed.core.task import Batch, loss_on
+from rayfed.core.rng import global_generators_seeded, global_state_kept
+from rayfed.core.task import Batch, is_known_loss, loss_on
 from rayfed.data.population import Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.config import Config
@@ -258,7 +259,7 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
 def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
     """Return whether an example's output depends on its batch, as by batch norm without statistics."""
     x, _ = first_batch(population.clients[0].train, 3)
-    with torch_state_kept(), torch.no_grad():
+    with global_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         first, other = (task.predict(task.initial_weights(), x[[0, row]])[0] for row in (0, -1))
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-5, equal_nan=True)
@@ -272,7 +273,7 @@ def _check_outputs(blueprint: Blueprint, population: Population, where: str) -> 
         features = model.features(x) if task.feature_shape else model(x)
         return model.head(features) if task.feature_shape and isinstance(features, Tensor) else features
 
-    with torch_state_kept(), torch.no_grad(), warnings.catch_warnings():
+    with global_state_kept(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         task = blueprint.context(population, "cpu").task
         weights = task.initial_weights()
@@ -304,7 +305,7 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
     numbers = population.layout.integers(inputs) if population.layout else inputs
     span = f", from {numbers.min()} to {numbers.max()}" if is_integer and numbers.size else ""
-    with torch_state_kept(), torch.no_grad():
+    with global_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         for start in range(0, len(inputs), 64):
             x = torch.from_numpy(inputs[start : start + 64].copy())
@@ -327,11 +328,15 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         UsageError: The loss does not return one scalar for a batch that its outputs determine.
     """
     loss = loss_on("cpu", blueprint.loss)  # its buffers may change
+
+    def on_copies(outputs: Tensor, y: Tensor) -> Tensor:
+        return loss(outputs.clone(), y.clone())  # as in training: it may change them in place
+
     outputs, labels = first_outputs(blueprint, population, 2)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.filterwarnings("error", message="Using a target size")
         try:
-            value = loss(outputs.requires_grad_(), labels)
+            value = on_copies(outputs.requires_grad_(), labels)
         except UserWarning as error:
             raise _mismatch(outputs, labels) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -342,16 +347,42 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
+    _refuse_sums(on_copies, outputs.detach(), labels)
     if labels.ndim == 1 and outputs.shape[1:] == (1,):
-        _check_pairs(loss, population)
+        _check_pairs(on_copies, population)
     every_label = [part.y for part in population.examples()]
-    with torch_state_kept(), torch.no_grad():
-        meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
+    with global_state_kept(), torch.no_grad():
+        meaning = meaning_of_outputs(_recognisable(loss, on_copies), outputs.shape[1:], every_label)
         if meaning == UNKNOWN and isinstance(loss, nn.Module):
             for parameter in loss.parameters():  # drawn parameters, such as centres of classes, hide the meaning
                 parameter.zero_()
-            meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
+            meaning = meaning_of_outputs(_recognisable(loss, on_copies), outputs.shape[1:], every_label)
         return replace(blueprint, outputs=meaning)
+
+
+def _recognisable(loss: Loss, on_copies: Loss) -> Loss:
+    """Return the loss by which the meaning of outputs is found: known ones and their options are recognised by name."""
+    function = loss.func if isinstance(loss, partial) else loss
+    has_options = is_known_loss(loss) or hasattr(function, "ignore_index")
+    return loss if has_options else on_copies
+
+
+def _refuse_sums(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Raise UsageError if a loss grows by the same amount with each further copy of a batch: it sums over examples."""
+    drawn = outputs + torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.dtype)
+    values = []
+    with contextlib.suppress(Exception), torch.no_grad():  # of losses that take batches of one size
+        for copies in (1, 2, 3):
+            values.append(float(loss(torch.cat([drawn] * copies), torch.cat([labels] * copies))))
+    if len(values) < 3:
+        return
+    first, second, third = values
+    grows = abs(second - first) > 1e-3 * max(abs(first), 1e-6)
+    if grows and math.isclose(third - second, second - first, rel_tol=1e-3):
+        raise UsageError(
+            f"loss: sums over the batch: it is {first:.4g} for some examples, and {second:.4g} for each of them twice; "
+            'return the mean over the batch, as torch\'s losses do with reduction="mean"'
+        )
 
 
 def _check_pairs(loss: Loss, population: Population) -> None:
@@ -382,7 +413,7 @@ def _mismatch(outputs: Tensor, labels: Tensor) -> UsageError:
 def first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
     """Return the logits of the initial model for the first `count` examples, and their labels."""
     x, y = first_batch(population.clients[0].train, count)
-    with torch_state_kept(), torch.no_grad():
+    with global_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         return task.predict(task.initial_weights(), x), y
 

@@ -26,7 +26,7 @@ from rayfed.core.layout import Layout, layout_of
 from rayfed.core.modules import batch_norm_layers, copied, unchanged
 from rayfed.core.network import logits_of, vectorised
 from rayfed.core.optim import SGD, Adam, Optimizer
-from rayfed.core.rng import global_generators_seeded, torch_state_kept
+from rayfed.core.rng import global_generators_seeded, global_state_kept
 from rayfed.core.task import Batch, Loss, loss_on
 from rayfed.core.trees import Weights, clone, only, stack, state_hash
 from rayfed.data.population import Population
@@ -58,7 +58,7 @@ def prove_training(blueprint: Blueprint, population: Population, users: UsersMod
         UsageError: They differ, the training step fails, or it leaves something behind that is no weight.
     """
     batches = _batches(blueprint, population)
-    with torch_state_kept(), warnings.catch_warnings():
+    with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         if _fits_in_double(blueprint.model):
             case = _Case.of(blueprint, population, batches, torch.float64)
@@ -72,6 +72,8 @@ def prove_training(blueprint: Blueprint, population: Population, users: UsersMod
         trained = _in_engine(case, where)
         try:
             expected = _in_torch(case, users)
+        except UsageError:
+            raise
         except Exception as error:  # the user's code may raise anything
             return f"{where}: not compared with plain PyTorch, in which a step fails: {error_line(error)}"
         _compare(case, expected, trained, where)
@@ -81,7 +83,7 @@ def prove_training(blueprint: Blueprint, population: Population, users: UsersMod
 def vectorises_as_alone(blueprint: Blueprint, population: Population, where: str) -> str | None:
     """Return why clients cannot train at once with `torch.vmap`; None if a step of two clients ends as that of one."""
     batches = _batches(blueprint, population)
-    with torch_state_kept(), warnings.catch_warnings():
+    with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         case = _Case.of(blueprint, population, batches, torch.float32)
         alone = _steps(case, batches[:1])
@@ -213,7 +215,9 @@ def _in_torch(case: _Case, users: UsersModel) -> Weights:
         for step, (x, y) in enumerate(case.batches):
             with case.seeded(step):
                 optimizer.zero_grad()
-                loss(logits_of(module(x.clone())), y.clone()).backward()
+                given = x.clone()
+                loss(logits_of(module(given)), y.clone()).backward()
+                _refuse_changed_inputs(x, given)
                 if case.ctx.optimizer.clip_norm is not None:
                     nn.utils.clip_grad_norm_(trained, case.ctx.optimizer.clip_norm)
                 optimizer.step()
@@ -222,6 +226,12 @@ def _in_torch(case: _Case, users: UsersModel) -> Weights:
         )
         ends = {name: after[users.names[name]].detach().clone() for name in of_model}
         return ends | {name: value.detach().clone() for name, value in of_loss.items()}
+
+
+def _refuse_changed_inputs(before: Tensor, after: Tensor) -> None:
+    """Raise UsageError if a forward pass changed its inputs, which are stored for all rounds."""
+    if not torch.equal(before, after):
+        raise UsageError("model: modifies its input; write x = x + 1 in place of x += 1")
 
 
 @contextlib.contextmanager

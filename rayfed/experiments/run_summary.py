@@ -81,6 +81,11 @@ def notes(plan: Plan) -> list[str]:
         )
     if plan.unproven is not None:
         lines.append(plan.unproven)
+    if plan.incomparable:
+        lines.append(
+            f"your code reads globals that cannot be compared with those of an earlier run: "
+            f"{', '.join(plan.incomparable)}; if one changes, give resume=false and another experiment"
+        )
     if blueprint.outputs.kind == "unknown" and population.clients[0].train.y.dtype.kind in "iu":
         lines.append("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels")
     sizes, batch = blueprint.training_examples(population), blueprint.batch_size

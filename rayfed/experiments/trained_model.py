@@ -13,7 +13,7 @@ from rayfed.algorithm import Context
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.modules import copied, recompute
-from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.rng import global_state_kept, one_at_a_time
 from rayfed.core.trees import only, without
 from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.evaluation import downloads, participants_of
@@ -21,6 +21,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import ModelFactory, fresh_module, names_by_id, prepared, renamed
 
 
+@one_at_a_time
 def trained_model(
     plan: Plan, state: SavedState, given: ModelFactory | nn.Module | None, client: int | None
 ) -> nn.Module:
@@ -35,7 +36,7 @@ def trained_model(
     Raises:
         UsageError: There is no such model or client, the state is gone, or the model is more than one network.
     """
-    with torch_state_kept():
+    with global_state_kept():
         ctx = plan.blueprint.context(plan.population, "cpu")
         participants = participants_of(plan.population)
         ctx = ctx.at(Moment("round", min(state.round, ctx.rounds)), cohort=participants)
@@ -83,7 +84,7 @@ def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
     if client in state.clients:
         own = state.clients[client]
     else:
-        seed_torch(plan.blueprint.seed, "join", client=index)
+        plan.blueprint.streams.begin("join", client=index)
         own = algorithm.join(ctx)
     down, unicast = downloads(algorithm.round_exchanges[0], ctx.at(cohort=(index,)), state.server())
     return algorithm.downloaded_model(ctx, own, down | unicast.get(index, {}))

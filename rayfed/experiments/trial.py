@@ -16,7 +16,7 @@ from rayfed.core import errors
 from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, error_line
 from rayfed.core.machine import memory_bytes
 from rayfed.core.records import Event, Record
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.engine.checkpoint import Checkpointer, newest_content, newest_round
 from rayfed.engine.device import breaks_device, device_for
 from rayfed.engine.fleet import Fleet
@@ -143,7 +143,7 @@ class TrialRun:
             KeyboardInterrupt: Ctrl-C ended the trial; the message says how to continue.
         """
         if self._server is None:
-            self._context.enter_context(torch_state_kept())
+            self._context.enter_context(global_state_kept())
             if torch.device(self._device).type == "cuda":
                 self._context.enter_context(torch.cuda.device(self._device))  # which users' code means by "cuda"
         try:

@@ -9,11 +9,12 @@ import dis
 import functools
 import hashlib
 import importlib.util
+import operator
 import re
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,15 +34,31 @@ def own_names(config: Config) -> list[str]:
     return [name for name in names if ":" in name and not name.startswith(("rayfed.", PREFIX))]
 
 
-def own_code(names: Iterable[str], model: Any, loss: Any, clients: Any) -> tuple[str | None, tuple[ModuleSource, ...]]:
-    """Return a hash of the user's own code in an experiment, None without any, and the modules that it is in.
+class OwnCode(NamedTuple):
+    """The user's own code in an experiment.
+
+    Attributes:
+        digest: A hash of it; None without any.
+        sources: The modules that it is in.
+        incomparable: The globals that it reads and that the hash does not cover.
+    """
+
+    digest: str | None
+    sources: tuple[ModuleSource, ...]
+    incomparable: tuple[str, ...]
+
+
+def own_code(names: Iterable[str], model: Any, loss: Any, clients: Any) -> OwnCode:
+    """Return the user's own code in an experiment.
 
     The modules are those that `names` name as module:Name, those from which the things given in Python come, and those
-    that these import; parents come before children. The hash covers their sources, comments included. Of `__main__`, a
-    script or a notebook, it covers what `object_hash` does.
+    that these import; parents come before children. The hash covers their sources, comments included, and the values
+    of the globals that they read. Of `__main__`, a script or a notebook, it covers what `object_hash` does.
     """
     met, make = dict[int, Any](), getattr(clients, "make", None)
-    digest, pending = object_hash(model, loss, make, weights=False, met=met), [name.partition(":")[0] for name in names]
+    named = [_imported(name) for name in names]
+    digest = object_hash(model, loss, make, named, weights=False, met=met)
+    pending = [name.partition(":")[0] for name in names]
     for thing in met.values():
         if isinstance(thing, types.CodeType):
             pending += [step.argval for step in dis.get_instructions(thing) if step.opname == "IMPORT_NAME"]
@@ -54,7 +71,16 @@ def own_code(names: Iterable[str], model: Any, loss: Any, clients: Any) -> tuple
             pending += [name.rpartition(".")[0], *(_imports(source) if source else ())]
     found = tuple(source for _, source in sorted(sources.items()) if source)
     texts = [(source.name, source.text) for source in found]
-    return object_hash(digest, texts) if found or is_main else None, found
+    whole = object_hash(digest, texts) if found or is_main else None
+    return OwnCode(whole, found, tuple(incomparable_globals(met.values())))
+
+
+def _imported(name: str) -> Any:
+    """Return the object of a name module:Name, None if it cannot be imported, which other checks say."""
+    module, _, path = name.partition(":")
+    with contextlib.suppress(Exception):
+        return operator.attrgetter(path)(importlib.import_module(module))
+    return None
 
 
 def _imports(source: ModuleSource) -> Iterator[str]:
@@ -95,16 +121,17 @@ def display_name(given: Any, built: Any) -> str:
 _BARE = frozenset(vars(nn.Module()))
 _CODE = (types.FunctionType, types.ModuleType, type)
 _WRAPPERS = (staticmethod, classmethod, property, types.MethodType, functools.partial, functools.cached_property)
+_SHOWN_WHOLE = frozenset(("builtins", "torch", "datetime", "pathlib", "enum", "re", "decimal", "fractions", "types"))
+"""The modules whose objects without parts have all of their values in their `repr`."""
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
 
 
 def object_hash(*things: Any, weights: bool = True, everywhere: bool = False, met: dict[int, Any] | None = None) -> str:
     """Return a hash of the names of objects, the bytecode of the user's functions, and the values in all of them.
 
-    Functions of `__main__` count with the functions and classes that they use, but not with the values of globals.
-    With `weights=False`, only the shapes of parameters and buffers count. Attributes count of objects of the user's
-    classes, or `everywhere`: those of libraries may differ between processes. Compound objects are put into `met`, by
-    their ids.
+    Functions of the user's count with the globals that they read: functions, classes and values. With `weights=False`,
+    only the shapes of parameters and buffers count. Attributes count of objects of the user's classes, or `everywhere`:
+    those of libraries may differ between processes. Compound objects are put into `met`, by their ids.
     """
     digest, seen = hashlib.blake2b(digest_size=16), {} if met is None else met
 
@@ -136,6 +163,63 @@ def _value(thing: Any) -> Any:
     return state_hash({"": thing}) if isinstance(thing, torch.Tensor) else None
 
 
+def globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return the globals that a user's function reads, with their names: functions, classes and values.
+
+    Of a module of the user's, they are the attributes that the function reads.
+    """
+    found: dict[str, Any] = {}
+    for code in _codes(function.__code__):
+        steps = list(dis.get_instructions(code))
+        attributes = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+        for step in steps:
+            name = step.argval
+            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in function.__globals__:
+                continue
+            value = function.__globals__[name]
+            found[name] = value
+            if isinstance(value, types.ModuleType) and is_user_module(value.__name__):
+                read = attributes.intersection(vars(value))
+                found |= {f"{name}.{attribute}": vars(value)[attribute] for attribute in read}
+    return sorted(found.items(), key=lambda item: item[0])
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """Return the bytecode of a function, and of all functions inside it."""
+    codes = [code]
+    for outer in codes:
+        codes += [inner for inner in outer.co_consts if isinstance(inner, types.CodeType)]
+    return codes
+
+
+def incomparable_globals(met: Iterable[Any]) -> list[str]:
+    """Return the globals that functions among `met` read, and whose changes no hash can notice."""
+    functions = [thing for thing in met if isinstance(thing, types.FunctionType)]
+    users = [function for function in functions if is_user_file(function.__code__.co_filename)]
+    found: dict[str, None] = {}
+    for function in users:
+        for name, value in globals_read(function):
+            if not _is_comparable(value):
+                found[f"{name} ({type(value).__name__})"] = None
+    return list(found)
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return whether `object_hash` notices a change of a value; of containers, whether it notices that of each part."""
+    if isinstance(value, Mapping):
+        return all(map(_is_comparable, value.values()))
+    if isinstance(value, (tuple, list, deque, set, frozenset)):
+        return all(map(_is_comparable, value))
+    if isinstance(value, (*_CODE, *_WRAPPERS, nn.Module)) or callable(value) or _value(value) is not None:
+        return True
+    kind = type(value)
+    if is_user_module(kind.__module__):
+        with contextlib.suppress(Exception):  # as in `_parts`
+            value.__reduce_ex__(4)
+            return True
+    return kind.__module__.partition(".")[0] in _SHOWN_WHOLE and " at 0x" not in repr(value)
+
+
 def _parts(thing: Any, weights: bool, everywhere: bool) -> Iterable[Any]:
     """Return what makes up a compound object."""
     if isinstance(thing, Mapping):
@@ -147,14 +231,10 @@ def _parts(thing: Any, weights: bool, everywhere: bool) -> Iterable[Any]:
     if isinstance(thing, types.CodeType):
         return thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable, thing.co_consts
     if isinstance(thing, types.FunctionType):
-        codes = [thing.__code__] if thing.__module__ == "__main__" else []
-        for code in codes:  # those of the functions inside it, too
-            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-        names = sorted({name for code in codes for name in code.co_names})
-        used = [value for name in names if isinstance(value := thing.__globals__.get(name), _CODE)]
-        bytecode = thing.__code__ if is_user_file(thing.__code__.co_filename) else None
         values = thing.__defaults__, thing.__kwdefaults__, [cell.cell_contents for cell in thing.__closure__ or ()]
-        return thing.__module__, thing.__qualname__, bytecode, used, *values
+        if not is_user_file(thing.__code__.co_filename):
+            return thing.__module__, thing.__qualname__, *values
+        return thing.__module__, thing.__qualname__, thing.__code__, globals_read(thing), *values
     if isinstance(thing, type):
         users = [base for base in thing.__mro__ if is_user_module(base.__module__)]
         items = [item for base in users for item in sorted(vars(base).items())]

@@ -7,7 +7,7 @@ import torch
 
 from rayfed.core.layout import layout_of
 from rayfed.core.modules import batch_norm_layers
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.core.task import Task
 from rayfed.core.trees import Weights
 
@@ -44,7 +44,7 @@ def trains_on_single_examples(task: Task, shape: Sequence[int], *, tokens: bool)
         return True
     weights = task.initial_weights()
     dtype = _input_dtype(task, weights, tokens)
-    with torch_state_kept(), torch.no_grad():  # dropout draws random numbers
+    with global_state_kept(), torch.no_grad():  # dropout draws random numbers
         try:
             task.forward(weights, torch.zeros(1, *shape, dtype=dtype, device=task.device))
         except ValueError:  # torch: "Expected more than 1 value per channel when training"

@@ -14,7 +14,7 @@ from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.fada import FADA, cluster_spread
 from rayfed.core.optim import SGD
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 from rayfed.core.trees import unstack
 from rayfed.data.population import Examples
 
@@ -25,7 +25,7 @@ def first_discriminators(people):
     """Return the discriminators that the server draws in `init`, as modules."""
     algorithm = FADA(target=TARGET, hidden=[7])
     ctx = blueprint(algorithm, people).context(people, "cpu")
-    seed_torch(0, "init")
+    Streams(0).begin("init")
     modules = []
     for weights in unstack(algorithm.init(ctx)["discriminators"], 2):
         modules.append(mlp([8, 7, 2]))
@@ -111,7 +111,7 @@ def first_discriminator(people):
     """Return the discriminator that the server draws in `init`."""
     algorithm = DANN(hidden=[7])
     ctx = blueprint(algorithm, people).context(people, "cpu")
-    seed_torch(0, "init")
+    Streams(0).begin("init")
     return algorithm.init(ctx)["discriminator"]
 
 

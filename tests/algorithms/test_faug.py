@@ -9,7 +9,7 @@ from helpers.reference import LR, assert_weights, data, descend, mean, plan, pop
 from rayfed.algorithms.faug import Decoder, Encoder, FAug, balance_classes, draw_seed_examples, vae_loss
 from rayfed.core.ids import Moment
 from rayfed.core.network import Network, weights_of
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 from rayfed.engine.device_data import client_data
 
 SMALL = {
@@ -81,7 +81,7 @@ def test_a_round_by_hand(width):
         assert made["x"].shape == (7, 6)
         x, y = data(people, i)
         assert torch.equal(made["y"], balance_classes(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
-        seed_torch(0, "start", Moment("round", 1), client=i)
+        Streams(0).begin("start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         local = descend(model, x, y, 0)
         sgd = torch.optim.SGD(local.parameters(), lr=LR)

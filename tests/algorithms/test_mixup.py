@@ -15,7 +15,7 @@ from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.network import gradients
-from rayfed.core.rng import generator, seed_torch
+from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -126,7 +126,7 @@ def test_a_round_of_mixup_by_hand():
         rows = itertools.islice(rows_of(i, len(x)), 2)
         sgd = torch.optim.SGD(local.parameters(), lr=LR)
         for step, some in enumerate(rows):
-            seed_torch(0, "batch", Moment("round", 1), phase=0, client=i, step=step)
+            Streams(0).begin("batch", Moment("round", 1), phase=0, client=i, step=step)
             batch = Mixup().prepare(server.ctx, Batch(x[some], y[some]))
             local.zero_grad()
             cross_entropy(local, *batch).backward()
@@ -163,7 +163,7 @@ def test_a_round_of_fedmix_by_hand(width, steps):
     assert means["x"].shape == (9, 6)
     locals_ = []
     for i in range(3):
-        seed_torch(0, "start", Moment("round", 1), client=i)
+        Streams(0).begin("start", Moment("round", 1), client=i)
         order = torch.randperm(9)
         x, y = data(people, i)
         local = descend(model, x, y, 0)

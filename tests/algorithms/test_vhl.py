@@ -9,7 +9,7 @@ from helpers.reference import LR, assert_weights, data, descend, mean, populatio
 from rayfed.algorithms.mixup import MixedBatches, Mixup
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
 from rayfed.core.ids import Moment
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 
 
 def literal(z, y, temperature):
@@ -51,7 +51,7 @@ def test_two_steps_by_hand(width, batch_norm):
     virtual = server.state["virtual"]
     locals_ = []
     for i in range(3):
-        seed_torch(0, "start", Moment("round", 1), client=i)
+        Streams(0).begin("start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         x, y = data(people, i)
         local = descend(model, x, y, 0)

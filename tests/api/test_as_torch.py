@@ -16,6 +16,8 @@ import rayfed
 SIZES = (40, 25)
 ROUNDS, STEPS, LR = 2, 3, 0.5
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def clients(shift=0.0):
     rng = np.random.default_rng(0)
@@ -412,8 +414,7 @@ class OpenFile(Body):
     ],
 )
 @pytest.mark.parametrize("given", ["module", "function"])
-def test_what_cannot_train_as_in_torch_is_refused(kind, message, given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_train_as_in_torch_is_refused(kind, message, given):
     model = kind if given == "function" else kind()
     with pytest.raises(rayfed.UsageError, match=message):
         run(model)

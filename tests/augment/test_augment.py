@@ -38,7 +38,7 @@ from rayfed.augment.images import (
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.registry import resolve
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine import training
 from rayfed.engine.training import train_block
@@ -223,7 +223,7 @@ def test_pixels_are_augmented_before_normalisation_and_seeded_by_round_client_an
             assert torch.equal(found[round_, client, step].x, batch.x)  # never augmented
             continue
         pixels = batch.x * 0.2 + 0.4
-        seed_torch(0, "batch", Moment("round", round_), phase=0, client=client, step=step)
+        Streams(0).begin("batch", Moment("round", round_), phase=0, client=client, step=step)
         wanted = (augment(pixels) - 0.4) / 0.2
         torch.testing.assert_close(found[round_, client, step].x, wanted, rtol=1e-4, atol=1e-5)
         assert not torch.equal(found[round_, client, step].x, batch.x)

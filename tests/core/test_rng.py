@@ -10,7 +10,7 @@ import torch
 from torch import backends
 
 from rayfed.core.ids import Moment
-from rayfed.core.rng import choose_tf32, global_generators_seeded, stream_seed, torch_state_kept
+from rayfed.core.rng import choose_tf32, global_generators_seeded, global_state_kept, stream_seed
 
 
 class TestSeeds:
@@ -42,7 +42,7 @@ class TestSeeds:
         torch.manual_seed(3)
 
         def interfere():
-            with torch_state_kept():
+            with global_state_kept():
                 torch.manual_seed(9)
                 torch.set_num_threads(2)
                 raise ZeroDivisionError
@@ -77,7 +77,7 @@ class TestTF32:
 
     def chosen_and_restored(self, allowed):
         before = self.told()
-        with torch_state_kept():
+        with global_state_kept():
             choose_tf32(allowed)
             inside = self.told()
             assert inside["cudnn.allow_tf32"] is inside["cuda.matmul.allow_tf32"] is allowed

@@ -14,7 +14,7 @@ from rayfed.augment.base import Augment, ImageAugment, Noise
 from rayfed.augment.images import Rotation, rotate
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
 from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.models.base import build_model
@@ -106,7 +106,7 @@ def test_random_turns_are_those_of_the_seed_of_client_and_round():
     found, _ = losses(AFL(), Rotation(degrees=45), optimizer=SGD(lr=1e-9))
     model = small().eval()  # and so it stays
     for (round, i), loss in found.items():
-        seed_torch(0, "augmented data", Moment("round", round), client=i, batch=0)
+        Streams(0).begin("augmented data", Moment("round", round), client=i, batch=0)
         expected = by_hand(model, rotate(pixels(i), torch.empty(SIZES[i]).uniform_(-45, 45)), i)
         assert loss == pytest.approx(expected, abs=1e-6)
     assert len(set(found.values())) == 6
@@ -174,26 +174,26 @@ class TestAugmented:
         assert isinstance(other.x, Streamed)
         torch.manual_seed(5)
         state = torch.get_rng_state()
-        one = list(Augmented(part, augment, partial(seed_torch, 1, "test")).batches(10))
+        one = list(Augmented(part, augment, partial(Streams(1).begin, "test")).batches(10))
         assert torch.equal(torch.get_rng_state(), state)
         assert [len(batch.y) for batch in one] == [10, 10, 6]
         for again in (
-            Augmented(part, augment, partial(seed_torch, 1, "test")),
-            Augmented(other, augment, partial(seed_torch, 1, "test")),
+            Augmented(part, augment, partial(Streams(1).begin, "test")),
+            Augmented(other, augment, partial(Streams(1).begin, "test")),
         ):
             for batch, same in zip(one, again.batches(10), strict=True):
                 assert torch.equal(batch.x, same.x)
                 assert torch.equal(batch.y, same.y)
         for number, (batch, plain) in enumerate(zip(one, part.batches(10), strict=True)):
-            seed_torch(1, "test", batch=number)
+            Streams(1).begin("test", batch=number)
             torch.testing.assert_close(batch.x, augment(plain.x.clone()))
             assert torch.equal(batch.y, plain.y)
-        another = next(Augmented(part, augment, partial(seed_torch, 2, "test")).batches(10))
+        another = next(Augmented(part, augment, partial(Streams(2).begin, "test")).batches(10))
         assert not torch.equal(another.x, one[0].x)
 
     def test_rows_may_be_chosen(self):
         part = self.part()
-        view = Augmented(part, InPlace(), partial(seed_torch, 1, "test"))
+        view = Augmented(part, InPlace(), partial(Streams(1).begin, "test"))
         rows = torch.tensor([7, 3, 3, 25])
         stored = part.x.clone()
         made, plain = (list(some.batches(3, rows)) for some in (view, part))

@@ -17,7 +17,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.images import Crop, Rotation
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import Streams
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine import host, training
@@ -58,7 +58,7 @@ def operations_of_a_step(plan, people, clients):
     work = [exchange.start(ctx, plan.algorithm.join(ctx), down)] * clients
     counted = []
     for steps in (2, 3):
-        rows, seeds = [[np.arange(BATCH)] * steps] * clients, [partial(seed_torch, 0, "batch")] * clients
+        rows, seeds = [[np.arange(BATCH)] * steps] * clients, [partial(Streams(0).begin, "batch")] * clients
         batches = Pool(parts, plan.augment).batches(rows, range(clients), seeds)
         with Operations() as operations:
             train_block(exchange, ctx, work, down, batches, [steps] * clients)

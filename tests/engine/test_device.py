@@ -13,7 +13,7 @@ from torch import nn
 from helpers.federations import blobs, blueprint, new_server
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError, error_line
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_state_kept
 from rayfed.distributed.host_actor import HostMethods
 from rayfed.engine.device import (
     CONTEXT_BYTES,
@@ -104,7 +104,7 @@ def test_a_host_looks_at_its_share_before_it_takes_up_a_simulation(limits):
 
 def test_cublas_has_its_workspace_where_kernels_are_deterministic(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    with torch_state_kept():
+    with global_state_kept():
         set_kernels(deterministic=False, tf32=False)
         assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
         set_kernels(deterministic=True, tf32=False)
