@@ -61,12 +61,12 @@ def prove_training(blueprint: Blueprint, population: Population, users: UsersMod
     with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         if _fits_in_double(blueprint.model):
-            case = _Case.of(blueprint, population, batches, torch.float64)
-            pair = None
+            ends = None
             with contextlib.suppress(Exception):  # of code that takes float32 alone; the next attempt says what fails
-                pair = _in_torch(case, users), _in_engine(case, where)
-            if pair is not None:
-                _compare(case, *pair, where)
+                case = _Case.of(blueprint, population, batches, torch.float64)
+                ends = _in_torch(case, users), _in_engine(case, where)
+            if ends is not None:
+                _compare(case, *ends, where)
                 return None
         case = _Case.of(blueprint, population, batches, torch.float32)
         trained = _in_engine(case, where)
@@ -373,7 +373,7 @@ def _in_double(value: Tensor) -> Tensor:
 
 
 def _module_in_double(module: nn.Module) -> nn.Module:
-    if getattr(module, "feature_dtype", None) == torch.float32:
+    if getattr(module, "feature_shape", ()):
         module.feature_dtype = torch.float64  # type: ignore[assignment]
     return module.double()
 

@@ -197,21 +197,35 @@ def test_parametrised_layers_go_to_other_processes():
     assert all(value.grad is not None for value in sent[0].parametrizations.weight.parameters())
 
 
-def test_hooks_that_training_cannot_call_are_refused():
-    def frozen(*, after=False):
+def test_hooks_that_change_nothing_are_taken_and_others_are_refused():
+    def hooked(factor, *, after=False):
+        def change(weight):
+            weight.grad.mul_(factor)
+
         model = chain(nn.Linear(5, 6))
-        register = model[0].weight.register_post_accumulate_grad_hook if after else model[0].weight.register_hook
-        register(lambda grad: None)
+        if after:
+            model[0].weight.register_post_accumulate_grad_hook(change)
+        else:
+            model[0].weight.register_hook(lambda grad: grad * factor)
         return model
 
-    for model in (frozen(), frozen, lambda: frozen(after=True)):
-        with pytest.raises(rayfed.UsageError, match=r"model: 0\.weight has a gradient hook, which is not called"):
-            run(model)
+    for after in (False, True):
+        assert len(run(hooked(1, after=after)).metrics)
+        for model in (hooked(2, after=after), lambda after=after: hooked(2, after=after)):
+            with pytest.raises(
+                rayfed.UsageError, match=r"model: 0\.weight differs by .* a gradient hook of the weight"
+            ):
+                run(model)
+
+
+def test_a_hook_of_the_whole_model_is_called_where_the_method_does_not_split_it():
     whole = chain(nn.Linear(5, 6))
-    whole.register_forward_hook(lambda module, args, out: None)
-    with pytest.raises(rayfed.UsageError, match="model: a hook of the whole model is not called in training"):
+    whole.register_forward_hook(lambda module, args, out: 2 * out)
+    with pytest.raises(rayfed.UsageError, match="model"):
         run(whole, **{"algorithm.name": "fedper"})
-    assert len(run(whole).metrics)  # FedAvg calls the model, with its hooks
+    trained = run(whole, rounds=1, epochs=1).model()
+    expected = by_hand(copy.deepcopy(whole), rounds=1, epochs=1)
+    assert_same_states(trained, expected)
 
 
 class Keeping(nn.Module):
@@ -271,7 +285,6 @@ def loss_with(state):
         (lambda: Keeping(count, steps=0), "steps"),
         (lambda: Keeping(remember, bank={"rows": []}), "bank"),
         (lambda: Keeping(draw, source=torch.Generator()), "source"),
-        (lambda: with_buffer(fill, None), "centre"),
         (lambda: with_buffer(drift, torch.zeros(6), persistent=False), "centre"),
         (lambda: Keeping(drift, centre=nn.Parameter(torch.zeros(6), requires_grad=False)), "centre"),
     ],
