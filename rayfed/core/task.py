@@ -163,7 +163,8 @@ class Task:
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
         self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
         named = dict(model.named_parameters()) | dict(model.named_buffers())
-        self._initial = {name: named[name].detach() for name in self.model.parameters + self.model.buffers}
+        # `data`, unlike `detach`, has a counter of changes of its own: the module's tensors take clients' weights
+        self._initial = {name: named[name].data for name in self.model.parameters + self.model.buffers}
         finite = {name: torch.isfinite(value) for name, value in self._initial.items()}
         self._not_finite = {name: ~mask for name, mask in finite.items() if not mask.all()}
         layers, statistics = (
@@ -178,7 +179,7 @@ class Task:
             if clash := self.loss_names & named.keys():
                 raise UsageError(f"loss: its {min(clash)} is also the name of a weight of the model; rename that")
             own = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
-            self._initial |= {name: own[name].detach() for name in network.parameters + network.buffers}
+            self._initial |= {name: own[name].data for name in network.parameters + network.buffers}
             self.parameters, self.buffers = self.parameters + network.parameters, self.buffers + network.buffers
         self.trainable = self.parameters
         of_head, width = _head(model, self.feature_shape, self.feature_dtype)

@@ -395,6 +395,23 @@ def small_population(population: Population, clients: int, examples: Sequence[in
     return replace(population, clients=ClientTable.of(kept), tests=tests, unseen_clients=0)
 
 
+def inputs_in_double(population: Population) -> Population:
+    """Return a small population with inputs in float64, images normalised; integers that stand for words stay."""
+
+    def changed(part: Examples) -> Examples:
+        x: Any = part.x[:]
+        if x.dtype == np.uint8:
+            mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in (population.mean, population.std))
+            x = (x / 255 - mean) / std
+        elif x.dtype.kind == "f":
+            x = x.astype(np.float64)
+        return Examples(x, part.y, part.layout)
+
+    clients = [Client(c.id, c.domain, *map(changed, c.parts)) for c in population.clients]
+    tests = tuple(replace(test, examples=changed(test.examples)) for test in population.tests)
+    return replace(population, clients=ClientTable.of(clients), tests=tests)
+
+
 def _first(part: Examples, count: int) -> Examples:
     return part.select(slice(count)).read()
 

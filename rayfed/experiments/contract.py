@@ -6,6 +6,7 @@ often shows only on a cluster or after a resumed night, so `rayfed check` looks 
 """
 
 import contextlib
+import copy
 import inspect
 import math
 import tempfile
@@ -17,11 +18,14 @@ from typing import Any
 import torch
 
 from rayfed.algorithm import Algorithm
+from rayfed.algorithms.fedavg import FedAvg, LocalTraining
+from rayfed.core.double import loss_in_double, module_in_double
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
+from rayfed.core.modules import copied
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import as_real, is_counter, named_tensors
-from rayfed.data.population import Population, small_population
+from rayfed.data.population import Population, inputs_in_double, small_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
@@ -31,6 +35,8 @@ from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_model import UsersModel
+from rayfed.experiments.proof import prove_training, takes_plain_steps
 from rayfed.experiments.trial import TrialRun, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
@@ -101,6 +107,17 @@ class _SmallTrial:
         everywhere = ("downloaded", "trained", "adapted")
         has_global = self.blueprint().global_model(self.population)[0] is not None
         self.points = ("global", *everywhere) if has_global else everywhere
+
+    def in_double(self) -> "_SmallTrial":
+        """Return this trial with its model, its loss and its inputs in float64, so that differences are no rounding."""
+        given = self.plan.blueprint
+        training_loss = None if given.training_loss is None else loss_in_double(given.training_loss)
+        model = module_in_double(copied(given.model))
+        changed = replace(given, model=model, loss=loss_in_double(given.loss), training_loss=training_loss)
+        small = copy.copy(self)
+        small.plan = replace(self.plan, blueprint=changed)
+        small.population = inputs_in_double(self.population)
+        return small
 
     def blueprint(self, **changes: Any) -> Blueprint:
         """Return the blueprint of the small form with `changes`."""
@@ -175,6 +192,17 @@ def _hooks(small: _SmallTrial) -> str:
     return f"no hook modified its inputs; scored as {', '.join(small.points)}; outputs per example: {outputs}"
 
 
+def _as_torch(small: _SmallTrial) -> str:
+    blueprint = small.blueprint()
+    method: LocalTraining = FedAvg()
+    who = "two steps of FedAvg on this network end"
+    if takes_plain_steps(small.algorithm):
+        method = small.algorithm
+        who = "two local steps end"
+    obstacle = prove_training(blueprint, small.population, UsersModel.of(blueprint.model), "model", method)
+    return obstacle or f"{who} as in plain PyTorch"
+
+
 def _seeds(small: _SmallTrial) -> str:
     ends = [small.finished().state_hash() for _ in range(2)]
     if ends[0] != ends[1]:
@@ -225,6 +253,15 @@ def _clients_at_once(small: _SmallTrial) -> str:
     width = small.clients - 1
     if width < 2:
         return "not tried: fewer than three clients"
+    try:
+        return _alone_and_at_once(small.in_double(), width)
+    except (_Broken, UsageError):
+        raise
+    except Exception:  # of code that computes in float32 alone, where rounding may grow
+        return _alone_and_at_once(small, width)
+
+
+def _alone_and_at_once(small: _SmallTrial, width: int) -> str:
     watch = _LocalTraining()
     together = small.finished(vmap_clients=width, drop_last=True)
     alone = small.finished(vmap_clients=1, drop_last=True, algorithm=intercepted(small.algorithm, watch))
@@ -375,6 +412,7 @@ def _hosts(small: _SmallTrial, launch: Launch) -> str:
 
 CHECKS: dict[str, Callable[[_SmallTrial], str]] = {
     "hooks": _hooks,
+    "torch": _as_torch,
     "seeds": _seeds,
     "resume": _resume,
     "rounds": _number_of_rounds,

@@ -41,7 +41,7 @@ from rayfed.experiments.plan_model import (
     model_of,
     refuse_mixing,
 )
-from rayfed.experiments.proof import prove_training, vectorises_as_alone
+from rayfed.experiments.proof import prove_training, why_not_at_once
 from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
@@ -307,7 +307,7 @@ def _vectorised_or_alone(blueprint: Blueprint, population: Population, where: st
     width = blueprint.vmap_clients
     if width == 1 or (width is None and not own):
         return blueprint
-    obstacle = vectorises_as_alone(blueprint, population, where)
+    obstacle = why_not_at_once(blueprint, population, where)
     if obstacle is None:
         return blueprint
     if width is None:

@@ -58,6 +58,11 @@ class UsersModel(NamedTuple):
     make: Callable[[], nn.Module]
     names: Mapping[str, str]
 
+    @classmethod
+    def of(cls, module: nn.Module) -> "UsersModel":
+        """Return a module of rayfed's own, whose weights have one name."""
+        return cls(partial(copied, module), renamed(names_by_id(module), module))
+
 
 def model_of(
     config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss

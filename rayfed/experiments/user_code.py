@@ -12,6 +12,7 @@ import importlib.util
 import operator
 import re
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -156,6 +157,8 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 def _value(thing: Any) -> Any:
     """Return what a thing without parts holds, None for a compound object."""
+    if type(thing) in weakref.ProxyTypes:  # which pass for what they refer to
+        return "weak reference"
     if isinstance(thing, (bool, int, float, complex, str, bytes)):
         return thing
     if isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
