@@ -155,7 +155,7 @@ class _Case:
 
     @cached_property
     def ctx(self) -> Context:
-        """A context in which nothing is trained."""
+        """The context of the first trainer; its initial weights stay what they are."""
         return self.context()
 
     def start(self) -> Weights:
@@ -201,9 +201,9 @@ class _Trainer:
         work: What the next step begins with, at first the initial weights.
     """
 
-    def __init__(self, case: _Case):
+    def __init__(self, case: _Case, ctx: Context | None = None):
         self._case = case
-        self._ctx = case.context()
+        self._ctx = case.context() if ctx is None else ctx
         self.work = case.work(case.start())
 
     def step(self, number: int) -> Weights:
@@ -233,7 +233,7 @@ def _in_engine(case: _Case, where: str) -> Weights:
         UsageError: A step fails, changes the form of a buffer, or leaves something to the steps of other clients.
     """
     try:
-        trainer = _Trainer(case)
+        trainer = _Trainer(case, case.ctx)
         after_first = trainer.step(0)
         facts = trainer.facts()
         trained = trainer.step(1)
