@@ -25,15 +25,20 @@ from rayfed.data.inputs import (
 from rayfed.data.on_disk import LazyRows, select_rows
 from rayfed.data.population import Examples, TestSet
 
+Rows = np.ndarray
+"""Positions of examples in a dataset, integers [n]."""
+Mask = np.ndarray
+"""Marks of the examples of a dataset, bool [N]."""
+
 
 class ClientRows(NamedTuple):
     """One client of a partition: its number, its domain, and the dataset's rows in its three parts."""
 
     id: int
     domain: str
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
+    train: Rows
+    val: Rows
+    test: Rows
 
 
 class ClientView(Protocol):
@@ -97,29 +102,52 @@ class Dataset:
     is_val: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        where, size = f"dataset {self.name}", len(self.labels)
+        where = f"dataset {self.name}"
+        self._check_columns(where)
+        check_channels_first(f"{where}: images", self.images.shape, self.images.dtype)
+        if len(self):
+            self._check_codes(where)
+        check_finite(where, self.labels)
+        if self.is_val is None:
+            return
+        both = np.flatnonzero(self.is_val & self.is_test)
+        if len(both):
+            raise UsageError(f"{where}: is_val and is_test both mark row {both[0]}; a row has one split")
+
+    def _check_columns(self, where: str) -> None:
+        """Raise UsageError if a column has another type than it should, or another length than the labels."""
         kinds = {"images": ("biuf", "numbers"), "labels": ("iuf", "numbers")}
         kinds |= dict.fromkeys(("is_test", "is_val"), ("b", "booleans"))
         integers = ("domain", "source", "index", "client", "strata", "leakage_group")
         for name in (*kinds, *integers):
-            values, (kind, what) = getattr(self, name), kinds.get(name, ("iu", "integers"))
+            values = getattr(self, name)
+            kind, what = kinds.get(name, ("iu", "integers"))
             if values is None:
                 continue
             if not (isinstance(values, (np.ndarray, LazyRows)) and values.dtype.kind in kind):
                 actual = getattr(values, "dtype", type(values).__name__)
-                more = ", the position of each row's domain in `domains`" if name == "domain" else ""
-                raise UsageError(f"{where}: {name} is {actual}; expected an array of {what}{more}")
-            if len(values) != size:
-                raise UsageError(f"{where}: {len(values)} {name} but {size} labels")
-        check_channels_first(f"{where}: images", self.images.shape, self.images.dtype)
-        for name, count in (("labels", self.num_classes), ("domain", len(self.domains)), ("source", len(self.sources))):
+                more = ""
+                if name == "domain":
+                    more = ", the position of each row's domain in `domains`"
+                expected = f"expected an array of {what}{more}"
+                raise UsageError(f"{where}: {name} is {actual}; {expected}")
+            if len(values) != len(self):
+                raise UsageError(f"{where}: {len(values)} {name} but {len(self)} labels")
+
+    def _check_codes(self, where: str) -> None:
+        """Raise UsageError if the labels, domains or sources of rows are not below the number that there are."""
+        counts = {"labels": self.num_classes, "domain": len(self.domains), "source": len(self.sources)}
+        if not self.has_classes:
+            del counts["labels"]
+        for name, count in counts.items():
             codes = getattr(self, name)
-            if size and (name != "labels" or self.has_classes) and not 0 <= codes.min() <= codes.max() < count:
-                allowed = f"num_classes={count} allows 0..{count - 1}" if name == "labels" else f"{name}s names {count}"
-                raise UsageError(f"{where}: {name} {codes.min()}..{codes.max()}, but {allowed}")
-        check_finite(where, self.labels)
-        if self.is_val is not None and len(both := np.flatnonzero(self.is_val & self.is_test)):
-            raise UsageError(f"{where}: is_val and is_test both mark row {both[0]}; a row has one split")
+            if 0 <= codes.min() <= codes.max() < count:
+                continue
+            allowed = f"{name}s names {count}"
+            if name == "labels":
+                allowed = f"num_classes={count} allows 0..{count - 1}"
+            found = f"{name} {codes.min()}..{codes.max()}"
+            raise UsageError(f"{where}: {found}, but {allowed}")
 
     @classmethod
     def of(
@@ -153,19 +181,28 @@ class Dataset:
         Raises:
             UsageError: Labels are no classes, or attributes do not fit together.
         """
-        images = inputs if images is None else images
+        if images is None:
+            images = inputs
         if is_tree(images):
             images, others["layout"] = packed(f"dataset {name}: inputs", images)
         elif not isinstance(images, (LazyRows, np.memmap)):
             images = model_inputs(f"dataset {name}: images", images)
         labels = as_array(f"dataset {name}: labels", labels)
         if not labels.ndim or labels.dtype.kind not in "biuf":
-            raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
-        labels, size = targets(f"dataset {name}: labels", labels), len(labels)
-        counted = [labels] if labels.dtype.kind == "i" and (labels.ndim == 1 or num_classes is None) else []
+            form = f"{labels.dtype} {list(labels.shape)}"
+            raise UsageError(f"dataset {name}: labels are {form}; expected integers [N]")
+        labels = targets(f"dataset {name}: labels", labels)
+        size = len(labels)
+        counted = []
+        if labels.dtype.kind == "i" and (labels.ndim == 1 or num_classes is None):
+            counted = [labels]
+        if is_test is None:
+            is_test = np.zeros(size, bool)
+        if is_val is not None:
+            is_val = as_mask(is_val)
         defaults = {
-            "is_test": np.zeros(size, bool) if is_test is None else as_mask(is_test),
-            "is_val": None if is_val is None else as_mask(is_val),
+            "is_test": as_mask(is_test),
+            "is_val": is_val,
             "domain": np.zeros(size, np.int16),
             "domains": (name,),
             "source": np.zeros(size, np.int8),
@@ -216,19 +253,25 @@ class Dataset:
 
     def client_domain(self, client: ClientRows) -> str:
         """Return the domain of a client: from the client view if there is one, else from the partition."""
-        return self.client_view.domain(client.id) if self.client_view else client.domain
+        if self.client_view:
+            return self.client_view.domain(client.id)
+        return client.domain
 
     def domain_of(self, rows: np.ndarray) -> str:
         """Return the name of the only domain among `rows`, or "mixed"."""
         present = np.unique(self.domain[rows])
-        return self.domains[present[0]] if len(present) == 1 else "mixed"
+        if len(present) == 1:
+            return self.domains[present[0]]
+        return "mixed"
 
 
 def as_mask(given: Any) -> np.ndarray:
     """Return marks of rows as booleans if they are 0 or 1, and others unchanged."""
     marks = np.asarray(given)
     is_binary = marks.dtype.kind in "iu" and np.isin(marks, (0, 1)).all()
-    return marks.astype(bool) if is_binary else marks
+    if is_binary:
+        return marks.astype(bool)
+    return marks
 
 
 def from_two_files(is_test: np.ndarray, sources: tuple[str, str]) -> dict[str, Any]:
@@ -250,7 +293,8 @@ def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
     """Return the first of `rows` in each leakage group; `expand_groups` adds the others again."""
     if dataset.leakage_group is None:
         return rows
-    return rows[np.sort(np.unique(dataset.leakage_group[rows], return_index=True)[1])]
+    _, first = np.unique(dataset.leakage_group[rows], return_index=True)
+    return rows[np.sort(first)]
 
 
 def own_tests(dataset: Dataset) -> np.ndarray:
@@ -280,10 +324,12 @@ def expand_groups(dataset: Dataset, rows: np.ndarray, among: np.ndarray) -> np.n
     if dataset.leakage_group is None:
         return rows
     order = among[np.argsort(dataset.leakage_group[among], kind="stable")]
-    sorted_groups, groups = dataset.leakage_group[order], dataset.leakage_group[rows]
+    sorted_groups = dataset.leakage_group[order]
+    groups = dataset.leakage_group[rows]
     starts = np.searchsorted(sorted_groups, groups)
     counts = np.searchsorted(sorted_groups, groups, side="right") - starts
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    ends = np.cumsum(counts)
+    offsets = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
     return order[np.repeat(starts, counts) + offsets]
 
 
@@ -306,7 +352,9 @@ def draw_groups(dataset: Dataset, rows: np.ndarray, random: np.random.Generator,
     groups = np.unique(dataset.leakage_group[rows])
     if len(groups) == len(rows):
         return None
-    return np.isin(dataset.leakage_group, random.permutation(groups)[floor_share(len(groups), rest) :])
+    count = floor_share(len(groups), rest)
+    drawn = random.permutation(groups)[count:]
+    return np.isin(dataset.leakage_group, drawn)
 
 
 def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
@@ -314,7 +362,8 @@ def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
     if dataset.leakage_group is None:
         return
     tested = np.concatenate([client.test for client in clients])
-    leaked = tested[np.isin(dataset.leakage_group[tested], dataset.leakage_group[_fitted_rows(clients)])]
+    fitted = dataset.leakage_group[_fitted_rows(clients)]
+    leaked = tested[np.isin(dataset.leakage_group[tested], fitted)]
     if len(leaked):
         rows = f"{len(leaked)} test rows of {dataset.name}, the first of them row {leaked[0]}"
         remedy = "expected all rows of a leakage group on one side"
@@ -325,10 +374,14 @@ def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.
     """Return the rows of a domain that is left out, without leakage groups that clients train on or validate with."""
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
     if dataset.leakage_group is not None:
-        rows = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]
+        fitted = dataset.leakage_group[_fitted_rows(clients)]
+        rows = rows[~np.isin(dataset.leakage_group[rows], fitted)]
     return rows
 
 
 def _fitted_rows(clients: list[ClientRows]) -> np.ndarray:
     """Return the rows that any client trains on or validates with."""
-    return np.concatenate([rows for client in clients for rows in (client.train, client.val)])
+    parts = []
+    for client in clients:
+        parts += [client.train, client.val]
+    return np.concatenate(parts)

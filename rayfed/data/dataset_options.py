@@ -13,7 +13,8 @@ from rayfed.core.options import option, suggestion
 from rayfed.core.rng import floor_share, numpy_generator
 from rayfed.data.dataset import Dataset
 
-IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
 MEAN_HELP = "subtracted from images in [0, 1]; one number, or one per channel"
 STD_HELP = "images are divided by it; one number, or one per channel"
 
@@ -42,7 +43,10 @@ class ChannelNormalisation:
             values = getattr(self, name)
             if len(values) not in (1, channels):
                 raise UsageError(f"data.{name}={values}: expected {channels} numbers, or one for all channels")
-            pairs[name] = tuple(values) * (channels if len(values) == 1 else 1)
+            values = tuple(values)
+            if len(values) == 1:
+                values *= channels
+            pairs[name] = values
         return pairs
 
 
@@ -117,18 +121,28 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
                 the same rows, and take their training rows from opposite ends of the same random order. So they have no
                 training row in common as long as each keeps at most half of them.
         """
-        original = dict(zip(sizes, sizes, strict=True)) | dict(made_of or {})
-        drawn = {
-            name: self._draw(name, original[name], n, published[name] if published else None)
-            for name, n in sizes.items()
-        }
-        train_sizes = [len(train) for name, (train, _) in drawn.items() if name not in self.left_out]
-        limit = min(train_sizes) if isinstance(self.per_party, str) else self.per_party
+        original = {name: name for name in sizes} | dict(made_of or {})
+        drawn = {}
+        for name, size in sizes.items():
+            is_test = None
+            if published:
+                is_test = published[name]
+            drawn[name] = self._draw(name, original[name], size, is_test)
+        train_sizes = []
+        for name, (train, _) in drawn.items():
+            if name not in self.left_out:
+                train_sizes.append(len(train))
+        limit = self.per_party
+        if isinstance(limit, str):
+            limit = min(train_sizes)
         sampled = {}
         for name, (train, test) in drawn.items():
-            train = np.sort(train if name in self.left_out else train[:limit])
+            if name not in self.left_out:
+                train = train[:limit]
+            train = np.sort(train)
             rows = np.concatenate([train, np.sort(test)])
-            sampled[name] = SampledRows(rows, np.arange(len(rows)) >= len(train))
+            is_test = np.arange(len(rows)) >= len(train)
+            sampled[name] = SampledRows(rows, is_test)
         return sampled
 
     def _draw(self, name: str, original: str, size: int, is_test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -136,14 +150,17 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
         order = numpy_generator(self.seed, zlib.crc32(original.encode())).permutation(size)
         if is_test is None:
             count = floor_share(size, 1 - self.test)
-            train, test = order[:count], order[count:]
+            train = order[:count]
+            test = order[count:]
         else:
-            train, test = order[~is_test[order]], order[is_test[order]]
+            train = order[~is_test[order]]
+            test = order[is_test[order]]
         if name != original:
             train = train[::-1]
         if name in self.left_out:
             return train, test
-        return train[: max(1, floor_share(len(train), self.share))], test
+        count = floor_share(len(train), self.share)
+        return train[: max(1, count)], test
 
 
 @dataclass(frozen=True)

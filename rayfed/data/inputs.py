@@ -27,16 +27,21 @@ def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int
 
     UsageError if a label is too high for `given` or as a class, or if no label is 0, which would be a class too many.
     """
-    bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
-    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+    lowest = 0
+    highest = 0
+    filled = [part for part in labels if len(part)]
+    if filled:
+        lowest = min(int(part.min()) for part in filled)
+        highest = max(int(part.max()) for part in filled)
     if given is not None and highest >= given:
-        remedy = f"; classes count from 0, so subtract {lowest}" if lowest > 0 else ""
-        raise UsageError(f"{where}: label {highest}, but there are {given} classes (0..{given - 1}); see {key}{remedy}")
+        remedy = ""
+        if lowest > 0:
+            remedy = f"; classes count from 0, so subtract {lowest}"
+        allowed = f"there are {given} classes (0..{given - 1})"
+        raise UsageError(f"{where}: label {highest}, but {allowed}; see {key}{remedy}")
     if given is None and lowest > 0:
-        raise UsageError(
-            f"{where}: the labels are {lowest} to {highest}; classes count from 0, so subtract {lowest}, or give "
-            f"{key}={highest + 1} if class 0 has no example"
-        )
+        ways = f"subtract {lowest}, or give {key}={highest + 1} if class 0 has no example"
+        raise UsageError(f"{where}: the labels are {lowest} to {highest}; classes count from 0, so {ways}")
     if given is None and highest >= MOST_CLASSES:
         raise UsageError(f"{where}: labels up to {highest} would be {highest + 1} classes, above {MOST_CLASSES}")
     return given or highest + 1
@@ -49,15 +54,18 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
         UsageError: A label is no integer from 0; the message starts with `place` of the first of these, else `where`.
     """
     numbers = labels.astype(np.float64)
-    is_class = (numbers >= 0) & (numbers < 2.0**63) & (numbers == np.floor(numbers))
+    is_whole = numbers == np.floor(numbers)
+    is_class = (numbers >= 0) & (numbers < 2.0**63) & is_whole
     wrong = np.flatnonzero(~is_class)  # also NaN, which is not equal to itself
     if len(wrong):
         label = labels[wrong[0]]
-        remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled" if label == -1 else ""
-        raise UsageError(
-            f"{place(int(wrong[0])) if place else where}: label {label:g}; a class is an integer from 0, which "
-            f"{len(wrong)} of {len(labels)} labels are not{remedy}"
-        )
+        remedy = ""
+        if label == -1:
+            remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled"
+        if place:
+            where = place(int(wrong[0]))
+        share = f"{len(wrong)} of {len(labels)} labels are not"
+        raise UsageError(f"{where}: label {label:g}; a class is an integer from 0, which {share}{remedy}")
     return labels.astype(np.int64)
 
 
@@ -67,13 +75,18 @@ def numbered_words(where: str, words: np.ndarray) -> tuple[np.ndarray, tuple[str
     UsageError if two words differ only in spaces. A word that usually stands for a missing value is noted.
     """
     names, codes = np.unique(words.astype(str), return_inverse=True)
-    _, of_stripped, counts = np.unique(np.char.strip(names), return_inverse=True, return_counts=True)
-    if len(alike := np.flatnonzero(counts[of_stripped] > 1)):
-        pair = " and ".join(map(repr, names[of_stripped == of_stripped[alike[0]]].tolist()[:2]))
+    stripped = np.char.strip(names)
+    _, of_stripped, counts = np.unique(stripped, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(counts[of_stripped] > 1)
+    if len(alike):
+        is_like_first = of_stripped == of_stripped[alike[0]]
+        first_two = names[is_like_first].tolist()[:2]
+        pair = " and ".join(map(repr, first_two))
         raise UsageError(f"{where} has {pair}, which differ only in spaces; write them alike")
     for row in np.flatnonzero(np.isin(names, MISSING)).tolist():
         count = int((codes == row).sum())
-        note(f"{where}: {names[row].item()!r} in {count} of {len(codes)} rows is taken for a name")
+        word = names[row].item()
+        note(f"{where}: {word!r} in {count} of {len(codes)} rows is taken for a name")
     return codes.astype(np.int64), tuple(names.tolist())
 
 
@@ -83,9 +96,11 @@ def names_as_integers(where: str, values: np.ndarray) -> np.ndarray:
         return numbered_words(where, values)[0]
     is_whole = values.dtype.kind in "biu"
     if values.dtype.kind == "f":
-        is_whole = bool((np.isfinite(values) & (values == np.floor(values))).all())
+        has_no_fraction = np.isfinite(values) & (values == np.floor(values))
+        is_whole = bool(has_no_fraction.all())
     if values.ndim != 1 or not is_whole:
-        raise UsageError(f"{where}: is {values.dtype} {list(values.shape)}; expected integers or words [n]")
+        form = f"{values.dtype} {list(values.shape)}"
+        raise UsageError(f"{where}: is {form}; expected integers or words [n]")
     return values.astype(np.int64)
 
 
@@ -96,15 +111,18 @@ def targets(where: str, labels: np.ndarray, place: Callable[[int], str] | None =
     if labels.dtype.kind in "US" and labels.ndim == 1:
         return numbered_words(where, labels)[0]
     if labels.dtype.kind not in "biuf":
-        raise UsageError(
-            f"{where}: are {labels.dtype} {list(labels.shape)}; expected numbers, or one word for each row"
-        )
-    if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1:
+        form = f"{labels.dtype} {list(labels.shape)}"
+        raise UsageError(f"{where}: are {form}; expected numbers, or one word for each row")
+    is_column = labels.ndim == 2 and labels.shape[1] == 1
+    if is_column and labels.dtype.kind in "biu":
         labels = labels[:, 0]
     is_float = labels.dtype.kind == "f"
-    if labels.ndim == 1 and not (is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()):
+    has_fractions = is_float and np.isfinite(labels).all() and (labels != np.floor(labels)).any()
+    if labels.ndim == 1 and not has_fractions:
         return class_labels(where, labels, place)
-    return as_float32(where, labels) if is_float else labels.astype(np.int64)
+    if is_float:
+        return as_float32(where, labels)
+    return labels.astype(np.int64)
 
 
 def as_float32(where: str, values: np.ndarray, told: str = "") -> np.ndarray:
@@ -119,20 +137,30 @@ def check_float32(where: str, values: np.ndarray, told: str = "") -> None:
 
     Whole numbers that are rounded and stay different are noted, as those of `told`, else of `where`.
     """
-    smallest = 8 if values.dtype.kind == "f" else 4  # bytes of a number that float32 may not hold
+    # bytes of a number that float32 may not hold
+    smallest = 4
+    if values.dtype.kind == "f":
+        smallest = 8
     if not values.size or values.dtype.itemsize < smallest:
         return
     columns = values.reshape(len(values), -1)
-    low, high = columns.min(0).astype(float), columns.max(0).astype(float)
+    low = columns.min(0).astype(float)
+    high = columns.max(0).astype(float)
     largest = np.maximum(np.abs(low), np.abs(high))
     with np.errstate(over="ignore", invalid="ignore"):
         single = largest.astype(np.float32)
         is_coarse = np.spacing(single) * STEPS > high - low
-        looked_at = np.isfinite(single) & ((largest > EXACT) | (is_coarse & (high > low)))
+        may_collapse = is_coarse & (high > low)
+        looked_at = np.isfinite(single) & ((largest > EXACT) | may_collapse)
     for place in np.flatnonzero(looked_at)[:LOOKED_AT].tolist():
-        column = f", column {place}" if columns.shape[1] > 1 else ""
-        shared = f"{told}{column}" if told else ""
-        _check_column(f"{where}{column}", columns[:, place], shared, is_coarse=bool(is_coarse[place]))
+        column = ""
+        if columns.shape[1] > 1:
+            column = f", column {place}"
+        shared = ""
+        if told:
+            shared = f"{told}{column}"
+        numbers = columns[:, place]
+        _check_column(f"{where}{column}", numbers, shared, is_coarse=bool(is_coarse[place]))
 
 
 def _check_column(where: str, values: np.ndarray, told: str, *, is_coarse: bool) -> None:
@@ -143,24 +171,33 @@ def _check_column(where: str, values: np.ndarray, told: str, *, is_coarse: bool)
     equal = np.flatnonzero(rounded[1:] == rounded[:-1])
     remedy = "subtract the first of times, number codes from 0, or leave them out"
     if len(equal) > SHARE_LOST * len(different) and (is_whole or is_coarse):
-        pair = " and ".join(_in_full(value) for value in different[equal[0] : equal[0] + 2])
-        left = f"{len(different)} different values become {len(different) - len(equal)}"
+        first_two = different[equal[0] : equal[0] + 2]
+        pair = " and ".join(map(_in_full, first_two))
+        count = len(different)
+        left = f"{count} different values become {count - len(equal)}"
         raise UsageError(f"{where}: {left} as float32, in which models compute, such as {pair}; {remedy}")
     changed = np.flatnonzero(rounded != different)
     if is_whole and len(changed):
-        pair = " to ".join(_in_full(values[changed[0]]) for values in (different, rounded))
-        example = "" if told else f", such as {pair}"
-        note(f"{told or where}: as float32, whole numbers above {EXACT:,} are rounded{example}; {remedy}")
+        first = changed[0]
+        pair = f"{_in_full(different[first])} to {_in_full(rounded[first])}"
+        example = ""
+        if not told:
+            example = f", such as {pair}"
+        told = told or where
+        note(f"{told}: as float32, whole numbers above {EXACT:,} are rounded{example}; {remedy}")
 
 
 def _in_full(value: Any) -> str:
     """Return a number with all of its digits."""
-    return str(int(value)) if value == np.floor(value) else repr(float(value))
+    if value == np.floor(value):
+        return str(int(value))
+    return repr(float(value))
 
 
 def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
     """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
-    if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
+    are_images = dtype == np.uint8 and len(shape) == 4
+    if are_images and shape[1] > 4 >= shape[3]:
         expected = "images are [n, channels, height, width], so give x.transpose(0, 3, 1, 2)"
         raise UsageError(f"{where}: uint8 {list(shape)}, channels last; {expected}")
 
@@ -170,7 +207,10 @@ def check_inputs(where: str, part: Examples) -> None:
     check_channels_first(where, part.x.shape, part.dtype)
     if part.dtype == np.uint8 and len(part.shape) < 2:
         raise UsageError(f"{where}: uint8 {list(part.x.shape)}; uint8 is for images [n, c, h, w], so use float32")
-    if part.dtype.kind == "f" and (count := sum(map(not_finite, part.blocks()))):
+    count = 0
+    if part.dtype.kind == "f":
+        count = sum(map(not_finite, part.blocks()))
+    if count:
         remedy = "are too large for float32; remove or replace them"
         raise UsageError(f"{where}: {count} of {len(part)} inputs hold NaN or infinity, or {remedy}")
 
@@ -183,7 +223,10 @@ def check_finite(where: str, labels: np.ndarray) -> None:
 
 def not_finite(values: np.ndarray) -> int:
     """Return how many rows of `values` [n, ...] hold NaN or infinity."""
-    return int((~np.isfinite(values).reshape(len(values), -1).all(1)).sum()) if values.size else 0
+    if values.size:
+        is_finite = np.isfinite(values).reshape(len(values), -1).all(1)
+        return int((~is_finite).sum())
+    return 0
 
 
 def as_array(where: str, given: Any) -> np.ndarray:
@@ -195,12 +238,17 @@ def as_array(where: str, given: Any) -> np.ndarray:
     try:
         if hasattr(given, "detach"):  # a tensor
             is_short = given.is_floating_point() and given.element_size() < 4  # NumPy has no bfloat16
-            given = (given.float() if is_short else given).detach().cpu()
+            if is_short:
+                given = given.float()
+            given = given.detach().cpu()
         values = np.asarray(given)
         return np.asarray(values, values.dtype.newbyteorder("="), order="C")
     except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
-        remedy = "; rayfed.padded makes rows of one length" if "inhomogeneous" in str(error) else ""
-        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())}){remedy}") from error
+        remedy = ""
+        if "inhomogeneous" in str(error):
+            remedy = "; rayfed.padded makes rows of one length"
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{where} is no array of numbers ({reason}){remedy}") from error
 
 
 def model_inputs(where: str, given: Any, told: str = "") -> np.ndarray:
@@ -213,9 +261,14 @@ def model_inputs(where: str, given: Any, told: str = "") -> np.ndarray:
         raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
     if x.dtype.kind == "f":
         return as_float32(where, x, told)
-    if x.dtype == np.uint64 and (x > np.iinfo(np.int64).max).any():
+    largest_signed = np.iinfo(np.int64).max
+    if x.dtype == np.uint64 and (x > largest_signed).any():
         raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
-    return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
+    if x.dtype.kind == "u" and x.itemsize > 1:
+        if x.itemsize > 2:
+            return x.astype(np.int64)
+        return x.astype(np.int32)
+    return x
 
 
 def is_tree(x: Any) -> bool:
@@ -229,8 +282,10 @@ class PackedFiles:
     dtype = np.dtype(np.int32)
 
     def __init__(self, layout: Layout, parts: Sequence[np.ndarray | LazyRows]):
-        self.layout, self.parts = layout, parts
-        self.shape, self.row_bytes = (len(parts[0]), layout.words), 4 * layout.words
+        self.layout = layout
+        self.parts = parts
+        self.shape = (len(parts[0]), layout.words)
+        self.row_bytes = 4 * layout.words
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` [n, words] with `rows`."""
@@ -250,44 +305,78 @@ def packed(where: str, tree: Any, layout: Layout | None = None, told: str = "") 
         UsageError: They are no arrays of numbers of one length, or have another layout.
     """
     if not is_tree(tree) or not tree:
-        raise UsageError(f"{where}: expected {layout or 'a dict or a tuple of arrays'}, got {type(tree).__name__}")
+        expected = str(layout or "a dict or a tuple of arrays")
+        raise UsageError(f"{where}: expected {expected}, got {type(tree).__name__}")
+    parts = {}
+    for name, part in _named_parts(tree, layout).items():
+        told_part = f"{told or where}[{name}]"
+        parts[name] = _column(f"{where}[{name}]", part, told_part)
+    own = _layout_of(where, parts, by_name=isinstance(tree, Mapping))
+    columns = list(parts.values())
+    count = len(columns[0])
+    if layout is not None and count and own != layout:
+        raise UsageError(f"{where}: got {_form(own)}; expected {_form(layout)}")
+    layout = layout or own
+    if not count:
+        return np.zeros((0, layout.words), np.int32), layout
+    if any(isinstance(part, LazyRows) for part in columns):
+        file = PackedFiles(layout, columns)
+        return LazyRows(file, np.arange(count)), layout
+    return layout.pack([part[:] for part in columns]), layout
+
+
+def _named_parts(tree: Any, layout: Layout | None) -> dict[str, Any]:
+    """Return the parts of an input by their names; they are in the order of `layout` if it has the same ones."""
     by_name = isinstance(tree, Mapping)
-    named = {str(name): part for name, part in (tree.items() if by_name else enumerate(tree))}
-    if layout is not None and by_name == layout.by_name and {*named} == {leaf.name for leaf in layout.leaves}:
-        named = {leaf.name: named[leaf.name] for leaf in layout.leaves}
-    parts = {name: _column(f"{where}[{name}]", part, f"{told or where}[{name}]") for name, part in named.items()}
+    if by_name:
+        named = {str(name): part for name, part in tree.items()}
+    else:
+        named = {str(number): part for number, part in enumerate(tree)}
+    if layout is not None and by_name == layout.by_name:
+        expected_names = [leaf.name for leaf in layout.leaves]
+        if set(expected_names) == set(named):
+            return {name: named[name] for name in expected_names}
+    return named
+
+
+def _layout_of(where: str, parts: Mapping[str, np.ndarray | LazyRows], *, by_name: bool) -> Layout:
+    """Return the layout of the parts of an input; UsageError if they have different lengths."""
     first, *others = parts
     for name in others:
         if len(parts[name]) != len(parts[first]):
-            raise UsageError(f"{where}: {len(parts[first])} rows of {first} and {len(parts[name])} of {name}")
-    kinds = [(name, _kind(part.dtype), tuple(part.shape[1:])) for name, part in parts.items()]
-    own = Layout.of(kinds, by_name=by_name)
-    if layout is not None and len(parts[first]) and own != layout:
-        raise UsageError(f"{where}: got {_form(own)}; expected {_form(layout)}")
-    layout, columns = layout or own, list(parts.values())
-    if not len(columns[0]):
-        return np.zeros((0, layout.words), np.int32), layout
-    if any(isinstance(part, LazyRows) for part in columns):
-        return LazyRows(PackedFiles(layout, columns), np.arange(len(columns[0]))), layout
-    return layout.pack([part[:] for part in columns]), layout
+            rows = f"{len(parts[first])} rows of {first} and {len(parts[name])} of {name}"
+            raise UsageError(f"{where}: {rows}")
+    kinds = []
+    for name, part in parts.items():
+        shape = tuple(part.shape[1:])
+        kinds.append((name, _kind(part.dtype), shape))
+    return Layout.of(kinds, by_name=by_name)
 
 
 def _form(layout: Layout) -> str:
     parts = ", ".join(f"{leaf} of {leaf.dtype}" for leaf in layout.leaves)
-    return f"a {'dict' if layout.by_name else 'tuple'} of {parts}"
+    kind = "tuple"
+    if layout.by_name:
+        kind = "dict"
+    return f"a {kind} of {parts}"
 
 
 def _kind(dtype: "np.dtype[Any]") -> str:
     """Return the dtype in which the model gets a part."""
     if dtype.name in ("float32", "int64", "int32", "bool", "uint8"):
         return dtype.name
-    return "float32" if dtype.kind == "f" else "int64" if dtype.itemsize > 2 else "int32"
+    if dtype.kind == "f":
+        return "float32"
+    if dtype.itemsize > 2:
+        return "int64"
+    return "int32"
 
 
 def _column(where: str, given: Any, told: str) -> np.ndarray | LazyRows:
     """Return a part [n, ...] as an array, or as rows of a file."""
     part = as_lazy_rows(given)
-    part = part if isinstance(part, LazyRows) else model_inputs(where, part, told)
+    if not isinstance(part, LazyRows):
+        part = model_inputs(where, part, told)
     check_inputs(where, Examples(part, np.zeros(len(part))))
     return part
 
@@ -304,8 +393,17 @@ def padded(
         mask: The name of the mask, int64 [n, length], which is 1 where a sequence is.
     """
     arrays = [np.asarray(sequence) for sequence in sequences]
-    length = max(map(len, arrays), default=0) if length is None else length
-    rows = [np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
+    if length is None:
+        length = max(map(len, arrays), default=0)
+    rows = []
+    for array in arrays:
+        behind = [(0, length - len(array))]
+        others = [(0, 0)] * (array.ndim - 1)
+        rows.append(np.pad(array, behind + others))
     ends = np.array([len(array) for array in arrays])
-    values = np.stack(rows) if rows else np.zeros((0, length), np.int64)
-    return {name: values, mask: (np.arange(length) < ends[:, None]).astype(np.int64)}
+    if rows:
+        values = np.stack(rows)
+    else:
+        values = np.zeros((0, length), np.int64)
+    is_filled = np.arange(length) < ends[:, None]
+    return {name: values, mask: is_filled.astype(np.int64)}

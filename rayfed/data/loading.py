@@ -54,13 +54,21 @@ def build_data(
     Raises:
         UsageError: A name is unknown, or an option is unknown, missing, of a wrong type or out of range.
     """
-    data = build(_class(data_name, DATASETS, "data", "load"), dict(data_options or {}), where="data")
+    kind = _class(data_name, DATASETS, "data", "load")
+    data = build(kind, dict(data_options or {}), where="data")
     default = getattr(data, "default_partition", "domains")
-    name = default if partition_name is None else partition_name
-    options = dict(getattr(data, "partition_defaults", {}) if name == default else {}) | dict(partition_options or {})
+    if partition_name is None:
+        name = default
+    else:
+        name = partition_name
+    options = dict(partition_options or {})
+    if name == default:
+        options = dict(getattr(data, "partition_defaults", {})) | options
     partition = build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
     if getattr(partition, "seed", 0) is None:
-        partition = dataclasses.replace(partition, seed=seed if getattr(partition, "follows_seed", True) else 0)
+        if not getattr(partition, "follows_seed", True):
+            seed = 0
+        partition = dataclasses.replace(partition, seed=seed)
     return data, partition
 
 
@@ -90,7 +98,13 @@ def load(
         _check_inputs(dataset, data_name)
     clients = client_table(dataset, held_rows)
     unheld = {name: unheld_rows(dataset, held_rows, name) for name in dataset.ood}
-    ood = [TestSet(name, "ood", dataset.select(rows)) for name, rows in unheld.items()]
+    ood = []
+    for name, rows in unheld.items():
+        ood.append(TestSet(name, "ood", dataset.select(rows)))
+    tests = [_lazy_test_set(test, dataset.layout) for test in dataset.tests]
+    layout = dataset.layout
+    if layout:
+        layout = layout.normalised(dataset.mean, dataset.std)
     return Population(
         name=dataset.name,
         clients=clients,
@@ -98,16 +112,18 @@ def load(
         shape=clients[0].train.shape,
         mean=dataset.mean,
         std=dataset.std,
-        tests=(*(_lazy_test_set(test, dataset.layout) for test in dataset.tests), *ood),
+        tests=(*tests, *ood),
         partition_hash=partition_hash(dataset, held_rows),
         test_source=_sources(dataset, partition, held_rows),
-        layout=dataset.layout and dataset.layout.normalised(dataset.mean, dataset.std),
+        layout=layout,
     )
 
 
 def _sources(dataset: Dataset, partition: Any, clients: list[ClientRows]) -> str:
     """Return on which examples clients are tested and validated, as far as it is known, as the end of a sentence."""
-    tested = partition.test_source(dataset) if isinstance(partition, Partition) else ""
+    tested = ""
+    if isinstance(partition, Partition):
+        tested = partition.test_source(dataset)
     return ", ".join(filter(None, [tested, describe_validation(dataset, clients)]))
 
 
@@ -120,7 +136,8 @@ class _NaturalClient:
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
         whole = Examples(*self.data.examples(number))
-        train, val, test = map(whole.select, self.partition.of_client(number, len(whole)))
+        rows = self.partition.of_client(number, len(whole))
+        train, val, test = map(whole.select, rows)
         return train, val, test
 
 
@@ -128,11 +145,17 @@ def _made_population(data: Synthetic, partition: Natural) -> Population:
     """Return the population of `data` with clients that are made on demand."""
     sizes = partition.sizes(data.sizes())
     made = MadeClients(_NaturalClient(data, partition), sizes)
-    clients = ClientTable(made, sizes, [f"client-{number}" for number in range(len(sizes))])
-    tested = f"tested on {partition.test:g} of their rows" if partition.test else "no test examples"
+    domains = []
+    for number in range(len(sizes)):
+        domains.append(f"client-{number}")
+    clients = ClientTable(made, sizes, domains)
+    tested = "no test examples"
+    if partition.test:
+        tested = f"tested on {partition.test:g} of their rows"
     digest = hashlib.blake2b(repr(partition).encode(), digest_size=6)
     digest.update(np.ascontiguousarray(sizes).data)
-    shape, name = clients[0].train.shape, digest.hexdigest()
+    shape = clients[0].train.shape
+    name = digest.hexdigest()
     return Population(data.name, clients, data.classes, shape, partition_hash=name, test_source=tested)
 
 
@@ -150,7 +173,8 @@ def load_partitioned(
 
 def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | None) -> tuple[Dataset, list[ClientRows]]:
     if leave_out is not None and isinstance(data, DomainSelection):  # keeps all examples, or refuses for its split
-        data, leave_out = data.without(_checked_domains(leave_out, data.selected_domains(), data.name)), None
+        data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
+        leave_out = None
     dataset = _loaded(data)
     if leave_out is not None:
         dataset = dataset_without_domain(dataset, leave_out)
@@ -158,10 +182,16 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
     if not _is_ours(partition):
         _refuse_changing_split(dataset, partition, partition_hash(dataset, clients))
     _tell_equal_images(dataset)
-    untested = [client.id for client in clients if not len(client.test)]
+    untested = []
+    for client in clients:
+        if not len(client.test):
+            untested.append(client.id)
     if 0 < len(untested) < len(clients):
-        ids = ", ".join(map(str, untested[:5])) + (", …" if len(untested) > 5 else "")
-        note(f"{dataset.name}: {len(untested)} of {len(clients)} clients have no test examples: {ids}")
+        ids = ", ".join(map(str, untested[:5]))
+        if len(untested) > 5:
+            ids += ", …"
+        share = f"{len(untested)} of {len(clients)} clients"
+        note(f"{dataset.name}: {share} have no test examples: {ids}")
     return dataset, clients
 
 
@@ -194,11 +224,17 @@ def _read(data: Any) -> Dataset:
 
 def _contents(dataset: Dataset) -> list[str]:
     """Return hashes of what a dataset has."""
-    tests = [_lazy_test_set(test, dataset.layout).examples for test in dataset.tests]
+    tests = []
+    for test in dataset.tests:
+        tests.append(_lazy_test_set(test, dataset.layout).examples)
     parts = [Examples(dataset.images, dataset.labels), *tests]
     marks = [dataset.is_test, dataset.is_val, dataset.domain, dataset.client, dataset.strata, dataset.leakage_group]
-    given = [np.ascontiguousarray(column).tobytes() for column in marks if column is not None]
-    return [*map(content_hash, parts), hashlib.sha256(b"".join(given)).hexdigest()]
+    given = []
+    for column in marks:
+        if column is not None:
+            given.append(np.ascontiguousarray(column).tobytes())
+    hash_of_given = hashlib.sha256(b"".join(given)).hexdigest()
+    return [*map(content_hash, parts), hash_of_given]
 
 
 def _refuse_changing_split(dataset: Dataset, partition: Any, before: str) -> None:
@@ -217,37 +253,52 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
 
 def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
     """Return the clients of a partition, numbered from 0; each has training samples, and no row is used twice."""
-    clients, name = [], type(partition).__name__
+    clients = []
+    name = type(partition).__name__
     with global_generators_seeded(0, "split"):  # a user's partition may draw from them
         divided = list(partition.split(dataset))
     for number, (_, domain, *given) in enumerate(divided):
         parts = [np.asarray(rows) for rows in given]
         for rows in parts:
             if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
-                raise UsageError(
-                    f"partition: client {number} of {name} has rows that are {rows.dtype} {list(rows.shape)}; expected "
-                    "positions in the dataset, integers [n], such as np.flatnonzero(mask)"
-                )
-        clients.append(ClientRows(number, str(domain), *(rows.astype(np.int64) for rows in parts)))
-    if empty := [client for client in clients if not len(client.train)]:
+                form = f"{rows.dtype} {list(rows.shape)}"
+                expected = "positions in the dataset, integers [n], such as np.flatnonzero(mask)"
+                raise UsageError(f"partition: client {number} of {name} has rows that are {form}; expected {expected}")
+        train, val, test = (rows.astype(np.int64) for rows in parts)
+        clients.append(ClientRows(number, str(domain), train, val, test))
+    empty = [client for client in clients if not len(client.train)]
+    if empty:
+        first = empty[0]
+        what = f"client {first.id} ({first.domain}) of {dataset.name} has no training samples"
+        more = f"({len(first.test)} test samples only), as {len(empty)} of {len(clients)} clients"
         raise UsageError(
-            f"partition: client {empty[0].id} ({empty[0].domain}) of {dataset.name} has no training samples "
-            f"({len(empty[0].test)} test samples only), as {len(empty)} of {len(clients)} clients; use fewer clients, "
-            "leave their rows out, or draw test examples from all rows, as with partition.test=0.25"
+            f"partition: {what} {more}; use fewer clients, leave their rows out, or draw test examples from all rows, "
+            "as with partition.test=0.25"
         )
-    rows = np.concatenate([rows for client in clients for rows in client[2:]])
+    rows = _held_rows(clients)
     check_rows(dataset, rows)
     values, counts = np.unique(rows, return_counts=True)
     if counts.max() > 1:
         row = values[counts.argmax()]
-        raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
+        count = counts.max()
+        raise UsageError(f"partition: row {row} of {dataset.name} is in {count} parts; expected each row in one")
     check_no_leakage(dataset, clients)
     return clients
 
 
+def _held_rows(clients: Sequence[ClientRows]) -> np.ndarray:
+    """Return the rows of all parts of clients, one after the other."""
+    parts: list[np.ndarray] = []
+    for client in clients:
+        parts += [client.train, client.val, client.test]
+    return np.concatenate(parts)
+
+
 def _check_inputs(dataset: Dataset, name: str) -> None:
     parts = {"images": Examples(dataset.images, dataset.labels)}
-    parts |= {f"test set {test.domain}": test.examples for test in dataset.tests if dataset.layout is None}
+    if dataset.layout is None:
+        for test in dataset.tests:
+            parts[f"test set {test.domain}"] = test.examples
     for part, examples in parts.items():
         check_inputs(f"data.name={name}: {part}", examples)
 
@@ -258,32 +309,44 @@ def _tell_equal_images(dataset: Dataset) -> None:
         return
     groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
     order = np.argsort(groups, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        first, others = dataset.images[rows[:1]], range(1, len(rows))
-        if others and all(np.array_equal(first, dataset.images[rows[place : place + 1]]) for place in others):
+    starts = np.flatnonzero(np.diff(groups[order])) + 1
+    for rows in np.split(order, starts):
+        first = dataset.images[rows[:1]]
+        others = (dataset.images[rows[place : place + 1]] for place in range(1, len(rows)))
+        if len(rows) > 1 and all(np.array_equal(first, other) for other in others):
             domain = dataset.domains[dataset.domain[rows[0]]]
-            note(f"{dataset.name}: all {len(rows)} images of class {dataset.labels[rows[0]]} of {domain} are equal")
+            label = dataset.labels[rows[0]]
+            note(f"{dataset.name}: all {len(rows)} images of class {label} of {domain} are equal")
 
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:
     """Return the clients of a partition, with their rows of the dataset copied into one array, client by client."""
-    parts = [rows for client in held_rows for rows in client[2:]]
+    parts = []
+    for client in held_rows:
+        parts += [client.train, client.val, client.test]
     sizes = np.array([len(rows) for rows in parts], np.int64)
     pool = dataset.select(np.concatenate(parts))
-    if view := dataset.client_view:
-        seen = [view.images(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows]
+    view = dataset.client_view
+    if view:
+        seen = []
+        for client in held_rows:
+            held = _held_rows([client])
+            seen.append(view.images(client.id, dataset.images[held]))
         pool = dataclasses.replace(pool, x=np.concatenate(seen))
     source = PooledExamples(pool, np.append(0, np.cumsum(sizes)))
-    return ClientTable(source, sizes.reshape(-1, 3), [dataset.client_domain(client) for client in held_rows])
+    domains = [dataset.client_domain(client) for client in held_rows]
+    return ClientTable(source, sizes.reshape(-1, 3), domains)
 
 
 def _lazy_test_set(test: TestSet, layout: Layout | None) -> TestSet:
-    x, where = as_lazy_rows(test.examples.x), f"test set {test.domain}"
+    x = as_lazy_rows(test.examples.x)
+    where = f"test set {test.domain}"
     if layout is not None:
         x = packed(where, x, layout)[0]
     elif not isinstance(x, LazyRows):
         x = model_inputs(where, x)
-    return dataclasses.replace(test, examples=Examples(x, as_array(where, test.examples.y), layout))
+    examples = Examples(x, as_array(where, test.examples.y), layout)
+    return dataclasses.replace(test, examples=examples)
 
 
 def dataset_without_domain(dataset: Dataset, leave_out: str | Sequence[str]) -> Dataset:
@@ -295,25 +358,33 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     """Return `population` with the clients of the domains in `leave_out` as "ood" test sets; None: unchanged."""
     if leave_out is None:
         return population
-    clients, tests = population.clients, list(population.tests)
+    clients = population.clients
+    tests = list(population.tests)
     domains = _checked_domains(leave_out, clients.domain_names(), population.name)
     for domain in domains:
-        parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts]
+        parts: list[Examples] = []
+        for client in clients.select(clients.are_of(domain)):
+            parts.extend(client.parts)
         tests.append(TestSet(domain, "ood", Examples.joined(parts)))
-    remaining = clients.select(~np.logical_or.reduce([clients.are_of(domain) for domain in domains])).renumbered()
+    are_left_out = [clients.are_of(domain) for domain in domains]
+    remaining = clients.select(~np.logical_or.reduce(are_left_out)).renumbered()
     return dataclasses.replace(population, clients=remaining, tests=tuple(tests))
 
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
     """Raise UsageError if `rows`, which a partition gave to clients, include rows that no client may hold."""
     for row in np.setdiff1d(rows, dataset.rows())[:1]:
-        expected = f"expected 0..{len(dataset) - 1}{', of no domain that is left out' * bool(dataset.ood)}"
+        expected = f"expected 0..{len(dataset) - 1}"
+        if dataset.ood:
+            expected += ", of no domain that is left out"
         raise UsageError(f"partition: gives clients row {row} of {dataset.name}; {expected}")
 
 
 def _checked_domains(leave_out: str | Sequence[str], available: Iterable[str], name: str) -> tuple[str, ...]:
     """Return the domains in `leave_out`; UsageError if they are not among those `available`, or are all of them."""
-    domains = (leave_out,) if isinstance(leave_out, str) else tuple(dict.fromkeys(leave_out))
+    if isinstance(leave_out, str):
+        leave_out = [leave_out]
+    domains = tuple(dict.fromkeys(leave_out))
     known = list(available)
     for domain in domains:
         if domain not in known:

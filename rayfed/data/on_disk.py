@@ -12,7 +12,7 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute
 from rayfed.data.readers.files import note, noted
 
-BLOCK, BLOCKS = 1 << 16, 1 << 10  # bytes per block, and blocks, by which machines compare a file: 64 MiB
+# bytes per block, and blocks, by which machines compare a file: 64 MiB
+BLOCK = 1 << 16
+BLOCKS = 1 << 10
 REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each machine"
 Arrays = dict[str, np.ndarray]
 Shape = tuple[int, ...]
@@ -81,14 +83,17 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
         key: Everything that the arrays depend on, and a format version to raise when `write` changes.
         write: Called with `create`, which returns a writable array of zeros for a name, a shape and a type.
     """
-    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    content = json.dumps(dict(key), sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
 
     def write_with_notes(create: Create) -> None:
         with noted() as lines:
             write(create)
         if lines:
-            create("notes", (len(lines),), f"<U{max(map(len, lines))}")[...] = sorted(lines)
+            longest = max(map(len, lines))
+            stored = create("notes", (len(lines),), f"<U{longest}")
+            stored[...] = sorted(lines)
 
     arrays = _opened(folder)
     try:
@@ -105,7 +110,10 @@ def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]
 def _opened(folder: Path) -> Arrays | None:
     """Return the arrays in a folder; None if there is none, or one is truncated."""
     try:
-        return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")} or None
+        arrays = {}
+        for path in folder.glob("*.npy"):
+            arrays[path.stem] = np.load(path, mmap_mode="r")
+        return arrays or None
     except (OSError, EOFError, ValueError):
         return None
 
@@ -118,7 +126,8 @@ def _written(folder: Path, write: Callable[[Create], None]) -> Arrays:
     def create(field: str, shape: Shape, dtype: np.dtype | str) -> np.ndarray:
         with _os_errors_as_unusable():
             path = temporary / f"{field}.npy"
-            created.append(np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape))
+            array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+            created.append(array)
             if hasattr(os, "posix_fallocate"):  # writing to a page without space on the disk kills the process
                 with open(path, "r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -180,7 +189,10 @@ class ArrayFile:
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype):
-        self.path, self.offset, self.shape, self.dtype = path, offset, shape, dtype
+        self.path = path
+        self.offset = offset
+        self.shape = shape
+        self.dtype = dtype
         self.row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._checksum: int | None = None
         self._file: int | None = None
@@ -194,13 +206,16 @@ class ArrayFile:
         """Fill `out` [n, ...], contiguous, with `rows`; each contiguous run is read at once, in the file's order."""
         if not out.nbytes:
             return
-        file, target = self._descriptor(), out.data.cast("B")
+        file = self._descriptor()
+        target = out.data.cast("B")
         order = np.argsort(rows, kind="stable")
-        breaks = np.flatnonzero((np.diff(rows[order]) != 1) | (np.diff(order) != 1)) + 1
+        follows = (np.diff(rows[order]) == 1) & (np.diff(order) == 1)
+        breaks = np.flatnonzero(~follows) + 1
         firsts = np.concatenate([[0], breaks])
         counts = np.diff(np.append(firsts, len(rows))) * self.row_bytes
         sources = self.offset + rows[order[firsts]] * self.row_bytes
-        runs = list(zip(sources.tolist(), counts.tolist(), (order[firsts] * self.row_bytes).tolist(), strict=True))
+        targets = order[firsts] * self.row_bytes
+        runs = list(zip(sources.tolist(), counts.tolist(), targets.tolist(), strict=True))
         if hasattr(os, "posix_fadvise"):  # lets the system fetch all runs from the disk at once
             for source, count, _ in runs:
                 os.posix_fadvise(file, source, count, os.POSIX_FADV_WILLNEED)
@@ -212,7 +227,8 @@ class ArrayFile:
             count = os.preadv(file, [target], source)
             if not count:
                 raise OSError(f"{self.path}: ends at byte {source}; it was longer when it was opened")
-            source, target = source + count, target[count:]
+            source += count
+            target = target[count:]
 
     def _descriptor(self) -> int:
         """Return the descriptor of the open file; after unpickling, check that the file is the one that was pickled."""
@@ -229,10 +245,16 @@ class ArrayFile:
 
     def _sum(self, file: int) -> int:
         """Return the CRC-32 of evenly spaced blocks, with the first and the last block, or of all of a small file."""
-        size, crc = self.shape[0] * self.row_bytes, 0
+        size = self.shape[0] * self.row_bytes
+        crc = 0
         count = -(-size // BLOCK)
-        for block in range(count) if count <= BLOCKS else (k * (count - 1) // (BLOCKS - 1) for k in range(BLOCKS)):
-            crc = zlib.crc32(os.pread(file, min(BLOCK, size - block * BLOCK), self.offset + block * BLOCK), crc)
+        blocks: Iterable[int] = range(count)
+        if count > BLOCKS:
+            blocks = (k * (count - 1) // (BLOCKS - 1) for k in range(BLOCKS))
+        for block in blocks:
+            start = block * BLOCK
+            content = os.pread(file, min(BLOCK, size - start), self.offset + start)
+            crc = zlib.crc32(content, crc)
         return crc
 
 
@@ -243,7 +265,8 @@ class LazyRows:
     """
 
     def __init__(self, file: Any, rows: np.ndarray):
-        self.file, self.rows = file, rows
+        self.file = file
+        self.rows = rows
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -273,32 +296,46 @@ class LazyRows:
         self.file.read(self.rows[rows], out)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        first, *others = index if isinstance(index, tuple) else (index,)
+        if not isinstance(index, tuple):
+            index = (index,)
+        first, *others = index
         rows = np.arange(len(self))[first]
         out = np.empty((rows.size, *self.shape[1:]), self.dtype)
         self.read(rows.reshape(-1), out)
         values = out.reshape(rows.shape + self.shape[1:])
-        return values[(slice(None),) * rows.ndim + tuple(others)] if others else values
+        if others:
+            return values[(slice(None),) * rows.ndim + tuple(others)]
+        return values
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("rows of a file are copied when they are read")
         values = self[:]
-        return values if dtype is None else values.astype(dtype)
+        if dtype is None:
+            return values
+        return values.astype(dtype)
 
 
 def as_lazy_rows(array: Any) -> Any:
     """Return `LazyRows` for a read-only `np.memmap` of contiguous rows; return anything else unchanged."""
-    mapping = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
-    if mapping is None or array.mode != "r" or not array.filename or not array.ndim or not array.flags.c_contiguous:
+    mapping = None
+    if isinstance(array, np.memmap):
+        mapping = getattr(array, "_mmap", None)
+    if mapping is None or array.mode != "r" or not array.filename:
+        return array
+    if not array.ndim or not array.flags.c_contiguous:
         return array
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # position in the file at which the mapping starts
-    inside = array.__array_interface__["data"][0] - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
-    file = ArrayFile(Path(array.filename).absolute(), start + inside, array.shape, array.dtype)
+    address = array.__array_interface__["data"][0]
+    inside = address - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    path = Path(array.filename).absolute()
+    file = ArrayFile(path, start + inside, array.shape, array.dtype)
     return LazyRows(file, np.arange(len(array)))
 
 
 def select_rows(array: Any, rows: Any) -> Any:
     """Return `array[rows]`, without reading rows that are in a file."""
     array = as_lazy_rows(array)
-    return array.select(rows) if isinstance(array, LazyRows) else array[rows]
+    if isinstance(array, LazyRows):
+        return array.select(rows)
+    return array[rows]

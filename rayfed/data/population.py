@@ -56,7 +56,9 @@ class Examples:
 
     def read(self) -> "Examples":
         """Return the same examples in memory."""
-        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
+        if isinstance(self.x, LazyRows):
+            return replace(self, x=self.x[:])
+        return self
 
     def select(self, rows: Any) -> "Examples":
         """Return a selection of these examples; inputs in a file are not read."""
@@ -64,13 +66,15 @@ class Examples:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the inputs in memory, `BLOCK` at a time."""
-        return (self.x[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+        for start in range(0, len(self), BLOCK):
+            yield self.x[start : start + BLOCK]
 
     @classmethod
     def joined(cls, parts: Sequence["Examples"]) -> "Examples":
         """Return the examples of `parts` in memory, one part after the other. Empty parts do not change their type."""
         filled = [part for part in parts if len(part)] or parts
-        x, y = np.concatenate([part.x for part in filled]), np.concatenate([part.y for part in filled])
+        x = np.concatenate([part.x for part in filled])
+        y = np.concatenate([part.y for part in filled])
         return cls(x, y, parts[0].layout)
 
 
@@ -116,9 +120,12 @@ class PooledExamples:
     bounds: np.ndarray
 
     def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
-        start, val, test, end = self.bounds[3 * number : 3 * number + 4].tolist()
+        first = 3 * number
+        start, val, test, end = self.bounds[first : first + 4].tolist()
         select = self.pool.select
-        return select(slice(start, val)), select(slice(val, test)), select(slice(test, end))
+        held = slice(start, val), slice(val, test), slice(test, end)
+        train_part, val_part, test_part = map(select, held)
+        return train_part, val_part, test_part
 
     def examples(self) -> Sequence[Examples]:
         return [self.pool]
@@ -140,7 +147,10 @@ class ListedClients:
         return [part for client in self.clients for part in client.parts]
 
     def read(self) -> "ListedClients":
-        read = (Client(client.id, client.domain, *(part.read() for part in client.parts)) for client in self.clients)
+        read = []
+        for client in self.clients:
+            train, val, test = (part.read() for part in client.parts)
+            read.append(Client(client.id, client.domain, train, val, test))
         return ListedClients(tuple(read))
 
 
@@ -158,14 +168,18 @@ class MadeClients:
 
     def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
         parts = self.make(number)
-        for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
+        sizes = self.sizes[number].tolist()
+        for split, part, size in zip(SPLITS, parts, sizes, strict=True):
             if len(part) != size:
                 returned = f"make({number}) returned {len(part)} {split} examples"
                 raise UsageError(f"clients: {returned}, but sizes[{split!r}][{number}] is {size}")
         return parts
 
     def examples(self) -> Sequence[Examples]:
-        return [part for number in spread(len(self.sizes), LOOKED_AT) for part in self.parts(number)]
+        looked_at: list[Examples] = []
+        for number in spread(len(self.sizes), LOOKED_AT):
+            looked_at += self.parts(number)
+        return looked_at
 
     def read(self) -> "MadeClients":
         return self
@@ -173,7 +187,8 @@ class MadeClients:
 
 def spread(count: int, most: int) -> list[int]:
     """Return at most `most` of the numbers below `count`, evenly spaced, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+    places = np.linspace(0, count - 1, min(count, most))
+    return np.unique(places.round().astype(int)).tolist()
 
 
 class ClientTable(Sequence[Client]):
@@ -195,10 +210,20 @@ class ClientTable(Sequence[Client]):
         ids: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ):
-        self.source, self.sizes = source, sizes
-        self.domains = domains if isinstance(domains, np.ndarray) else np.array([name.encode() for name in domains])
-        self.ids = np.arange(len(sizes)) if ids is None else ids
-        self.numbers = np.arange(len(sizes)) if numbers is None else numbers
+        self.source = source
+        self.sizes = sizes
+        if isinstance(domains, np.ndarray):
+            self.domains = domains
+        else:
+            self.domains = np.array([name.encode() for name in domains])
+        if ids is None:
+            self.ids = np.arange(len(sizes))
+        else:
+            self.ids = ids
+        if numbers is None:
+            self.numbers = np.arange(len(sizes))
+        else:
+            self.numbers = numbers
 
     @classmethod
     def of(cls, clients: Sequence[Client]) -> "ClientTable":
@@ -206,7 +231,10 @@ class ClientTable(Sequence[Client]):
         if isinstance(clients, cls):
             return clients
         listed = tuple(clients)
-        sizes = np.array([[len(part) for part in client.parts] for client in listed], np.int64).reshape(-1, 3)
+        counts = []
+        for client in listed:
+            counts.append([len(part) for part in client.parts])
+        sizes = np.array(counts, np.int64).reshape(-1, 3)
         ids = np.array([client.id for client in listed], np.int64)
         return cls(ListedClients(listed), sizes, [client.domain for client in listed], ids)
 
@@ -220,7 +248,9 @@ class ClientTable(Sequence[Client]):
     def __getitem__(self, place: int | slice) -> "Client | ClientTable":
         if isinstance(place, slice):
             return self.select(place)
-        return Client(self.id(place), self.domain(place), *self.source.parts(int(self.numbers[place])))
+        number = int(self.numbers[place])
+        train, val, test = self.source.parts(number)
+        return Client(self.id(place), self.domain(place), train, val, test)
 
     def __iter__(self) -> Iterator[Client]:
         return (self[place] for place in range(len(self)))
@@ -235,7 +265,8 @@ class ClientTable(Sequence[Client]):
 
     def domain_names(self) -> list[str]:
         """Return the names of all domains, sorted."""
-        return sorted(name.decode() for name in np.unique(self.domains).tolist())
+        names = np.unique(self.domains).tolist()
+        return sorted(name.decode() for name in names)
 
     def are_of(self, domain: str) -> np.ndarray:
         """Return which clients belong to `domain`, bool [N]."""
@@ -257,7 +288,10 @@ class ClientTable(Sequence[Client]):
     def place(self, id: int) -> int:
         """Return the place of the client with the number `id`; KeyError if there is no such client."""
         found = int(np.searchsorted(self.ids, id, sorter=self._order))
-        if found == len(self) or self.ids[place := int(self._order[found])] != id:
+        if found == len(self):
+            raise KeyError(id)
+        place = int(self._order[found])
+        if self.ids[place] != id:
             raise KeyError(id)
         return place
 
@@ -281,7 +315,8 @@ class SizesById(Mapping[ClientId, int]):
     """One number of each client, by the client's id, in the order of the clients."""
 
     def __init__(self, clients: ClientTable, values: np.ndarray):
-        self._clients, self.array = clients, values
+        self._clients = clients
+        self.array = values
 
     def __getitem__(self, id: ClientId) -> int:
         return int(self.array[self._clients.place(id)])
@@ -354,16 +389,20 @@ class Population:
 
         Of clients that are made on demand, these are the examples of a few.
         """
-        return [*self.clients.source.examples(), *(test.examples for test in self.tests)]
+        tests = [test.examples for test in self.tests]
+        return [*self.clients.source.examples(), *tests]
 
     def nbytes(self) -> int:
         """Return the bytes of all examples; those of clients made on demand are taken to be as large as the first."""
         of_one = self.clients[0].train.select(slice(1)).nbytes
-        return int(self.clients.sizes.sum()) * of_one + sum(test.examples.nbytes for test in self.tests)
+        tests = sum(test.examples.nbytes for test in self.tests)
+        return int(self.clients.sizes.sum()) * of_one + tests
 
     def read(self) -> "Population":
         """Return the same population with all examples in memory."""
-        tests = [replace(test, examples=test.examples.read()) for test in self.tests]
+        tests = []
+        for test in self.tests:
+            tests.append(replace(test, examples=test.examples.read()))
         return replace(self, clients=self.clients.read(), tests=tuple(tests))
 
     @property
@@ -380,19 +419,19 @@ def small_population(population: Population, clients: int, examples: Sequence[in
         scored: How many examples of each other part they keep at most, and so of each test set.
     """
     participants = population.participants
-    largest = participants.select(np.argsort(-participants.train_sizes(), kind="stable")[:clients])
-    kept = tuple(
-        Client(
-            number,
-            client.domain,
-            _first(client.train, examples[number % len(examples)]),
-            _first(client.val, scored),
-            _first(client.test, scored),
-        )
-        for number, client in enumerate(largest)
-    )
-    tests = tuple(replace(test, examples=_first(test.examples, scored)) for test in population.tests)
-    return replace(population, clients=ClientTable.of(kept), tests=tests, unseen_clients=0)
+    by_size = np.argsort(-participants.train_sizes(), kind="stable")
+    largest = participants.select(by_size[:clients])
+    kept = []
+    for number, client in enumerate(largest):
+        train = _first(client.train, examples[number % len(examples)])
+        val = _first(client.val, scored)
+        test = _first(client.test, scored)
+        kept.append(Client(number, client.domain, train, val, test))
+    tests = []
+    for test_set in population.tests:
+        first = _first(test_set.examples, scored)
+        tests.append(replace(test_set, examples=first))
+    return replace(population, clients=ClientTable.of(kept), tests=tuple(tests), unseen_clients=0)
 
 
 def inputs_in_double(population: Population) -> Population:
@@ -435,8 +474,10 @@ def population_hash(population: Population) -> str:
     Of clients that are made on demand, it covers all sizes and domains, and the contents of a few.
     """
     digest = hashlib.sha256()
-    head = (population.num_classes, population.shape, population.mean, population.std)
-    digest.update(repr((*head, population.layout) if population.layout else head).encode())
+    head: tuple[object, ...] = (population.num_classes, population.shape, population.mean, population.std)
+    if population.layout:
+        head = (*head, population.layout)
+    digest.update(repr(head).encode())
     clients = population.clients
     places: Sequence[int] = range(len(clients))
     if isinstance(clients.source, MadeClients):
@@ -461,8 +502,10 @@ def content_hash(examples: Examples) -> str:
 
 
 def _update(digest: Any, examples: Examples) -> None:
-    digest.update(f"{examples.dtype.str}{examples.x.shape}".encode())
+    inputs = f"{examples.dtype.str}{examples.x.shape}"
+    digest.update(inputs.encode())
     for block in examples.blocks():  # as the array may not fit into memory
         digest.update(np.ascontiguousarray(block).data)
-    digest.update(f"{examples.y.dtype.str}{examples.y.shape}".encode())
+    labels = f"{examples.y.dtype.str}{examples.y.shape}"
+    digest.update(labels.encode())
     digest.update(np.ascontiguousarray(examples.y).data)

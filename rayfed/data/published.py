@@ -52,7 +52,9 @@ class Source:
         """The size of the download in words."""
         if self.megabytes is None:
             return "unknown size"
-        return f"{self.megabytes / 1e3:.3g} GB" if self.megabytes >= 1e3 else f"{self.megabytes:g} MB"
+        if self.megabytes >= 1e3:
+            return f"{self.megabytes / 1e3:.3g} GB"
+        return f"{self.megabytes:g} MB"
 
     @property
     def address(self) -> str:
@@ -68,14 +70,19 @@ class Source:
     def present(self, root: str | None) -> Path | None:
         """Return the dataset's folder below `root`, if there is one."""
         folder = datasets_folder(root)
-        return next((folder / name for name in self.folders if (folder / name).is_dir()), None)
+        for name in self.folders:
+            if (folder / name).is_dir():
+                return folder / name
+        return None
 
     def missing(self, folder: Path) -> list[str]:
         """Return the files that a download to `folder` would add, and "" for what comes in archives or from the hub."""
         if self.archives or self.hub:
-            return [] if folder.exists() else ["", *self.files]
+            if folder.exists():
+                return []
+            return ["", *self.files]
         plain = {file: file.removesuffix(".gz") for file in self.files}  # the readers take unpacked files, too
-        return [file for file in self.files if not ((folder / file).is_file() or (folder / plain[file]).is_file())]
+        return [file for file in self.files if not any_is_file(folder / file, folder / plain[file])]
 
     def compare(self, folder: Path, files: Iterable[str]) -> None:
         """Note which of `files` in `folder` are not as published, as far as their checksums are known."""
@@ -90,8 +97,14 @@ class Source:
 @functools.cache
 def sources() -> dict[str, Source]:
     """Return the sources by name."""
-    table = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    file = Path(__file__).with_name("published.yaml")
+    table = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: Source(name=name, **entry) for name, entry in table.items()}
+
+
+def any_is_file(*paths: Path) -> bool:
+    """Return whether one of `paths` is a file."""
+    return any(path.is_file() for path in paths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +128,21 @@ class Published:
         if self.download and (source.missing(folder) or not is_here):
             obtain(source, folder)
             is_here = True
-        absent = [file for file in files if not ((folder / file).is_file() or (folder / f"{file}.gz").is_file())]
+        absent = []
+        for file in files:
+            if not any_is_file(folder / file, folder / f"{file}.gz"):
+                absent.append(file)
         if is_here and not absent:
             return folder
-        others = f" (or {', '.join(source.folders[1:])})" if len(source.folders) > 1 and not is_here else ""
-        problem = f"no {', '.join(absent)}" if is_here else "no such folder"
+        others = ""
+        if len(source.folders) > 1 and not is_here:
+            others = f" (or {', '.join(source.folders[1:])})"
+        problem = "no such folder"
+        if is_here:
+            problem = f"no {', '.join(absent)}"
         remedy = source.by_hand or f"data.download=true downloads it ({source.size})"
-        raise UsageError(
-            f"{folder}{others}: {problem}; expected {source.expected}; from {source.page}; {remedy}; "
-            "data.root is the folder that contains it"
-        )
+        ways = f"from {source.page}; {remedy}; data.root is the folder that contains it"
+        raise UsageError(f"{folder}{others}: {problem}; expected {source.expected}; {ways}")
 
 
 class _Failed(Exception):
@@ -139,12 +157,16 @@ def obtain(source: Source, folder: Path) -> None:
     """
     where = f"data.download=true: {source.name}"
     if source.by_hand:
-        raise UsageError(f"{where}: {source.by_hand}; put the files into {folder}, see {source.page}")
-    staging = folder.with_name(f".{source.name}.{platform.node()}.part")  # the lock is this machine's
-    lock = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        way = f"put the files into {folder}, see {source.page}"
+        raise UsageError(f"{where}: {source.by_hand}; {way}")
+    machine = platform.node()  # the lock is this machine's
+    staging = folder.with_name(f".{source.name}.{machine}.part")
+    path_hash = hashlib.sha256(str(folder).encode()).hexdigest()
+    lock = path_hash[:16]
     try:
         with locked(cache_folder() / f"download-{lock}.lock"):
-            if not (missing := source.missing(folder)):
+            missing = source.missing(folder)
+            if not missing:
                 return
             try:
                 shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
@@ -158,10 +180,8 @@ def obtain(source: Source, folder: Path) -> None:
                 shutil.rmtree(staging, ignore_errors=True)
     except (_Failed, CacheUnusable, OSError) as error:
         reason = " ".join(str(error).split())[:500]
-        raise UsageError(
-            f"{where}: {reason}; nothing was kept; give the same command again later, or put {source.expected} into "
-            f"{folder} (from {source.page})"
-        ) from error
+        ways = f"give the same command again later, or put {source.expected} into {folder} (from {source.page})"
+        raise UsageError(f"{where}: {reason}; nothing was kept; {ways}") from error
 
 
 def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
@@ -174,9 +194,13 @@ def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
         _unpack(archive, staging)
     if source.inner:
         _unpack(staging / source.inner, staging)
-    result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
+    result = staging
+    for name in reversed(source.folders):
+        if (staging / name).is_dir():
+            result = staging / name
     for file in filter(None, missing):
-        _fetch(source.base + Path(file).name, result / file, source.files[file])
+        address = source.base + Path(file).name
+        _fetch(address, result / file, source.files[file])
     for file, check in source.verify.items():
         _check(result / file, check)
     return result
@@ -193,7 +217,8 @@ def _fetch(address: str, path: Path, check: str) -> None:
         download_url_to_file(address, str(path), progress=sys.stderr.isatty())
         _check(path, check)
     except (_Failed, OSError, HTTPException) as error:
-        raise _Failed(f"{address}: {str(error).strip('<>')}") from error
+        reason = str(error).strip("<>")
+        raise _Failed(f"{address}: {reason}") from error
     finally:
         socket.setdefaulttimeout(patience)
 
@@ -204,9 +229,13 @@ def _check(path: Path, check: str) -> None:
     if not kind:
         return
     with open(path, "rb") as file:
-        actual = str(sum(1 for _ in file)) if kind == "lines" else hashlib.file_digest(file, kind).hexdigest()
+        if kind == "lines":
+            actual = str(sum(1 for _ in file))
+        else:
+            actual = hashlib.file_digest(file, kind).hexdigest()
     if actual != expected:
-        raise _Failed(f"{path.name} has {kind} {actual}, but the published file has {expected}")
+        found = f"{path.name} has {kind} {actual}"
+        raise _Failed(f"{found}, but the published file has {expected}")
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -226,14 +255,16 @@ def _unpack(archive: Path, folder: Path) -> None:
     except _Failed:
         raise
     except Exception as error:  # a damaged archive raises whatever its decompressor likes
-        raise _Failed(f"the archive cannot be unpacked ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise _Failed(f"the archive cannot be unpacked ({reason})") from error
     archive.unlink()
 
 
 def _inside(folder: Path, name: str, plain: bool = True) -> Path:
     """Return the path of the archive's member `name` in `folder`; raise if it is not `plain` or lies elsewhere."""
     path = folder / name
-    if not plain or not Path(os.path.normpath(path)).is_relative_to(folder):
+    target = Path(os.path.normpath(path))
+    if not plain or not target.is_relative_to(folder):
         raise _Failed(f"the archive is not to be trusted: it would write {name!r} outside of the dataset's folder")
     return path
 
@@ -257,8 +288,12 @@ def _from_hub(source: Source, folder: Path) -> None:
         raise _Failed("the Hugging Face hub needs a package: pip install 'rayfed-sim[hub]'") from error
     import pyarrow.parquet
 
-    hub, has_images = source.hub, "domain" in source.hub
-    place = folder / ".hub" if has_images else folder
+    hub = source.hub
+    has_images = "domain" in source.hub
+    if has_images:
+        place = folder / ".hub"
+    else:
+        place = folder
     utils.logging.set_verbosity_error()  # it would report each of five attempts
     try:
         snapshot_download(
@@ -272,13 +307,20 @@ def _from_hub(source: Source, folder: Path) -> None:
         tables = sorted(place.rglob("*.parquet"))
         rows = sum(pyarrow.parquet.read_metadata(table).num_rows for table in tables)
         if rows != hub["rows"]:
-            raise _Failed(f"it has {rows:,} rows, but {hub['rows']:,} were published")
+            published = f"{hub['rows']:,} were published"
+            raise _Failed(f"it has {rows:,} rows, but {published}")
         if has_images:
-            _write_images(tables, folder, str(hub["domain"]), str(hub["label"]))
+            domain = str(hub["domain"])
+            _write_images(tables, folder, domain, str(hub["label"]))
     except Exception as error:  # of several libraries
-        reason = error if isinstance(error, _Failed) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, _Failed):
+            reason = f"{type(error).__name__}: {reason}"
         raise _Failed(f"{source.address}: {reason}") from error
-    shutil.rmtree(place if has_images else place / ".cache", ignore_errors=True)
+    rest = place / ".cache"
+    if has_images:
+        rest = place
+    shutil.rmtree(rest, ignore_errors=True)
 
 
 def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str) -> None:
@@ -289,11 +331,19 @@ def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str)
     for table in tables:
         file = ParquetFile(table)
         declared = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
-        names = {column: declared[column].get("names") for column in (domain, label)}
+        names = {}
+        for column in (domain, label):
+            names[column] = declared[column].get("names")
         for batch in file.iter_batches(256, columns=["image", domain, label]):
             for row in batch.to_pylist():
-                parts = [names[key][row[key]] if names[key] else str(row[key]) for key in (domain, label)]
-                path = folder.joinpath(*map(_folder_name, parts), f"{number:06}.jpg")
+                parts = []
+                for key in (domain, label):
+                    if names[key]:
+                        parts.append(names[key][row[key]])
+                    else:
+                        parts.append(str(row[key]))
+                names_of_folders = map(_folder_name, parts)
+                path = folder.joinpath(*names_of_folders, f"{number:06}.jpg")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(row["image"]["bytes"])
                 number += 1

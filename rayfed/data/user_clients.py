@@ -56,8 +56,11 @@ class Clients:
                 f'clients.sizes: got {self.sizes!r:.99}; expected {{"train": [...], "test": [...]}} with a number of '
                 'examples for each client, and "val" if there are any'
             )
-        parts = {split: np.asarray(self.sizes.get(split, np.zeros(len(self.sizes["train"]), int))) for split in SPLITS}
-        count = len(parts["train"] if self.domains is None else self.domains)
+        none = np.zeros(len(self.sizes["train"]), int)
+        parts = {split: np.asarray(self.sizes.get(split, none)) for split in SPLITS}
+        count = len(parts["train"])
+        if self.domains is not None:
+            count = len(self.domains)
         for split, sizes in parts.items():
             if not count or sizes.shape != (count,) or sizes.dtype.kind not in "iu" or (sizes < 0).any():
                 form = f"{sizes.dtype} {list(sizes.shape)}"
@@ -78,11 +81,16 @@ class _Maker:
     first: Examples | None = None
 
     def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
-        layout = None if self.first is None else self.first.layout
+        layout = None
+        if self.first is not None:
+            layout = self.first.layout
         with global_generators_seeded(0, "make", client=number):
             given = self.make(number)
         client = _client(number, given, self.classes, layout)
-        first = client.train if self.first is None else self.first
+        if self.first is None:
+            first = client.train
+        else:
+            first = self.first
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"
             _check_part(where, part, first)
@@ -103,8 +111,13 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
     if len(sizes) > 1:
         _made_twice(made, len(sizes) - 1)
     maker = replace(maker, first=first.select(slice(0)))
-    domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
-    table = ClientTable(MadeClients(maker, sizes), sizes, [printable(str(domain)) for domain in domains])
+    domains = clients.domains
+    if domains is None:
+        domains = []
+        for number in range(len(sizes)):
+            domains.append(f"client-{number}")
+    shown = [printable(str(domain)) for domain in domains]
+    table = ClientTable(MadeClients(maker, sizes), sizes, shown)
     return _population(table, num_classes or 1, first)
 
 
@@ -122,7 +135,8 @@ def _made_twice(made: MadeClients, number: int) -> tuple[Examples, Examples, Exa
     """Return the parts of a client; UsageError if it is another one when it is made again, by draws without a seed."""
     first = made.parts(number)
     before = [content_hash(part) for part in first]
-    for split, digest, part in zip(SPLITS, before, made.parts(number), strict=True):
+    again = made.parts(number)
+    for split, digest, part in zip(SPLITS, before, again, strict=True):
         if content_hash(part) != digest:
             changed = f"make({number}) returned other {split} examples the second time"
             reason = "a client is made anew in every round"
@@ -155,41 +169,61 @@ def user_population(
         return _made_population(clients, num_classes, classes=classes)
     made: list[Client] = []
     for number, given in enumerate(clients):
-        layout = made[0].train.layout if made else None
+        layout = None
+        if made:
+            layout = made[0].train.layout
         if isinstance(given, Client):  # its arrays are checked and converted as those of a mapping
-            given = {"domain": given.domain, **dict(zip(SPLITS, given.parts, strict=True))}
+            parts = dict(zip(SPLITS, given.parts, strict=True))
+            given = {"domain": given.domain, **parts}
         made.append(_client(number, given, classes, layout))
     if not made:
         raise UsageError("clients: expected at least one")
-    first = next((client.train for client in made if len(client.train)), made[0].train)
+    with_rows = (client.train for client in made if len(client.train))
+    first = next(with_rows, made[0].train)
     for number, client in enumerate(made):
         for split, part in zip(SPLITS, client.parts, strict=True):
             _check_part(f"clients[{number}].{split}", part, first)
     labels = [part.y for client in made for part in client.parts if len(part)]
-    numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
+    numbers = []
+    if all(label.dtype.kind in "iu" for label in labels):
+        numbers = labels
     if num_classes is not None:  # of which a mask may mark some as ignored
         numbers = [label for label in numbers if label.ndim == 1]
     if num_classes is None and not classes:  # of integers that may count from anything
-        num_classes = int(max((label.max() for label in numbers), default=0)) + 1
+        highest = max((label.max() for label in numbers), default=0)
+        num_classes = int(highest) + 1
     num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     return _population(ClientTable.of(made), num_classes, first)
 
 
 def _population(clients: ClientTable, num_classes: int, first: Examples) -> Population:
-    validated = "validated on their own validation examples" if clients.have_validation else ""
+    validated = ""
+    if clients.have_validation:
+        validated = "validated on their own validation examples"
     return Population("clients", clients, num_classes, first.shape, layout=first.layout, test_source=validated)
 
 
 def _client(number: int, given: Any, classes: bool, layout: Layout | None) -> Client:
     where = f"clients[{number}]"
     if not isinstance(given, Mapping) or not {"train", "test"} <= set(given) <= {*SPLITS, "domain"}:
-        got = f"the keys {', '.join(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+        if isinstance(given, Mapping):
+            got = f"the keys {', '.join(map(str, given))}"
+        else:
+            got = type(given).__name__
         raise UsageError(f"{where}: got {got}; expected {_FORM}")
     train = _examples(given["train"], f"{where}.train", classes, layout)
-    empty, layout = train.select(slice(0)), train.layout
-    val = _examples(given["val"], f"{where}.val", classes, layout) if given.get("val") is not None else empty
-    domain = f"client-{number}" if given.get("domain") is None else printable(str(given["domain"]))
-    return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes, layout))
+    empty = train.select(slice(0))
+    layout = train.layout
+    if given.get("val") is not None:
+        val = _examples(given["val"], f"{where}.val", classes, layout)
+    else:
+        val = empty
+    if given.get("domain") is None:
+        domain = f"client-{number}"
+    else:
+        domain = printable(str(given["domain"]))
+    test = _examples(given["test"], f"{where}.test", classes, layout)
+    return Client(number, domain, train, val, test)
 
 
 def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Examples:
@@ -199,17 +233,27 @@ def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Ex
         pair = pair.x, pair.y
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
-        raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
-    x, y = pair[0], as_array(f"{where}: y", pair[1])
+        expected = f"expected a pair (x, y) of arrays or tensors{whole}"
+        raise UsageError(f"{where}: {expected}; got {type(pair).__name__}")
+    x = pair[0]
+    y = as_array(f"{where}: y", pair[1])
     if layout is not None or is_tree(x):
         x, layout = packed(f"{where}: x", x, layout, "clients: x")
     else:
         x = as_array(f"{where}: x", x)
     if not x.ndim or not y.ndim or len(x) != len(y):
-        sizes = f"x {f'of {len(x)} rows' if layout else list(x.shape)} and y {list(y.shape)}"
+        size_of_x = str(list(x.shape))
+        if layout:
+            size_of_x = f"of {len(x)} rows"
+        sizes = f"x {size_of_x} and y {list(y.shape)}"
         raise UsageError(f"{where}: got {sizes}; expected arrays of equal length n, x [n, ...] and y [n, ...]")
-    x = model_inputs(f"{where}: x", x, "clients: x") if layout is None else x
-    return Examples(x, _classes(y, where) if classes else _targets(y, where), layout)
+    if layout is None:
+        x = model_inputs(f"{where}: x", x, "clients: x")
+    if classes:
+        labels = _classes(y, where)
+    else:
+        labels = _targets(y, where)
+    return Examples(x, labels, layout)
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
@@ -217,7 +261,10 @@ def _classes(y: np.ndarray, where: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     y = _targets(y, where)
-    class_labels(where, y if y.ndim == 1 else np.maximum(y, 0).reshape(-1))
+    marks = y
+    if y.ndim > 1:
+        marks = np.maximum(y, 0).reshape(-1)
+    class_labels(where, marks)
     return y.astype(np.int64)
 
 
@@ -232,18 +279,23 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
             remedy = "number the classes of all clients from 0, for example by classes.index(label)"
             raise UsageError(f"{where}: labels are not numbers ({error}); {remedy}") from error
     check_float32(f"{where}: y", y, "clients: y")
-    return y.astype(np.int64) if y.dtype.kind in "biu" else as_float32(f"{where}: y", y)
+    if y.dtype.kind in "biu":
+        return y.astype(np.int64)
+    return as_float32(f"{where}: y", y)
 
 
 def _check_part(where: str, part: Examples, first: Examples) -> None:
     """Check that examples have the form of the `first` client's, and that all numbers are finite."""
-    if len(part) and (part.shape, part.dtype, part.layout) != (first.shape, first.dtype, first.layout):
+    kind = (part.shape, part.dtype, part.layout)
+    if len(part) and kind != (first.shape, first.dtype, first.layout):
+        form = f"{part.layout or part.shape} of {part.dtype}"
+        expected = f"{first.shape} of {first.dtype}"
         raise UsageError(
-            f"{where}: an input is {part.layout or part.shape} of {part.dtype}, but the first client's are "
-            f"{first.shape} of {first.dtype}; all inputs must be alike"
+            f"{where}: an input is {form}, but the first client's are {expected}; all inputs must be alike"
         )
     if len(part) and part.y.shape[1:] != first.y.shape[1:]:
-        expected = [len(part), *first.y.shape[1:]]
-        raise UsageError(f"{where}: y has the shape {part.y.shape}; expected {expected}, like the first client's")
+        shape = [len(part), *first.y.shape[1:]]
+        found = f"y has the shape {part.y.shape}"
+        raise UsageError(f"{where}: {found}; expected {shape}, like the first client's")
     check_inputs(where, part)
     check_finite(where, part.y)

@@ -1,7 +1,7 @@
 """What partitions share: seed, validation share, how rows are shuffled and held out, and a hash of who holds which."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +13,14 @@ from rayfed.core.rng import floor_share, numpy_generator
 from rayfed.data.dataset import (
     ClientRows,
     Dataset,
+    Mask,
+    Rows,
     cap_rows,
     expand_groups,
     first_of_each_group,
     own_tests,
     own_validation,
 )
-from rayfed.data.population import SPLITS
 
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
 TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
@@ -56,15 +57,19 @@ class Partition:
     @property
     def drawn_validation(self) -> float:
         """The share of a training part that is kept for validation where no validation examples are given."""
-        return VALIDATION_SHARE if self.validation is None else self.validation
+        if self.validation is None:
+            return VALIDATION_SHARE
+        return self.validation
 
     def test_source(self, dataset: Dataset) -> str:
         """Return on which examples clients are tested, as the end of a sentence; empty: not known."""
         return ""
 
-    def given_validation(self, dataset: Dataset) -> np.ndarray | None:
+    def given_validation(self, dataset: Dataset) -> Mask | None:
         """Return a mask, bool [N], of the validation examples that the dataset gives; None: they are drawn."""
-        return own_validation(dataset) if self.validation is None else None
+        if self.validation is not None:
+            return None
+        return own_validation(dataset)
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         """Return one `ClientRows` per client, with ids 0..N-1 in order; no row is used twice.
@@ -75,7 +80,7 @@ class Partition:
         raise NotImplementedError
 
     def client_rows(
-        self, client: int, domain: str, train: np.ndarray, test: np.ndarray, validated: np.ndarray | None = None
+        self, client: int, domain: str, train: Rows, test: Rows, validated: Mask | None = None
     ) -> ClientRows:
         """Return a client's rows, with the validation part taken from `train` and the rest shuffled.
 
@@ -83,10 +88,12 @@ class Partition:
         drawn.
         """
         order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
-        if validated is not None:
-            return ClientRows(client, domain, order[~validated[order]], order[validated[order]], test)
-        count = floor_share(len(train), self.drawn_validation)
-        return ClientRows(client, domain, order[count:], order[:count], test)
+        if validated is None:
+            count = floor_share(len(train), self.drawn_validation)
+            val, train = np.split(order, [count])
+        else:
+            train, val = divided(order, validated)
+        return ClientRows(client, domain, train, val, test)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,34 +115,47 @@ class PooledPartition(Partition):
     per_client: int | None = option(None, low=1, help="maximum of rows per client, before they are split")
     common_test: bool = option(False, help="test on equal shares of the dataset's own test examples instead of `test`")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         """Return the rows of each client, in an order in which any prefix is a fair sample."""
         raise NotImplementedError
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
-        rows = dataset.rows(is_test=False if self.common_test else None)
-        common_tests = None
+        rows = dataset.rows()
         if self.common_test:
-            tests = numpy_generator(self.seed, TEST).permutation(dataset.rows(is_test=True))
-            if len(tests) < self.clients:
-                raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own")
-            common_tests = np.array_split(tests, self.clients)
-        share, tested, validated = self._drawn_share(dataset), own_tests(dataset), self.given_validation(dataset)
+            rows = dataset.rows(is_test=False)
+        common_tests = self._common_tests(dataset)
+        share = self._drawn_share(dataset)
+        tested = own_tests(dataset)
+        validated = self.given_validation(dataset)
         clients = []
         for client, assigned in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
             capped = cap_rows(dataset, assigned, rows, self.per_client)
             shuffled = numpy_generator(self.seed, TEST, client).permutation(capped)
             domain = dataset.domain_of(expand_groups(dataset, shuffled, rows))
-            if common_tests is not None:
-                train, test = shuffled, shuffled[:0]
+            if self.common_test:
+                train, test = np.split(shuffled, [len(shuffled)])
             elif share is None:
-                train, test = shuffled[~tested[shuffled]], shuffled[tested[shuffled]]
+                train, test = divided(shuffled, tested)
             else:
                 train, test = without_share(shuffled, share, validated)
-            parts = self.client_rows(client, domain, train, test, validated)[2:]
-            held = ClientRows(client, domain, *(expand_groups(dataset, part, rows) for part in parts))
-            clients.append(held if common_tests is None else held._replace(test=common_tests[client]))
+            held = self.client_rows(client, domain, train, test, validated)
+            clients.append(with_groups(dataset, held, rows))
+        if common_tests:
+            clients = [held._replace(test=own) for held, own in zip(clients, common_tests, strict=True)]
         return clients
+
+    def _common_tests(self, dataset: Dataset) -> list[Rows]:
+        """Return equal shares of the dataset's own test examples; none without `common_test`.
+
+        Raises:
+            UsageError: There are fewer than clients.
+        """
+        if not self.common_test:
+            return []
+        tests = numpy_generator(self.seed, TEST).permutation(dataset.rows(is_test=True))
+        if len(tests) < self.clients:
+            raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own")
+        return np.array_split(tests, self.clients)
 
     def test_source(self, dataset: Dataset) -> str:
         if self.common_test:
@@ -144,10 +164,26 @@ class PooledPartition(Partition):
 
     def _drawn_share(self, dataset: Dataset) -> float | None:
         """Return the share of a client's rows that is drawn for testing; None: its tests are the dataset's own."""
-        return 0.25 if self.test is None and not _has_tests(dataset) else self.test
+        if self.test is None and not _has_tests(dataset):
+            return 0.25
+        return self.test
 
 
-def without_share(rows: np.ndarray, share: float, validated: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def divided(rows: Rows, marked: Mask) -> tuple[Rows, Rows]:
+    """Return the `rows` that the mask `marked`, bool [N], does not have, and those that it has, both in order."""
+    is_marked = marked[rows]
+    return rows[~is_marked], rows[is_marked]
+
+
+def with_groups(dataset: Dataset, client: ClientRows, among: Rows) -> ClientRows:
+    """Return a client with all rows of `among` in the leakage groups of its rows."""
+    train = expand_groups(dataset, client.train, among)
+    val = expand_groups(dataset, client.val, among)
+    test = expand_groups(dataset, client.test, among)
+    return client._replace(train=train, val=val, test=test)
+
+
+def without_share(rows: Rows, share: float, validated: Mask | None = None) -> tuple[Rows, Rows]:
     """Return `rows` without a share at their end, rounded up, and that share.
 
     Rows that `validated` marks, bool [N], are never in it and do not count.
@@ -155,8 +191,9 @@ def without_share(rows: np.ndarray, share: float, validated: np.ndarray | None =
     if validated is None:
         count = floor_share(len(rows), 1 - share)
         return rows[:count], rows[count:]
-    train, test = without_share(rows[~validated[rows]], share)
-    return np.concatenate([train, rows[validated[rows]]]), test
+    others, val = divided(rows, validated)
+    train, test = without_share(others, share)
+    return np.concatenate([train, val]), test
 
 
 def describe_validation(dataset: Dataset, clients: list[ClientRows]) -> str:
@@ -173,47 +210,80 @@ def describe_validation(dataset: Dataset, clients: list[ClientRows]) -> str:
 def describe_tests(dataset: Dataset, share: float | None) -> str:
     """Return on which examples clients are tested, by the share of their rows that is drawn; None: its own."""
     has_tests = _has_tests(dataset)
-    if not share:
+    if share:
+        pooled = ""
         if has_tests:
-            return "tested on the dataset's own test examples" if share is None else "trained on its test examples, too"
+            pooled = ", drawn from its training and test examples together"
+        return f"tested on {share:g} of their rows{pooled}"
+    if not has_tests:
         return "no test examples"
-    return f"tested on {share:g} of their rows{', drawn from its training and test examples together' * has_tests}"
+    if share is None:
+        return "tested on the dataset's own test examples"
+    return "trained on its test examples, too"
 
 
 def _has_tests(dataset: Dataset) -> bool:
     return bool(dataset.is_test[dataset.rows()].any())
 
 
-def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+def by_class(dataset: Dataset, rows: Rows) -> list[Rows]:
     """Return `rows` separated by their class or stratum 0..C-1, each in the given order."""
     labels, count = dataset.divided_by()
-    return [rows[labels[rows] == label] for label in range(count)]
+    of_rows = labels[rows]
+    return [rows[of_rows == label] for label in range(count)]
 
 
-def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str) -> list[np.ndarray]:
+def sizes_of(stacks: Sequence[Rows]) -> np.ndarray:
+    """Return the number of rows in each of `stacks`, int64 [len(stacks)]."""
+    return np.array(list(map(len, stacks)), np.int64)
+
+
+def joined(piles: Sequence[Sequence[Rows]]) -> list[Rows]:
+    """Return the rows of each client, who has several piles of them."""
+    return list(map(np.concatenate, piles))
+
+
+def shuffled(stacks: Sequence[Rows], random: np.random.Generator) -> list[Rows]:
+    """Return each of `stacks` in a random order, drawn one after the other."""
+    return list(map(random.permutation, stacks))
+
+
+def taken_from(stacks: Sequence[Rows], starts: np.ndarray, ends: np.ndarray) -> Rows:
+    """Return the rows between a start and an end in each of `stacks`, one after the other."""
+    taken = []
+    for stack, i, j in zip(stacks, starts, ends, strict=True):
+        taken.append(stack[i:j])
+    return np.concatenate(taken)
+
+
+def draw_until(draw: Callable[[], list[Rows]], least: int, *, keys: str) -> list[Rows]:
     """Repeat `draw` until every client has `least` rows, and return the rows of each client.
 
     Raises:
         UsageError: No draw out of `MAX_DRAWS` gave every client that many rows; the message starts with the options
             `keys`.
     """
-    best, short = 0, list[int]()
+    best = 0
+    short = []
     for _ in range(MAX_DRAWS):
         rows = draw()
-        sizes = [len(held) for held in rows]
-        if min(sizes) >= least:
+        sizes = sizes_of(rows)
+        smallest = int(sizes.min())
+        if smallest >= least:
             return rows
-        best = max(best, min(sizes))
-        short.append(sum(size < least for size in sizes))
+        best = max(best, smallest)
+        short.append(int((sizes < least).sum()))
+    found = f"{min(short)} to {max(short)} of {len(rows)} clients had fewer than min_size={least} samples"
     raise UsageError(
-        f"{keys}: in {MAX_DRAWS} draws, {min(short)} to {max(short)} of {len(rows)} clients had fewer than "
-        f"min_size={least} samples (the smallest at most {best}); raise alpha, lower min_size or use fewer clients"
+        f"{keys}: in {MAX_DRAWS} draws, {found} (the smallest at most {best}); raise alpha, lower min_size or use "
+        "fewer clients"
     )
 
 
-def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
+def check_min_size(least: int, clients: int, dataset: Dataset, rows: Rows) -> None:
     """Raise UsageError if no division of `rows` gives every client `least` of them (`partition.min_size`)."""
-    if (needed := least * clients) > len(rows):
+    needed = least * clients
+    if needed > len(rows):
         needs = f"{clients} clients would need {needed} samples, {dataset.name} has {len(rows)}"
         raise UsageError(f"partition.min_size={least}: {needs}")
 
@@ -225,18 +295,25 @@ def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:
     client holds, do not count: they follow from the options of the dataset.
     """
     rows, client, split = columns_of(clients)
-    source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")
+    source = dataset.source[rows]
+    index = dataset.index[rows]
     order = np.lexsort((index, source, split, client))
     digest = hashlib.blake2b("|".join(dataset.sources).encode(), digest_size=6)
     for column in (client, split, source, index):
-        digest.update(np.ascontiguousarray(column[order].astype("<i8")).data)
+        values = column[order].astype("<i8")
+        digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest()
 
 
-def columns_of(clients: list[ClientRows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def columns_of(clients: list[ClientRows]) -> tuple[Rows, np.ndarray, np.ndarray]:
     """Return the rows that clients hold, and for each row the numbers of its client and split."""
-    pieces = [rows for client in clients for rows in client[2:]]
-    sizes = [len(rows) for rows in pieces]
-    rows = np.concatenate(pieces).astype(np.int64)
-    numbers = np.repeat(np.repeat([client.id for client in clients], len(SPLITS)), sizes)
-    return rows, numbers, np.repeat(np.tile(np.arange(len(SPLITS)), len(clients)), sizes)
+    rows = []
+    numbers = []
+    splits = []
+    for client in clients:
+        for split, part in enumerate((client.train, client.val, client.test)):
+            rows.append(part)
+            numbers.append(np.full(len(part), client.id))
+            splits.append(np.full(len(part), split))
+    all_rows = np.concatenate(rows).astype(np.int64)
+    return all_rows, np.concatenate(numbers), np.concatenate(splits)

@@ -1,14 +1,14 @@
 """Partitions that follow the data: their own clients, or equal parts, class mixes or disjoint classes by domain."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.dataset import ClientRows, Dataset, draw_groups
+from rayfed.data.dataset import ClientRows, Dataset, Mask, Rows, draw_groups
 from rayfed.data.partitions.base import (
     ASSIGNMENT,
     MAX_DRAWS,
@@ -18,6 +18,9 @@ from rayfed.data.partitions.base import (
     Partition,
     by_class,
     describe_tests,
+    divided,
+    sizes_of,
+    taken_from,
     without_share,
 )
 
@@ -43,59 +46,82 @@ class Domains(Partition):
     )
 
     def __post_init__(self) -> None:
-        if self.parts is not None and self.parts < (clients := self.clients_per_domain):
+        clients = self.clients_per_domain
+        if self.parts is not None and self.parts < clients:
             raise UsageError(f"partition.parts={self.parts}: fewer than partition.clients_per_domain={clients}")
 
     def test_source(self, dataset: Dataset) -> str:
         return describe_tests(dataset, self.test)
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
-        clients: list[ClientRows] = []
         pools = self._pools(dataset)
         validated = self.given_validation(dataset)
         if validated is None:
-            train_rows = np.concatenate([np.empty(0, int), *(train for train, _ in pools.values())])
+            of_domains = [pool.train for pool in pools.values()]
+            train_rows = np.concatenate([np.empty(0, int), *of_domains])
             random = numpy_generator(self.seed, VALIDATION)
             validated = draw_groups(dataset, train_rows, random, 1 - self.drawn_validation)
-        for position, (train, test) in pools.items():
+        clients: list[ClientRows] = []
+        for position, pool in pools.items():
             domain = dataset.domains[position]
-            parts = zip(self.assign_rows(dataset, train, position), self._equal_parts(test), strict=True)
-            for client_train, client_test in parts:
-                clients.append(self.client_rows(len(clients), domain, client_train, client_test, validated))
+            trains = self.assign_rows(dataset, pool.train, position)
+            tests = self._equal_parts(pool.test)
+            for train, test in zip(trains, tests, strict=True):
+                clients.append(self.client_rows(len(clients), domain, train, test, validated))
         return clients
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows, position: int) -> list[Rows]:
         """Return each client's training rows, out of the shuffled `rows` of the domain at `position`."""
         return self._equal_parts(rows)
 
-    def _equal_parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        return np.array_split(rows, self.parts or self.clients_per_domain)[: self.clients_per_domain]
+    def _equal_parts(self, rows: Rows) -> list[Rows]:
+        """Return the rows of each client of a domain, out of all of them."""
+        parts = np.array_split(rows, self.parts or self.clients_per_domain)
+        return parts[: self.clients_per_domain]
 
-    def _pools(self, dataset: Dataset) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Return the shuffled training and test rows of each domain that clients may hold, by its position."""
-        pools, tested, validated = {}, None, self.given_validation(dataset)
-        if self.test is not None:
-            rows = dataset.rows()
-            rows = rows if validated is None else rows[~validated[rows]]
-            tested = draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - self.test)
+    def _pools(self, dataset: Dataset) -> dict[int, "Pool"]:
+        """Return the rows of each domain that clients may hold, by its position."""
+        pools = {}
+        validated = self.given_validation(dataset)
+        tested = self._drawn_tests(dataset, validated)
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
             if self.test is None:
-                train, test = (
-                    numpy_generator(self.seed, ASSIGNMENT, position, int(is_test)).permutation(
-                        dataset.rows(is_test=is_test, domain=domain)
-                    )
-                    for is_test in (False, True)
-                )
+                pools[position] = self._own_pool(dataset, position)
+                continue
+            rows = dataset.rows(domain=domain)
+            rows = numpy_generator(self.seed, TEST, position).permutation(rows)
+            if tested is None:
+                pools[position] = Pool(*without_share(rows, self.test, validated))
             else:
-                rows = numpy_generator(self.seed, TEST, position).permutation(dataset.rows(domain=domain))
-                if tested is None:
-                    train, test = without_share(rows, self.test, validated)
-                else:
-                    train, test = rows[~tested[rows]], rows[tested[rows]]
-            pools[position] = train, test
+                pools[position] = Pool(*divided(rows, tested))
         return pools
+
+    def _own_pool(self, dataset: Dataset, position: int) -> "Pool":
+        """Return the training and test rows of a domain by the dataset's own split."""
+        domain = dataset.domains[position]
+        train = dataset.rows(is_test=False, domain=domain)
+        test = dataset.rows(is_test=True, domain=domain)
+        train = numpy_generator(self.seed, ASSIGNMENT, position, 0).permutation(train)
+        test = numpy_generator(self.seed, ASSIGNMENT, position, 1).permutation(test)
+        return Pool(train, test)
+
+    def _drawn_tests(self, dataset: Dataset, validated: Mask | None) -> Mask | None:
+        """Return a mask, bool [N], of the test rows, drawn by leakage group; None: they are drawn row by row."""
+        if self.test is None:
+            return None
+        rows = dataset.rows()
+        if validated is not None:
+            rows, _ = divided(rows, validated)
+        return draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - self.test)
+
+
+class Pool(NamedTuple):
+    """The shuffled training and test rows of a domain."""
+
+    train: Rows
+    test: Rows
 
 
 MIX = 1  # purpose of a stream of its own, beside the two of Domains with ASSIGNMENT
@@ -125,27 +151,38 @@ class DomainMixes(Domains):
         if self.parts is not None:
             raise UsageError(f"partition.parts={self.parts}: this partition draws the sizes; leave the option out")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows, position: int) -> list[Rows]:
+        clients = self.clients_per_domain
         random = numpy_generator(self.seed, ASSIGNMENT, position, 0, MIX)
         stacks = by_class(dataset, rows)
-        available = np.array([len(stack) for stack in stacks])
-        present, clients = available > 0, self.clients_per_domain
-        base = available[present] if self.base == "prior" else np.ones(present.sum())
+        available = sizes_of(stacks)
         for _ in range(MAX_DRAWS):
-            sizes = random.normal(len(rows) / (clients + 1), self.size_sd, clients).clip(0)
-            counts = np.zeros((clients, len(available)), int)
-            counts[:, present] = sizes[:, None] * random.dirichlet(self.alpha * base / base.sum(), clients)
+            counts = self._drawn_counts(available, len(rows), random)
             ends = np.minimum(counts.cumsum(0), available)  # nothing is taken of a class that has run out
-            starts = np.vstack([np.zeros_like(available), ends[:-1]])
-            if (ends > starts).any(1).all():
-                return [
-                    np.concatenate([stack[i:j] for stack, i, j in zip(stacks, first, last, strict=True)])
-                    for first, last in zip(starts, ends, strict=True)
-                ]
+            starts = np.zeros_like(ends)
+            starts[1:] = ends[:-1]
+            has_rows = (ends > starts).any(1)
+            if has_rows.all():
+                return [taken_from(stacks, starts[client], ends[client]) for client in range(clients)]
+        domain = dataset.domains[position]
         raise UsageError(
-            f"partition.clients_per_domain={clients}: in each of {MAX_DRAWS} draws, a client of domain "
-            f"{dataset.domains[position]} got no row; use fewer clients, or a smaller partition.size_sd"
+            f"partition.clients_per_domain={clients}: in each of {MAX_DRAWS} draws, a client of domain {domain} got no "
+            "row; use fewer clients, or a smaller partition.size_sd"
         )
+
+    def _drawn_counts(self, available: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
+        """Return how many rows each client takes of each class, int [clients, classes], if there are so many."""
+        clients = self.clients_per_domain
+        present = available > 0
+        base = np.ones(present.sum())
+        if self.base == "prior":
+            base = available[present]
+        mean = total / (clients + 1)
+        sizes = random.normal(mean, self.size_sd, clients).clip(0)
+        mixes = random.dirichlet(self.alpha * base / base.sum(), clients)
+        counts = np.zeros((clients, len(available)), int)
+        counts[:, present] = sizes[:, None] * mixes
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,26 +203,33 @@ class Classes(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         labels, count = dataset.divided_by()
-        groups, validated = np.array_split(np.arange(count), self.groups), self.given_validation(dataset)
+        groups = np.array_split(np.arange(count), self.groups)
+        validated = self.given_validation(dataset)
         clients: list[ClientRows] = []
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
-            train, test = (dataset.rows(is_test=is_test, domain=domain) for is_test in (False, True))
+            train = dataset.rows(is_test=False, domain=domain)
+            test = dataset.rows(is_test=True, domain=domain)
             test_groups = self._test_groups(labels[test], groups, position)
             for group, classes in enumerate(groups):
-                rows = train[np.isin(labels[train], classes)]
-                rows = numpy_generator(self.seed, ASSIGNMENT, position, group).permutation(rows)[: self.per_client]
+                is_of_group = np.isin(labels[train], classes)
+                random = numpy_generator(self.seed, ASSIGNMENT, position, group)
+                rows = random.permutation(train[is_of_group])
                 tests = test[test_groups == group]
-                clients.append(self.client_rows(len(clients), domain, rows, tests, validated))
+                capped = rows[: self.per_client]
+                client = self.client_rows(len(clients), domain, capped, tests, validated)
+                clients.append(client)
         return clients
 
-    def _test_groups(self, labels: np.ndarray, groups: list[np.ndarray], position: int) -> np.ndarray:
-        """Return the group of classes whose client gets each test example, [n]."""
-        own_group = np.searchsorted([classes[-1] for classes in groups], labels)
+    def _test_groups(self, labels: np.ndarray, groups: list[Rows], position: int) -> np.ndarray:
+        """Return the group of classes of the client that gets each test example, [n]."""
+        last_classes = [classes[-1] for classes in groups]
+        own_group = np.searchsorted(last_classes, labels)
         if not self.test_absent:
             return own_group
-        shift = numpy_generator(self.seed, TEST, position).integers(1, self.groups, len(labels))
+        random = numpy_generator(self.seed, TEST, position)
+        shift = random.integers(1, self.groups, len(labels))
         return (own_group + shift) % self.groups
 
 
@@ -209,35 +253,46 @@ class Natural(Partition):
         if dataset.client is None:
             raise UsageError(f"partition=natural: {dataset.name} does not define clients; choose domains or iid")
         rows = dataset.rows()
-        file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
-        by_client = rows[np.argsort(dataset.client[rows], kind="stable")]
+        owners = dataset.client[rows]
+        file_numbers, counts = np.unique(owners, return_counts=True)
+        by_client = rows[np.argsort(owners, kind="stable")]
+        ends = np.cumsum(counts)
         validated = self.given_validation(dataset)
         clients = []
-        for number, held in enumerate(np.split(by_client, np.cumsum(counts)[:-1])):
+        parts = np.split(by_client, ends[:-1])
+        for number, held in enumerate(parts):
             if self.test is None:
-                train, test = held[~dataset.is_test[held]], held[dataset.is_test[held]]
+                train, test = divided(held, dataset.is_test)
             else:
                 train, test = self._drawn(held, self.test, number, validated)
-            domain = dataset.domain_of(held) if len(dataset.domains) > 1 else f"client-{file_numbers[number]}"
+            domain = f"client-{file_numbers[number]}"
+            if len(dataset.domains) > 1:
+                domain = dataset.domain_of(held)
             clients.append(self.client_rows(number, domain, train, test, validated))
         return clients
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:
         """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
         different, places = np.unique(counts, return_inverse=True)
-        parts = [[len(part) for part in self.of_client(0, int(count))] for count in different]
-        return np.array(parts, np.int64)[places]
+        sizes = np.zeros((len(different), 3), np.int64)
+        for place, count in enumerate(different.tolist()):
+            train, val, test = self.of_client(0, count)
+            sizes[place] = len(train), len(val), len(test)
+        return sizes[places]
 
-    def of_client(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def of_client(self, number: int, count: int) -> tuple[Rows, Rows, Rows]:
         """Return the training, validation and test rows of a client with `count` examples and no test set of its own.
 
         They are those that `split` gives to the client `number`, counted from its first example.
         """
-        rows = np.arange(count)
-        train, test = (rows, rows[:0]) if self.test is None else self._drawn(rows, self.test, number)
-        return self.client_rows(number, "", train, test)[2:]
+        train = np.arange(count)
+        test = train[:0]
+        if self.test is not None:
+            train, test = self._drawn(train, self.test, number)
+        client = self.client_rows(number, "", train, test)
+        return client.train, client.val, client.test
 
-    def _drawn(
-        self, rows: np.ndarray, test: float, client: int, validated: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return without_share(numpy_generator(self.seed, TEST, client).permutation(rows), test, validated)
+    def _drawn(self, rows: Rows, test: float, client: int, validated: Mask | None = None) -> tuple[Rows, Rows]:
+        """Return the training rows of a client, and the share `test` of its rows."""
+        shuffled = numpy_generator(self.seed, TEST, client).permutation(rows)
+        return without_share(shuffled, test, validated)

@@ -1,5 +1,6 @@
 """A partition as a Parquet file, which identifies every example by source and index."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -43,18 +44,22 @@ class File(Partition):
         table = self._read()
         rows = self._rows(table, dataset)
         client = table["client"].to_numpy()
-        is_test, is_val = split_masks(f"partition.file={self.file}: column 'split'", table["split"])
-        has_val = bool(is_val.any())
-        masks = {"train": ~is_test & ~is_val, "val": is_val, "test": is_test}
-        validated = self._validated(dataset, rows[masks["train"]])
+        where = f"partition.file={self.file}: column 'split'"
+        is_test, is_val = split_masks(where, table["split"])
+        is_train = ~is_test & ~is_val
+        validated = self._validated(dataset, rows[is_train])
         clients = []
         for number, file_number in enumerate(np.unique(client)):
-            train, val, test = (rows[(client == file_number) & masks[name]] for name in SPLITS)
+            is_own = client == file_number
+            train = rows[is_own & is_train]
+            val = rows[is_own & is_val]
+            test = rows[is_own & is_test]
             if "domain" in table:
-                domain = printable(str(table["domain"].to_numpy()[np.argmax(client == file_number)]))
+                first = np.argmax(is_own)
+                domain = printable(str(table["domain"].to_numpy()[first]))
             else:
                 domain = dataset.domain_of(np.concatenate([train, val, test]))
-            if has_val or self.validation == 0:
+            if is_val.any() or self.validation == 0:
                 clients.append(ClientRows(number, domain, train, val, test))
             else:
                 clients.append(self.client_rows(number, domain, train, test, validated))
@@ -63,9 +68,12 @@ class File(Partition):
     def _validated(self, dataset: Dataset, train: np.ndarray) -> np.ndarray | None:
         """Return a mask, bool [N], of the dataset's own validation examples; None if none is among `train`."""
         validated = self.given_validation(dataset)
-        return None if validated is None or not validated[train].any() else validated
+        if validated is not None and validated[train].any():
+            return validated
+        return None
 
     def _read(self) -> "pandas.DataFrame":
+        """Return the table of the file; the columns client and index are integers."""
         where = f"partition.file={self.file}"
         path = existing("partition.file", self.file, f"expected a Parquet file of {', '.join(COLUMNS)}")
         check_columns(path, COLUMNS)
@@ -75,8 +83,10 @@ class File(Partition):
             # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
         for name in ("client", "index"):
-            if table[name].dtype.kind not in "iu" or (name == "client" and (table[name] < 0).any()):
-                found = f"{table[name].dtype} from {table[name].min()}"
+            column = table[name]
+            is_negative = name == "client" and (column < 0).any()
+            if column.dtype.kind not in "iu" or is_negative:
+                found = f"{column.dtype} from {column.min()}"
                 raise UsageError(f"{where}: column {name!r} is {found}; expected integers from 0 and no empty cells")
         return table
 
@@ -87,13 +97,15 @@ class File(Partition):
         allowed = dataset.rows()
         names = np.array(dataset.sources)[dataset.source[allowed]]
         known = pandas.MultiIndex.from_arrays([names, dataset.index[allowed]])
-        places = known.get_indexer(pandas.MultiIndex.from_frame(table[["source", "index"]]))
-        if len(missing := np.flatnonzero(places < 0)):
-            source, index = table[["source", "index"]].iloc[missing[0]]
-            raise UsageError(
-                f"partition.file={self.file}: index {index} of source {source!r} is not among the {len(allowed)} "
-                f"examples of {', '.join(dataset.sources)} that clients of {dataset.name} may hold"
+        wanted = table[["source", "index"]]
+        places = known.get_indexer(pandas.MultiIndex.from_frame(wanted))
+        missing = np.flatnonzero(places < 0)
+        if len(missing):
+            source, index = wanted.iloc[missing[0]]
+            expected = (
+                f"the {len(allowed)} examples of {', '.join(dataset.sources)} that clients of {dataset.name} may hold"
             )
+            raise UsageError(f"partition.file={self.file}: index {index} of source {source!r} is not among {expected}")
         return allowed[places]
 
 
@@ -104,16 +116,24 @@ def save(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
         UsageError: Two rows of the dataset have the same source and index, or `path` cannot be written.
     """
     rows, client, split = columns_of(clients)
-    origins = np.stack([dataset.source[rows], dataset.index[rows]])
-    if np.unique(origins, axis=1).shape[1] < len(rows):
+    source = dataset.source[rows]
+    index = dataset.index[rows]
+    origins = np.unique(np.stack([source, index]), axis=1)
+    if origins.shape[1] < len(rows):
         raise UsageError(f"{path}: rows of {dataset.name} have the same source and index, so no file can name them")
-    names = np.array([dataset.client_domain(client) for client in clients], object)
+    domains = np.array([dataset.client_domain(held) for held in clients], object)
     columns = {
         "client": client,
-        "split": pa.DictionaryArray.from_arrays(pa.array(split), list(SPLITS)).cast(pa.string()),
-        "source": pa.DictionaryArray.from_arrays(pa.array(origins[0]), list(dataset.sources)).cast(pa.string()),
-        "index": origins[1],
-        "domain": pa.array(names[client], pa.string()),
+        "split": _named(split, SPLITS),
+        "source": _named(source, dataset.sources),
+        "index": index,
+        "domain": pa.array(domains[client], pa.string()),
     }
     with writing(path):
         parquet.write_table(pa.table(columns), path)
+
+
+def _named(positions: np.ndarray, names: Sequence[str]) -> pa.Array:
+    """Return the column of the names at `positions`."""
+    codes = pa.array(positions)
+    return pa.DictionaryArray.from_arrays(codes, list(names)).cast(pa.string())

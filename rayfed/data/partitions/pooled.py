@@ -3,6 +3,7 @@
 Each partition shuffles the rows of a client at the end, so that cutting them to `per_client` keeps the mix of classes.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +12,18 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.dataset import Dataset
-from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class, check_min_size, draw_until
+from rayfed.data.dataset import Dataset, Rows
+from rayfed.data.partitions.base import (
+    ASSIGNMENT,
+    PooledPartition,
+    by_class,
+    check_min_size,
+    draw_until,
+    joined,
+    shuffled,
+    sizes_of,
+    taken_from,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +42,34 @@ class Dirichlet(PooledPartition):
     )
     capped: bool = option(True, help="a client with an equal share gets no more; false: use the proportions as drawn")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
-        least = max(1, min(40, len(rows) // (2 * self.clients))) if self.min_size is None else self.min_size
+        least = self.min_size
+        if least is None:
+            half_a_share = len(rows) // (2 * self.clients)
+            least = max(1, min(40, half_a_share))
         check_min_size(least, self.clients, dataset, rows)
         draw = partial(self._draw, stacks, len(rows), random)
-        return [random.permutation(held) for held in draw_until(draw, least, keys=f"partition.alpha={self.alpha}")]
+        drawn = draw_until(draw, least, keys=f"partition.alpha={self.alpha}")
+        return shuffled(drawn, random)
 
-    def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> list[np.ndarray]:
+    def _draw(self, stacks: list[Rows], total: int, random: np.random.Generator) -> list[Rows]:
+        """Return the rows of each client by one draw."""
         sizes = np.zeros(self.clients, int)
         piles = []
         for stack in stacks:
-            eligible = sizes < total / self.clients if self.capped and len(stack) else np.ones(self.clients, bool)
+            eligible = np.ones(self.clients, bool)
+            if self.capped and len(stack):
+                eligible = sizes < total / self.clients
             weights = random.dirichlet(np.full(self.clients, self.alpha)) * eligible
             if not weights.sum() > 0:  # a tiny alpha put all weight on full clients: divide equally instead
                 weights = eligible.astype(float)
-            ends = (np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int)
+            shares = np.cumsum(weights / weights.sum())
+            ends = (shares[:-1] * len(stack)).astype(int)
             piles.append(np.split(random.permutation(stack), ends))
             sizes += np.diff(ends, prepend=0, append=len(stack))
-        return [np.concatenate(held) for held in zip(*piles, strict=True)]
+        return joined(list(zip(*piles, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +88,26 @@ class Lda(PooledPartition):
         "ones", choices=("ones", "prior"), help="Dirichlet parameters: alpha per class, or alpha x class frequency"
     )
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
-        counts = np.array([len(stack) for stack in stacks])
+        counts = sizes_of(stacks)
+        total = counts.sum()
         present = counts > 0
-        base = counts[present] / counts.sum() if self.base == "prior" else np.ones(present.sum())
-        stacks = [random.permutation(stack) for stack in stacks]
+        base = np.ones(present.sum())
+        if self.base == "prior":
+            base = counts[present] / total
+        stacks = shuffled(stacks, random)
         remaining = counts.copy()
-        size = min(counts.sum() // self.clients, self.per_client or counts.sum())
+        size = min(total // self.clients, self.per_client or total)
         assigned = []
         for _ in range(self.clients):
             mix = np.zeros(len(stacks))
             mix[present] = random.dirichlet(self.alpha * base)
             taken = _drawn(mix, remaining, size, random)
-            piles = [stack[end - n : end] for stack, end, n in zip(stacks, remaining, taken, strict=True)]
+            held = taken_from(stacks, remaining - taken, remaining)
             remaining -= taken
-            assigned.append(random.permutation(np.concatenate(piles)))
+            assigned.append(random.permutation(held))
         return assigned
 
 
@@ -96,7 +118,8 @@ def _drawn(mix: np.ndarray, remaining: np.ndarray, size: int, random: np.random.
         weights = mix * (remaining > taken)
         if not weights.sum() > 0:
             weights = (remaining - taken).astype(float)
-        drawn = random.multinomial(size - taken.sum(), weights / weights.sum())
+        missing = size - taken.sum()
+        drawn = random.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + drawn, remaining)
     return taken
 
@@ -117,24 +140,31 @@ class LabelK(PooledPartition):
 
     classes_per_client: int = option(2, low=1, help="k, the number of classes per client")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         present = [label for label, stack in enumerate(stacks) if len(stack)]
         check_classes(self.classes_per_client, len(present), dataset)
+        owners = self._owners(present, random)
+        assigned: list[list[Rows]] = [[] for _ in range(self.clients)]
+        for label, clients in owners.items():
+            if clients:
+                of_class = random.permutation(stacks[label])
+                piles = np.array_split(of_class, len(clients))
+                for client, pile in zip(clients, piles, strict=True):
+                    assigned[client].append(pile)
+        return shuffled(joined(assigned), random)
+
+    def _owners(self, present: list[int], random: np.random.Generator) -> dict[int, list[int]]:
+        """Return the clients that have each class, by class."""
         owners: dict[int, list[int]] = {label: [] for label in present}
         for client in range(self.clients):
             first = present[client % len(present)]
             others = [label for label in present if label != first]
-            for label in [first, *random.permutation(others)[: self.classes_per_client - 1].tolist()]:
+            drawn = random.permutation(others)[: self.classes_per_client - 1]
+            for label in [first, *drawn.tolist()]:
                 owners[label].append(client)
-        assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
-        for label, clients in owners.items():
-            if clients:
-                shuffled = random.permutation(stacks[label])
-                for client, pile in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
-                    assigned[client].append(pile)
-        return [random.permutation(np.concatenate(piles)) for piles in assigned]
+        return owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,35 +181,39 @@ class Pathological(PooledPartition):
     classes_per_client: int = option(2, low=1, help="number of classes per client")
     balanced: bool = option(False, help="divide each class equally instead of randomly")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         check_classes(self.classes_per_client, len(stacks), dataset)
         quota = np.full(self.clients, self.classes_per_client)
-        group_size = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
-        least = min(40, len(rows) // (2 * self.clients)) / len(stacks)
-        assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        group_size = math.ceil(self.clients * self.classes_per_client / len(stacks))
+        half_a_share = len(rows) // (2 * self.clients)
+        least = min(40, half_a_share) / len(stacks)
+        assigned: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label, stack in enumerate(stacks):
             chosen = np.flatnonzero(quota > 0)[:group_size]
             if not len(chosen):
+                product = f"{self.clients} clients x {self.classes_per_client}"
                 raise UsageError(
                     f"partition.classes_per_client={self.classes_per_client}: no client is left for class {label} of "
-                    f"{dataset.name}; {self.clients} clients x {self.classes_per_client} should be a multiple of "
-                    f"its {len(stacks)} classes"
+                    f"{dataset.name}; {product} should be a multiple of its {len(stacks)} classes"
                 )
             quota[chosen] -= 1
             sizes = self._sizes(len(stack), len(chosen), least, random)
-            for client, pile in zip(chosen, np.split(stack, np.cumsum(sizes)), strict=True):
+            piles = np.split(stack, np.cumsum(sizes))
+            for client, pile in zip(chosen, piles, strict=True):
                 assigned[client].append(pile)
-        return [random.permutation(np.concatenate(piles)) for piles in assigned]
+        return shuffled(joined(assigned), random)
 
     def _sizes(self, size: int, clients: int, least: float, random: np.random.Generator) -> list[int]:
         """Return the sizes of the parts of a class, for all its clients but the last."""
         mean = size // clients
-        if self.balanced:
+        if self.balanced or not size:
             return [mean] * (clients - 1)
-        low = min(int(max(size / clients / 10, least)), mean)
-        return random.integers(low, max(mean, low + 1), clients - 1).tolist() if size else [0] * (clients - 1)
+        tenth = size / clients / 10
+        low = min(int(max(tenth, least)), mean)
+        drawn = random.integers(low, max(mean, low + 1), clients - 1)
+        return drawn.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,20 +227,27 @@ class Shards(PooledPartition):
 
     shards_per_client: int = option(2, low=1, help="number of shards per client, and of classes of most clients")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         count = self.clients * self.shards_per_client
         random = numpy_generator(self.seed, ASSIGNMENT)
-        shards = np.array_split(np.concatenate(by_class(dataset, rows)), count)
-        shards_of = random.permutation(count).reshape(self.clients, -1)
-        return [random.permutation(np.concatenate([shards[shard] for shard in numbers])) for numbers in shards_of]
+        sorted_rows = np.concatenate(by_class(dataset, rows))
+        shards = np.array_split(sorted_rows, count)
+        drawn = [shards[number] for number in random.permutation(count)]
+        n = self.shards_per_client
+        starts = range(0, count, n)
+        of_clients = []
+        for first in starts:
+            of_clients.append(drawn[first : first + n])
+        return shuffled(joined(of_clients), random)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(PooledPartition):
     """Every client gets an equal random share of all rows."""
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        return np.array_split(numpy_generator(self.seed, ASSIGNMENT).permutation(rows), self.clients)
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
+        return np.array_split(random.permutation(rows), self.clients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +257,14 @@ class Quantity(PooledPartition):
     alpha: float = option(0.5, above=0, help="concentration; 0.1 gives most rows to a few clients, 100 is nearly even")
     min_size: int = option(10, low=1, help="minimum of samples per client, by repeated draws")
 
-    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         check_min_size(self.min_size, self.clients, dataset, rows)
         random = numpy_generator(self.seed, ASSIGNMENT)
-        shuffled = random.permutation(rows)
+        in_order = random.permutation(rows)
 
-        def draw() -> list[np.ndarray]:
+        def draw() -> list[Rows]:
             shares = random.dirichlet(np.full(self.clients, self.alpha))
-            return np.split(shuffled, (np.cumsum(shares)[:-1] * len(rows)).astype(int))
+            ends = np.cumsum(shares)[:-1] * len(rows)
+            return np.split(in_order, ends.astype(int))
 
         return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}")

@@ -11,37 +11,81 @@ from rayfed.data.dataset import ClientRows, Dataset, index_within_group, unheld_
 from rayfed.data.partitions.base import describe_validation, partition_hash
 
 MAX_CLIENTS = 60  # clients listed in a table; the others are only counted
+Cells = tuple[str, ...]
+"""A row of the table: client, domain, training, validation and test examples, classes."""
 
 
 def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
     """Return a text table of each client's domain, numbers of training, validation and test samples, and classes."""
-    rows: list[tuple[str, ...]] = [("client", "domain", "train", "val", "test", "classes")]
-    for client in clients[:MAX_CLIENTS]:
-        sizes = [f"{len(part):,}" for part in client[2:]]
-        rows.append((str(client.id), dataset.client_domain(client), *sizes, _classes(dataset.labels[client.train])))
+    rows: list[Cells] = [("client", "domain", "train", "val", "test", "classes")]
+    rows += [_client_row(dataset, client) for client in clients[:MAX_CLIENTS]]
     if len(clients) > MAX_CLIENTS:
-        rows.append(("…", f"{len(clients) - MAX_CLIENTS} more", "", "", "", ""))
-    totals = [sum(map(len, column)) for column in zip(*(client[2:] for client in clients), strict=True)]
-    rows.append(("all", "", *(f"{total:,}" for total in totals), str(dataset.num_classes) * dataset.has_classes))
-    for test in dataset.tests:
-        rows.append(_server_row(test.domain, test.examples.y, test.split))
+        more = f"{len(clients) - MAX_CLIENTS} more"
+        rows.append(("…", more, "", "", "", ""))
+    rows.append(_total_row(dataset, clients))
+    for server_test in dataset.tests:
+        rows.append(_server_row(server_test.domain, server_test.examples.y, server_test.split))
     for name in dataset.ood:
-        rows.append(_server_row(name, dataset.labels[unheld_rows(dataset, clients, name)], "ood"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        labels = dataset.labels[unheld_rows(dataset, clients, name)]
+        rows.append(_server_row(name, labels, "ood"))
+    hash_line = f"partition {partition_hash(dataset, clients)}"
+    return "\n".join([_heading(dataset, clients), *_aligned(rows), hash_line])
+
+
+def _heading(dataset: Dataset, clients: list[ClientRows]) -> str:
+    """Return the line above the table."""
+    plural = ""
+    if len(clients) > 1:
+        plural = "s"
+    classes = f"labels {_classes(dataset.labels)}"
+    if dataset.has_classes:
+        classes = f"{dataset.num_classes} classes"
+    shape = " x ".join(map(str, dataset.images.shape[1:]))
+    if dataset.layout is not None:
+        shape = str(dataset.layout)
+    count = f"{len(clients)} client{plural}"
+    parts = [f"{dataset.name}: {count}", classes, f"inputs {shape}"]
+    validated = describe_validation(dataset, clients)
+    if validated:
+        parts.append(validated)
+    return ", ".join(parts)
+
+
+def _aligned(rows: list[Cells]) -> list[str]:
+    """Return a line for each row, with numbers on the right of their columns and words on the left."""
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     lines = []
     for row in rows:
-        cells = [
-            text.rjust(width) if 2 <= position <= 4 else text.ljust(width)
-            for position, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for position, (text, width) in enumerate(zip(row, widths, strict=True)):
+            is_number = 2 <= position <= 4
+            if is_number:
+                cells.append(text.rjust(width))
+            else:
+                cells.append(text.ljust(width))
         lines.append("  ".join(cells).rstrip())
-    shape = str(dataset.layout or " x ".join(map(str, dataset.images.shape[1:])))
-    plural = "s" * (len(clients) > 1)
-    classes = f"{dataset.num_classes} classes" if dataset.has_classes else f"labels {_classes(dataset.labels)}"
-    head = f"{dataset.name}: {len(clients)} client{plural}, {classes}, inputs {shape}"
-    validated = describe_validation(dataset, clients)
-    head += f", {validated}" if validated else ""
-    return "\n".join([head, *lines, f"partition {partition_hash(dataset, clients)}"])
+    return lines
+
+
+def _client_row(dataset: Dataset, client: ClientRows) -> Cells:
+    domain = dataset.client_domain(client)
+    parts = (client.train, client.val, client.test)
+    train, val, test = (f"{len(rows):,}" for rows in parts)
+    classes = _classes(dataset.labels[client.train])
+    return (str(client.id), domain, train, val, test, classes)
+
+
+def _total_row(dataset: Dataset, clients: list[ClientRows]) -> Cells:
+    train = val = test = 0
+    for client in clients:
+        train += len(client.train)
+        val += len(client.val)
+        test += len(client.test)
+    classes = ""
+    if dataset.has_classes:
+        classes = str(dataset.num_classes)
+    return ("all", "", f"{train:,}", f"{val:,}", f"{test:,}", classes)
 
 
 def class_counts(dataset: Dataset, clients: list[ClientRows]) -> np.ndarray:
@@ -49,13 +93,19 @@ def class_counts(dataset: Dataset, clients: list[ClientRows]) -> np.ndarray:
 
     Other labels are one class.
     """
-    classes = dataset.labels if dataset.has_classes else np.zeros(len(dataset), np.int64)
-    labels = [classes[np.concatenate([client.train, client.val])] for client in clients]
-    return np.stack([np.bincount(values, minlength=dataset.num_classes) for values in labels])
+    labels = np.zeros(len(dataset), np.int64)
+    if dataset.has_classes:
+        labels = dataset.labels
+    counts = []
+    for client in clients:
+        fitted = labels[np.concatenate([client.train, client.val])]
+        counts.append(np.bincount(fitted, minlength=dataset.num_classes))
+    return np.stack(counts)
 
 
-def _server_row(domain: str, labels: np.ndarray, split: str) -> tuple[str, ...]:
-    return ("server", domain, "", "", f"{len(labels):,}", f"{_classes(labels)} ({split})")
+def _server_row(domain: str, labels: np.ndarray, split: str) -> Cells:
+    classes = f"{_classes(labels)} ({split})"
+    return ("server", domain, "", "", f"{len(labels):,}", classes)
 
 
 def _classes(labels: np.ndarray) -> str:
@@ -63,7 +113,9 @@ def _classes(labels: np.ndarray) -> str:
     if labels.ndim > 1 or labels.dtype.kind == "f":
         return f"{labels.dtype} {list(labels.shape)}"
     present = np.unique(labels)
-    return " ".join(map(str, present)) if len(present) <= 10 else f"{len(present)} classes"
+    if len(present) > 10:
+        return f"{len(present)} classes"
+    return " ".join(map(str, present))
 
 
 def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
@@ -71,19 +123,31 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
 
     A pixel of an image becomes `scale` x `scale` pixels. UsageError if images are not uint8 [N, 1 or 3, height, width].
     """
-    if dataset.images.dtype != np.uint8 or dataset.images.ndim != 4 or dataset.images.shape[1] not in (1, 3):
-        actual = dataset.layout or f"{dataset.images.dtype} {list(dataset.images.shape)}"
+    images = dataset.images
+    are_images = images.dtype == np.uint8 and images.ndim == 4
+    if not are_images or images.shape[1] not in (1, 3):
+        actual = dataset.layout or f"{images.dtype} {list(images.shape)}"
         raise UsageError(f"contact sheet: {dataset.name} has {actual}; expected uint8 [N, 1 or 3, height, width]")
     import torch  # imported late: takes a second or more
     from torchvision.utils import make_grid
 
-    sheet = []
+    sheet: list[torch.Tensor] = []
     for position in range(len(dataset.domains)):
-        rows = np.flatnonzero(dataset.domain == position)
-        labels = dataset.labels[rows] if dataset.has_classes else np.zeros(len(rows))
-        rows = rows[np.lexsort((labels, index_within_group(labels)))][:columns]
-        images = torch.from_numpy(dataset.images[rows]).repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-        sheet += [*images, *[torch.full_like(images[0], 255)] * (columns - len(rows))]
+        shown = images[_in_turns(dataset, position)[:columns]]
+        enlarged = torch.from_numpy(shown).repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+        white = torch.full_like(enlarged[0], 255)
+        sheet += [*enlarged, *[white] * (columns - len(shown))]
     grid = make_grid(torch.stack(sheet), nrow=columns, pad_value=255)
     with writing(path):
-        Image.fromarray(grid.permute(1, 2, 0).numpy()).save(path, "png", optimize=True)
+        pixels = grid.permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(path, "png", optimize=True)
+
+
+def _in_turns(dataset: Dataset, position: int) -> np.ndarray:
+    """Return the rows of the domain at `position`; its classes take turns."""
+    rows = np.flatnonzero(dataset.domain == position)
+    labels = np.zeros(len(rows))
+    if dataset.has_classes:
+        labels = dataset.labels[rows]
+    order = np.lexsort((labels, index_within_group(labels)))
+    return rows[order]

@@ -43,7 +43,9 @@ def read_once(name: str, source: Source, folder: Path, files: Sequence[str], rea
 
     key = files_hash(folder, files)
     arrays = cached_arrays(name, {"version": VERSION, "files": key}, make)
-    return Arrays(arrays["images"], np.array(arrays["labels"]), np.array(arrays["is_test"]), key)
+    labels = np.array(arrays["labels"])
+    is_test = np.array(arrays["is_test"])
+    return Arrays(arrays["images"], labels, is_test, key)
 
 
 def validated_arrays(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:
@@ -54,30 +56,50 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
             integers from 0 below `classes`.
     """
     with readable(path, "arrays of images and labels"):  # as with rows of uneven lengths
-        pixels, numbers = np.asarray(images), np.asarray(labels).reshape(-1)
+        pixels = np.asarray(images)
+        numbers = np.asarray(labels).reshape(-1)
     pairs = zip(shape, pixels.shape[1:], strict=False)
-    fits = pixels.ndim == 1 + len(shape) and all(expected in (None, actual) for expected, actual in pairs)
+    fits = pixels.ndim == 1 + len(shape)
+    fits = fits and all(expected in (None, actual) for expected, actual in pairs)
     if not fits or pixels.dtype != np.uint8:
-        form = ", ".join("any" if side is None else str(side) for side in shape)
-        raise UsageError(f"{path}: images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {form}]")
-    labels_fit = numbers.dtype.kind in "iu" and np.isin(numbers, range(classes)).all()
+        sides = []
+        for side in shape:
+            if side is None:
+                sides.append("any")
+            else:
+                sides.append(str(side))
+        form = ", ".join(sides)
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise UsageError(f"{path}: images are {found}; expected uint8 [n, {form}]")
+    are_integers = numbers.dtype.kind in "iu"
+    labels_fit = are_integers and np.isin(numbers, range(classes)).all()
     if len(numbers) != len(pixels) or not labels_fit:
         found = f"{len(numbers)} labels of {numbers.dtype}"
-        raise UsageError(f"{path}: {found}; expected {len(pixels)} integers 0..{classes - 1}")
-    return Arrays(pixels, numbers.astype(np.int64), np.zeros(len(pixels), bool))
+        expected = f"{len(pixels)} integers 0..{classes - 1}"
+        raise UsageError(f"{path}: {found}; expected {expected}")
+    is_test = np.zeros(len(pixels), bool)
+    return Arrays(pixels, numbers.astype(np.int64), is_test)
 
 
 def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
     """Concatenate the arrays of training files and of test files, whose rows become the test examples."""
-    images, labels = (np.concatenate([getattr(part, name) for part in (*train, *test)]) for name in Arrays._fields[:2])
-    return Arrays(images, labels, np.arange(len(labels)) >= sum(len(part.labels) for part in train))
+    parts = [*train, *test]
+    images = np.concatenate([part.images for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    count = sum(len(part.labels) for part in train)
+    is_test = np.arange(len(labels)) >= count
+    return Arrays(images, labels, is_test)
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """Return the uint8 array of an IDX file with the given number of dimensions (3: images, 1: labels)."""
     with readable(path, f"an IDX file of {'images' if dimensions == 3 else 'labels'}"):
-        content = gzip.decompress(read_file(path)) if path.suffix == ".gz" else read_file(path)
+        if path.suffix == ".gz":
+            content = gzip.decompress(read_file(path))
+        else:
+            content = read_file(path)
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
         if magic != 0x0800 + dimensions:  # 08 stands for unsigned bytes
             raise ValueError(f"it starts with 0x{magic:08x}")
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+        flat = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
+        return flat.reshape(shape)

@@ -31,7 +31,8 @@ class Entry(NamedTuple):
 
 def as_columns(entries: Iterable[Entry]) -> tuple[np.ndarray, ...]:
     """Return the fields of `entries` as one array [n] each, in their order."""
-    return tuple(np.array(column) for column in zip(*entries, strict=True))
+    columns = zip(*entries, strict=True)
+    return tuple(map(np.array, columns))
 
 
 @functools.cache
@@ -48,13 +49,15 @@ def _ending(name: str) -> str:
 
 def folders(path: Path) -> list[str]:
     """Return the sorted names of the folders in `path`, without hidden folders."""
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not is_hidden(entry.name))
+    entries = os.scandir(path)
+    return sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
 
 
 def refuse_loose_images(folder: Path) -> None:
     """Raise UsageError if `folder`, which contains folders of classes, contains an image itself."""
     for entry in os.scandir(folder):
-        if entry.is_file() and not is_hidden(entry.name) and _ending(entry.name) in endings():
+        is_shown_file = entry.is_file() and not is_hidden(entry.name)
+        if is_shown_file and _ending(entry.name) in endings():
             raise UsageError(f"{entry.path}: an image without a label; move it to the folder of its class")
 
 
@@ -74,14 +77,20 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
         visited.add((status.st_dev, status.st_ino))
         here = os.path.realpath(folder)
         left_out.update(f"{name}/" for name in inner if name.startswith("."))
-        links = {name: os.path.join(folder, name) for name in inner if os.path.islink(os.path.join(folder, name))}
-        back = {name for name, path in links.items() if f"{here}/".startswith(f"{os.path.realpath(path)}/")}
-        inner[:] = [name for name in inner if not is_hidden(name) and name not in back]  # a walk back would not end
+        back = set()
+        for name in inner:
+            link = os.path.join(folder, name)
+            if os.path.islink(link) and f"{here}/".startswith(f"{os.path.realpath(link)}/"):
+                back.add(name)
+        kept = [name for name in inner if not is_hidden(name) and name not in back]
+        inner[:] = kept  # a walk back would not end
         for name in names:
             if name.startswith("."):
-                left_out["hidden"] += _ending(name) in endings() and not name.startswith("._")  # as a Mac leaves
+                of_a_mac = name.startswith("._")  # as a Mac leaves
+                left_out["hidden"] += _ending(name) in endings() and not of_a_mac
             elif _ending(name) in endings():
-                found.append(os.path.relpath(os.path.join(folder, name), path))
+                image = os.path.join(folder, name)
+                found.append(os.path.relpath(image, path))
             elif not is_hidden(name):
                 left_out[_ending(name) or "without an ending"] += 1
     return sorted(found)
@@ -90,9 +99,12 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
 def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ...]:
     """Return the sorted folder names of the first domain; there must be `count` of them."""
     first = root / next(iter(domains))
-    names = tuple(folders(first)) if first.is_dir() else ()
+    if not first.is_dir():
+        return ()
+    names = tuple(folders(first))
     if names and len(names) != count:
-        raise UsageError(f"{first}: {len(names)} class folders ({_abbreviated(names)}); expected {count}")
+        given = f"{len(names)} class folders ({_abbreviated(names)})"
+        raise UsageError(f"{first}: {given}; expected {count}")
     return names
 
 
@@ -114,25 +126,36 @@ def walk(
             always refused.
         may_lack_classes: Accept missing and empty folders of classes instead of refusing them.
     """
-    entries, left_out = [], Counter[str]()
+    entries = []
+    left_out = Counter[str]()
     for number, name in domains.items():
         folder = root / name
-        present = folders(folder) if folder.is_dir() else []
+        present = []
+        if folder.is_dir():
+            present = folders(folder)
         absent = [title for title in classes if title not in present and not may_lack_classes]
         unknown = [title for title in present if title not in classes and not ignore_others]
         if absent or unknown:
-            problem = f"no class folder {absent[0]}" if absent else f"{unknown[0]} is no class"
-            raise UsageError(f"{folder}: {problem}; expected {len(classes)}: {_abbreviated(classes)}")
+            if absent:
+                problem = f"no class folder {absent[0]}"
+            else:
+                problem = f"{unknown[0]} is no class"
+            expected = f"{len(classes)}: {_abbreviated(classes)}"
+            raise UsageError(f"{folder}: {problem}; expected {expected}")
         if present:
             refuse_loose_images(folder)
         for label, title in enumerate(classes):
             of_class = Counter[str]()
             files = image_files(folder / title, of_class)
             if not files and not may_lack_classes:
-                others = f" but {in_words(of_class)}" if of_class.total() else ""
+                others = ""
+                if of_class.total():
+                    others = f" but {in_words(of_class)}"
                 raise UsageError(f"{folder / title}: contains no image{others}; expected {EXPECTED}")
             left_out += of_class
-            entries += [Entry(os.path.join(name, title, file), label, number) for file in files]
+            for file in files:
+                image = os.path.join(name, title, file)
+                entries.append(Entry(image, label, number))
     tell_left_out(root, left_out)
     return entries
 
@@ -156,12 +179,22 @@ def tell_absent_classes(root: Path, held: Mapping[str, set[int]], classes: Seque
         first, second = list(held)[:2]
         remedy = f"if {first} and {second} are classes, give data.domains=[images]"
         raise UsageError(f"{root}: no class is in two folders, so {classes[0]} may be no class; {remedy}")
-    lacking = {name: [title for label, title in enumerate(classes) if label not in held[name]] for name in held}
-    told = [f"{name.rstrip('/')} has no image of {_abbreviated(absent)}" for name, absent in lacking.items() if absent]
+    lacking = {}
+    for name in held:
+        lacking[name] = [title for label, title in enumerate(classes) if label not in held[name]]
+    told = []
+    for name, absent in lacking.items():
+        if absent:
+            told.append(f"{name.rstrip('/')} has no image of {_abbreviated(absent)}")
     if told:
-        more = f", and {len(told) - MOST_TOLD} more folders lack some" if len(told) > MOST_TOLD else ""
-        note(f"{root}: {'; '.join(told[:MOST_TOLD])}{more}")
+        more = ""
+        if len(told) > MOST_TOLD:
+            more = f", and {len(told) - MOST_TOLD} more folders lack some"
+        first = "; ".join(told[:MOST_TOLD])
+        note(f"{root}: {first}{more}")
 
 
 def _abbreviated(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:4])}, … {names[-1]}"
+    if len(names) <= 10:
+        return ", ".join(names)
+    return f"{', '.join(names[:4])}, … {names[-1]}"

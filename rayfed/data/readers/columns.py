@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -27,11 +29,15 @@ def misfit(file: object, name: str, found: str, expected: str) -> UsageError:
 
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
     """Return one column of all files in their common type; no cell may be empty."""
-    values = _joined(files, name, [tables.read(path, [name])[name] for path in files])
+    pieces = []
+    for path in files:
+        pieces.append(tables.read(path, [name])[name])
+    values = _joined(files, name, pieces)
     if values.null_count:
         empty = values.is_null().to_numpy()
         found = f"is empty, as in {empty.sum()} of {len(empty)} rows; fill these cells in, or leave the rows out"
-        raise UsageError(f"{tables.place(files, name, int(empty.argmax()))}: column {name!r} {found}")
+        place = tables.place(files, name, int(empty.argmax()))
+        raise UsageError(f"{place}: column {name!r} {found}")
     return values
 
 
@@ -39,16 +45,27 @@ def _joined(files: Sequence[Path], name: str, pieces: Sequence[pa.ChunkedArray])
     """Return pieces of a column, of which some may be integers or booleans and others wider integers or floats."""
     kinds = {piece.type for piece in pieces}
     if len(kinds) > 1 and all(map(_is_number, kinds)):
-        pieces = [piece.cast(pa.int8()) if pa.types.is_boolean(piece.type) else piece for piece in pieces]
+        pieces = [_as_integers(piece) for piece in pieces]
     try:
-        if kinds & {pa.string()} and len(kinds - {pa.null()}) > 1:
+        others = kinds - {pa.null()}
+        if pa.string() in kinds and len(others) > 1:
             raise TypeError("text in some files only")
-        parts = [pa.table([piece], [name]) for piece in pieces]
+        parts = []
+        for piece in pieces:
+            parts.append(pa.table([piece], [name]))
         return pa.concat_tables(parts, promote_options="permissive")[name]
     except (pa.ArrowException, TypeError) as error:
-        path, other = next((path, p) for path, p in zip(files, pieces, strict=True) if p.type != pieces[0].type)
-        found = f"column {name!r} is {other.type}, but {pieces[0].type} in {files[0].name}"
+        first = pieces[0].type
+        path, other = next((path, piece.type) for path, piece in zip(files, pieces, strict=True) if piece.type != first)
+        found = f"column {name!r} is {other}, but {first} in {files[0].name}"
         raise UsageError(f"{path}: {found}; write it in one type ({error_line(error)})") from error
+
+
+def _as_integers(piece: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return booleans as integers, and other values unchanged."""
+    if pa.types.is_boolean(piece.type):
+        return piece.cast(pa.int8())
+    return piece
 
 
 def labels_of(files: Sequence[Path], name: str | list[str], num_classes: int | None) -> tuple[np.ndarray, int | None]:
@@ -60,7 +77,9 @@ def labels_of(files: Sequence[Path], name: str | list[str], num_classes: int | N
         return np.stack(list(_numbers(files, name)), 1), num_classes
     if _is_list(_storage(tables.schema(files[0]).field(name).type)):
         labels = _stack_lists(column(files, name), files[0], name)
-        return labels[:, 0] if labels.dtype == np.uint8 and labels.ndim == 4 else labels, num_classes
+        if labels.dtype == np.uint8 and labels.ndim == 4:
+            labels = labels[:, 0]
+        return labels, num_classes
     return classes(files, name, num_classes)
 
 
@@ -73,21 +92,33 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     values = _typed(files, name, column(files, name), NUMBERS)
     if pa.types.is_string(values.type):
         is_word = pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy()
-        rows = np.flatnonzero(is_word) if tables.is_text(files[0], name) else np.empty(0, int)
+        if tables.is_text(files[0], name):
+            rows = np.flatnonzero(is_word)
+        else:
+            rows = np.empty(0, int)
         if 0 < len(rows) < len(values):  # the numbers would be words as well
             found = f"has {values[int(rows[0])].as_py()!r}, and numbers in other rows"
-            raise misfit(tables.place(files, name, int(rows[0])), name, found, "all integers or all words as labels")
+            place = tables.place(files, name, int(rows[0]))
+            raise misfit(place, name, found, "all integers or all words as labels")
         labels = _numbered(files, name, values)[0]
     elif _is_number(values.type):
-        labels = targets("", values.to_numpy(), lambda row: f"{tables.place(files, name, row)}: column {name!r}")
+        place_of = partial(_place_of_label, files, name)
+        labels = targets("", values.to_numpy(), place_of)
         if labels.dtype.kind == "f":
             return labels, num_classes or 1
     else:
         raise misfit(files[0], name, f"is {values.type}", "integers or strings as labels")
     count = num_classes or _declared_classes(files[0], name)
     is_too_high = count and len(labels) and labels.max() >= count
-    where = tables.place(files, name, int(labels.argmax())) if is_too_high else files[0]
+    where = str(files[0])
+    if is_too_high:
+        where = tables.place(files, name, int(labels.argmax()))
     return labels, count_classes(f"{where}: column {name!r}", [labels], "data.num_classes", count)
+
+
+def _place_of_label(files: Sequence[Path], name: str, row: int) -> str:
+    """Return where a label is, to begin a message with."""
+    return f"{tables.place(files, name, row)}: column {name!r}"
 
 
 def _typed(files: Sequence[Path], name: str, values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:
@@ -98,7 +129,9 @@ def _typed(files: Sequence[Path], name: str, values: pa.ChunkedArray, numbers: s
     if tables.is_text(files[0], name) and len(values):
         cells = values.unique()
         if numbers and pc.all(pc.match_substring_regex(cells, numbers)).as_py():
-            return values.cast(pa.float64() if "." in numbers else pa.int64())
+            if "." in numbers:
+                return values.cast(pa.float64())
+            return values.cast(pa.int64())
         if set(pc.utf8_lower(cells).to_pylist()) <= {"true", "false"}:
             return values.cast(pa.bool_())
     return values
@@ -108,7 +141,8 @@ def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[st
     """Return a column as int64 [rows], and the names; integers are kept, others numbered in alphabetical order."""
     values = _typed(files, name, column(files, name), r"^-?(0|[1-9]\d{0,17})$")
     try:
-        values = values.cast(pa.int64() if pa.types.is_floating(values.type) else values.type)  # a column had gaps
+        if pa.types.is_floating(values.type):  # a column had gaps
+            values = values.cast(pa.int64())
         if pa.types.is_integer(values.type):
             numbers = values.to_numpy().astype(np.int64)
             return numbers, tuple(map(str, np.unique(numbers)))
@@ -139,14 +173,18 @@ def _declared_classes(path: Path, name: str) -> int | None:
     """Return the number of classes of a label in a file's metadata, in the format of the package `datasets`."""
     metadata = (tables.schema(path).metadata or {}).get(b"huggingface", b"{}")
     try:
-        return len(json.loads(metadata)["info"]["features"][name]["names"]) or None
+        feature = json.loads(metadata)["info"]["features"][name]
+        return len(feature["names"]) or None
     except (ValueError, KeyError, TypeError):  # no class label, or metadata in another format
         return None
 
 
 def holds_images(path: Path, features: Sequence[str]) -> bool:
     """Return whether `features` is one column of encoded images."""
-    return len(features) == 1 and is_image(_storage(tables.schema(path).field(features[0]).type))
+    if len(features) != 1:
+        return False
+    kind = tables.schema(path).field(features[0]).type
+    return is_image(_storage(kind))
 
 
 def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows: int, size: int | None) -> np.ndarray:
@@ -155,17 +193,22 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
     Encoded images and lists of lists of uint8 become uint8 [rows, channels, height, width], other lists of integers
     int64, and all other columns float32.
     """
-    kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
+    schema = tables.schema(files[0])
+    kinds = [_storage(schema.field(feature).type) for feature in features]
     if holds_images(files[0], features):
         return decode_column(name, files, features[0], rows, size)
     if size is not None:
         raise UsageError(f"data.size={size}: column {features[0]!r} has no encoded images")
     if len(features) == 1 and _is_list(kinds[0]):
-        values = _stack_lists(column(files, features[0]), files[0], features[0])
+        (feature,) = features
+        values = _stack_lists(column(files, feature), files[0], feature)
     else:
         values = np.stack(list(_numbers(files, features)), 1)
-    if len(wrong := np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))):
-        place = f"{tables.place(files, features[0], int(wrong[0]))}: {', '.join(features)}"
+    is_finite = np.isfinite(values).reshape(len(values), -1).all(1)
+    wrong = np.flatnonzero(~is_finite)
+    if len(wrong):
+        row = tables.place(files, features[0], int(wrong[0]))
+        place = f"{row}: {', '.join(features)}"
         raise UsageError(f"{place}: has values that are not finite, as in {len(wrong)} of {len(values)} rows")
     return values
 
@@ -175,12 +218,17 @@ def tokens(files: Sequence[Path], name: str, folder: str, length: int | None) ->
     from transformers import AutoTokenizer
 
     path = existing("data.tokenizer", folder, "expected what tokenizer.save_pretrained writes", "folder")
-    texts, tokenizer = column(files, name), AutoTokenizer.from_pretrained(path, local_files_only=True)
+    texts = column(files, name)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    padding = True if length is None else "max_length"
-    encoded = tokenizer(texts.to_pylist(), padding=padding, truncation=length is not None, max_length=length)
-    return {key: np.array(encoded[key], np.int64) for key in ("input_ids", "attention_mask")}
+    form: dict[str, Any]
+    if length is None:
+        form = {"padding": True}
+    else:
+        form = {"padding": "max_length", "truncation": True, "max_length": length}
+    encoded = tokenizer(texts.to_pylist(), **form)
+    return {name: np.array(encoded[name], np.int64) for name in ("input_ids", "attention_mask")}
 
 
 def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:
@@ -190,10 +238,15 @@ def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray
         if not (_is_number(cells.type) or pa.types.is_string(cells.type)):
             raise misfit(files[0], name, f"is {cells.type}", "numbers, or one column of lists or images")
         numbers = pandas.to_numeric(cells.to_pandas(), errors="coerce").to_numpy()
-        if len(wrong := np.flatnonzero(np.isnan(numbers))):
-            cell, row = cells[int(wrong[0])].as_py(), tables.place(files, name, int(wrong[0]))
-            found = repr(cell) if isinstance(cell, str) else "a gap"
-            raise misfit(row, name, f"has {found}, no number, as {len(wrong)} of {len(cells)} rows", "numbers")
+        wrong = np.flatnonzero(np.isnan(numbers))
+        if len(wrong):
+            cell = cells[int(wrong[0])].as_py()
+            row = tables.place(files, name, int(wrong[0]))
+            found = "a gap"
+            if isinstance(cell, str):
+                found = repr(cell)
+            share = f"{len(wrong)} of {len(cells)} rows"
+            raise misfit(row, name, f"has {found}, no number, as {share}", "numbers")
         yield as_float32(f"{files[0]}: column {name!r}", numbers)
 
 
@@ -202,7 +255,9 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    return tables.plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return tables.plain(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -212,18 +267,28 @@ def _is_list(kind: pa.DataType) -> bool:
 def _stack_lists(column_values: pa.ChunkedArray, path: Path, name: str) -> np.ndarray:
     """Return lists, or lists of lists, of one length as one array."""
     values = column_values.combine_chunks()
-    values = values.storage if isinstance(values, pa.ExtensionArray) else values
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
     shape = [len(values)]
     while _is_list(values.type):
-        lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False)) if len(values) else np.zeros(1, int)
+        if len(values):
+            lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False))
+        else:
+            lengths = np.zeros(1, int)
         if len(lengths) != 1 or not lengths[0] > 0:
-            raise misfit(path, name, f"has lists of {lengths.tolist()[:4]} values", "one length")
+            found = f"has lists of {lengths.tolist()[:4]} values"
+            raise misfit(path, name, found, "one length")
         shape.append(int(lengths[0]))
         values = values.flatten()
-    if values.null_count or not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        kind = "empty values" if values.null_count else values.type
+    are_numbers = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if values.null_count or not are_numbers:
+        kind = "empty values"
+        if not values.null_count:
+            kind = values.type
         raise misfit(path, name, f"has lists of {kind}", "numbers")
     array = values.to_numpy(zero_copy_only=False).reshape(shape)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return array.reshape(len(array), -1, *array.shape[-2:])
-    return array.astype(np.int64) if array.dtype.kind in "iu" else as_float32(f"{path}: column {name!r}", array)
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64)
+    return as_float32(f"{path}: column {name!r}", array)

@@ -52,7 +52,8 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
 
         run_in_threads(decode, len(files), f"{name}: decoding images (only once)")
 
-    return cached(name, {"version": VERSION, "files": files_hash(root, files), "size": size}, write)["images"]
+    key = {"version": VERSION, "files": files_hash(root, files), "size": size}
+    return cached(name, key, write)["images"]
 
 
 def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
@@ -81,14 +82,20 @@ def decoded(image: Image.Image, where: str) -> Image.Image:
         note("some images have several frames, of which the first is read")
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
-    mode = "L" if image.mode in GREY else "RGB"
+    mode = "RGB"
+    if image.mode in GREY:
+        mode = "L"
     if image.mode in DEEP:  # Pillow cuts them off at 255, so that most of a 16-bit image would be white
         pixels = np.asarray(image)
-        if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
-            span = f"{pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has integers from 0 to 255"
+        is_pixel = (pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))
+        if not is_pixel.all():
+            found = f"{pixels.dtype} from {pixels.min():g} to {pixels.max():g}"
+            span = f"{found}; an image has integers from 0 to 255"
             raise UsageError(f"{where}: its pixels are {span}, so scale and save these with 8 bits first")
-        image, info = Image.fromarray(pixels.astype(np.uint8)), image.info
-        image.info |= {"transparency": info["transparency"]} if info.get("transparency", 256) < 256 else {}
+        info = image.info
+        image = Image.fromarray(pixels.astype(np.uint8))
+        if info.get("transparency", 256) < 256:
+            image.info |= {"transparency": info["transparency"]}
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
@@ -130,18 +137,29 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
 
     def write(create: Create) -> None:
         cells = _cells(files, column)
-        place, first = next(cells, (f"{files[0]}: row 0: column {column!r}", None))
-        width, height = (size, size) if size else _decoded(first, place).size
-        grey = all(_opened(cell, place).mode in GREY for place, cell in itertools.chain([(place, first)], cells))
-        images = create("images", (rows, 1 if grey else 3, height, width), "uint8")
+        nothing = (f"{files[0]}: row 0: column {column!r}", None)
+        place, first = next(cells, nothing)
+        if size:
+            width = size
+            height = size
+        else:
+            width, height = _decoded(first, place).size
+        all_cells = itertools.chain([(place, first)], cells)
+        grey = all(_opened(cell, place).mode in GREY for place, cell in all_cells)
+        channels = 3
+        if grey:
+            channels = 1
+        images = create("images", (rows, channels, height, width), "uint8")
         cells = _cells(files, column)
         for start in range(0, rows, ROWS):
             block = list(itertools.islice(cells, ROWS))
-            _decode(images[start : start + ROWS], block, resize=size is not None, name=name)
+            pixels = images[start : start + ROWS]
+            _decode(pixels, block, resize=size is not None, name=name)
 
+    paths = [str(path.resolve()) for path in files]
     key = {
         "version": VERSION,
-        "files": files_hash(Path("/"), [str(path.resolve()) for path in files]),
+        "files": files_hash(Path("/"), paths),
         "column": column,
         "rows": rows,
         "size": size,
@@ -153,26 +171,36 @@ def _cells(files: Sequence[Path], column: str) -> Iterator[Cell]:
     for path in files:
         row = 0
         for cells in tables.batches(path, column, ROWS):
-            images = cells.field("bytes") if pa.types.is_struct(cells.type) else cells
+            if pa.types.is_struct(cells.type):
+                images = cells.field("bytes")
+            else:
+                images = cells
             for cell in images.to_pylist():
                 yield f"{path}: row {row}: column {column!r}", cell
                 row += 1
 
 
 def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) -> None:
-    shape, mode = (out.shape[-1], out.shape[-2]), "L" if out.shape[1] == 1 else "RGB"
+    shape = (out.shape[-1], out.shape[-2])
+    mode = "RGB"
+    if out.shape[1] == 1:
+        mode = "L"
 
     def decode(position: int) -> None:
         place, cell = cells[position]
         image = _decoded(cell, place)
         if image.size != shape:
             if not resize:
-                (width, height), (w, h) = image.size, shape
+                (width, height) = image.size
+                (w, h) = shape
                 differs = f"an image of {width} x {height}, but the first is {w} x {h}"
                 raise UsageError(f"{place}: {differs}; set data.size to resize all of them")
             image = image.resize(shape, Image.Resampling.BILINEAR)
         pixels = np.asarray(image.convert(mode))
-        out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+        if mode == "L":
+            out[position] = pixels[None]
+        else:
+            out[position] = pixels.transpose(2, 0, 1)
 
     run_in_threads(decode, len(cells), f"{name}: decoding images (only once)")
 

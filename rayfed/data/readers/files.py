@@ -25,7 +25,8 @@ def existing(option: str, path: str | Path, expected: str, kind: str = "file") -
     """Return the absolute `path` of a user's file, or folder by `kind`; UsageError if there is none."""
     found = absolute(path)
     if not (found.is_dir() if kind == "folder" else found.is_file()):
-        raise UsageError(f"{option}={path}: no such {kind}{looked_in(path)}; {expected}")
+        problem = f"no such {kind}{looked_in(path)}"
+        raise UsageError(f"{option}={path}: {problem}; {expected}")
     return found
 
 
@@ -37,18 +38,31 @@ def is_hidden(name: str) -> bool:
 def files_below(folder: Path) -> list[Path]:
     """Return the sorted files in `folder` and in the folders below, without hidden files and folders."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
+    kept = []
+    for path in paths:
+        parts = path.relative_to(folder).parts
+        if not any(map(is_hidden, parts)):
+            kept.append(path)
+    return kept
 
 
 def tell_left_out(folder: Path, left_out: Counter[str]) -> None:
     """Print how many files of which kind below `folder` are not read."""
-    if count := left_out.total():
-        note(f"{folder}: {count} {'file was' if count == 1 else 'files were'} left out: {in_words(left_out)}")
+    count = left_out.total()
+    if count:
+        were = "files were"
+        if count == 1:
+            were = "file was"
+        note(f"{folder}: {count} {were} left out: {in_words(left_out)}")
 
 
 def in_words(left_out: Counter[str]) -> str:
     """Return numbers of files of each kind as a list in words, "2 .txt, 1 hidden"."""
-    return ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
+    told = []
+    for kind, number in left_out.most_common():
+        if number:
+            told.append(f"{number} {kind}")
+    return ", ".join(told)
 
 
 _listening: list[set[str]] = []
@@ -79,9 +93,9 @@ def noted() -> Iterator[set[str]]:
 
 def inside(folder: Path, name: object) -> Path:
     """Return the path of a file that a list names, in `folder` or below it; UsageError if it lies elsewhere."""
-    if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-        raise UsageError(f"{folder}: its list names {name!r}, which is no file in this folder")
-    return folder / name
+    if isinstance(name, str) and not name.startswith("/") and ".." not in name.split("/"):
+        return folder / name
+    raise UsageError(f"{folder}: its list names {name!r}, which is no file in this folder")
 
 
 def _is_pipe_or_device(path: Path | str) -> bool:
@@ -130,5 +144,6 @@ def files_hash(root: Path, files: Sequence[str]) -> str:
             status = os.stat(root / file)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("a folder, a pipe or a device")
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        state = f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0"
+        digest.update(state.encode())
     return digest.hexdigest()

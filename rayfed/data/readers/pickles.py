@@ -60,13 +60,17 @@ class _Array:
         _, shape, kind, is_fortran, content = state
         if isinstance(content, str):
             content = content.encode("latin-1")
-        if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side < 2**31 for side in shape):
+        fits = all(type(side) is int and 0 <= side < 2**31 for side in shape)
+        if len(shape) > _MOST_SIDES or not fits:
             raise ValueError(f"the shape of an array does not fit its {len(content)} bytes")
         dtype = kind.dtype()
         if math.prod(shape) * dtype.itemsize != len(content):
             raise ValueError(f"an array has {len(content)} bytes and the shape {list(shape)}")
         flat = np.frombuffer(content, dtype)
-        self.values = flat.reshape(shape, order="F") if is_fortran is True else flat.reshape(shape)
+        if is_fortran is True:
+            self.values = flat.reshape(shape, order="F")
+        else:
+            self.values = flat.reshape(shape)
 
 
 def read_pickle(content: bytes) -> Any:
@@ -87,9 +91,13 @@ def _plain(value: Any) -> Any:
     """Return an array, or a dict with its arrays, as NumPy has them."""
     if isinstance(value, _Array):
         return value.values
-    if isinstance(value, dict):
-        return {key: item.values if isinstance(item, _Array) else item for key, item in value.items()}
-    return value
+    if not isinstance(value, dict):
+        return value
+    plain = dict(value)
+    for key, item in value.items():
+        if isinstance(item, _Array):
+            plain[key] = item.values
+    return plain
 
 
 class _Reader:
@@ -106,7 +114,10 @@ class _Reader:
         elif name in _CONSTANTS:
             self._stack.append(_CONSTANTS[name]())
         elif name in _REMEMBERING:
-            key = len(self._memo) if argument is None else argument
+            if argument is None:
+                key = len(self._memo)
+            else:
+                key = argument
             self._memo[key] = self._top()
         elif name in _RECALLING:
             self._stack.append(self._memo[argument])
@@ -119,7 +130,8 @@ class _Reader:
             case "TUPLE":
                 self._stack.append(tuple(self._items()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                items = [self.pop() for _ in range(int(name[-1]))]
+                count = int(name[-1])
+                items = [self.pop() for _ in range(count)]
                 self._stack.append(tuple(reversed(items)))
             case "LIST":
                 self._stack.append(self._items())
@@ -177,8 +189,10 @@ class _Reader:
 
     def _update(self, items: list[Any]) -> None:
         """Add keys and values in turn to the last dict."""
-        target, keys = self._top(), items[::2]
-        if not isinstance(target, dict) or not all(isinstance(key, str) for key in keys):
+        target = self._top()
+        keys = items[::2]
+        are_names = all(isinstance(key, str) for key in keys)
+        if not isinstance(target, dict) or not are_names:
             raise ValueError("its keys are no strings of a dict")
         target.update(zip(keys, items[1::2], strict=True))
 

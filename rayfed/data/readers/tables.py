@@ -46,7 +46,9 @@ def _stored_schema(path: Path) -> pa.Schema:
     with _readable(path):
         if is_csv(path):
             return _csv(path).schema
-        return _arrow(path).schema if path.suffix == ".arrow" else parquet.read_schema(path)
+        if path.suffix == ".arrow":
+            return _arrow(path).schema
+        return parquet.read_schema(path)
 
 
 def folder_columns(path: Path) -> dict[str, str | None]:
@@ -59,23 +61,31 @@ def folder_columns(path: Path) -> dict[str, str | None]:
         name, mark, value = folder.name.partition("=")
         if not mark:
             break
-        columns[unquote(name)] = None if value == NO_VALUE else unquote(value)
+        if value == NO_VALUE:
+            columns[unquote(name)] = None
+        else:
+            columns[unquote(name)] = unquote(value)
     return columns
 
 
 def is_text(path: Path, column: str) -> bool:
     """Return whether the cells of a column are text, whatever they stand for."""
-    return is_csv(path) or (column in folder_columns(path) and column not in _stored_schema(path).names)
+    if is_csv(path):
+        return True
+    return column in folder_columns(path) and column not in _stored_schema(path).names
 
 
 def read(path: Path, columns: Sequence[str]) -> pa.Table:
     """Return some columns of a file, with categories decoded; an Arrow file is memory-mapped, not read."""
     check_columns(path, columns)
-    stored, given = set(_stored_schema(path).names), folder_columns(path)
-    table = _read(path, [name for name in dict.fromkeys(columns) if name in stored])
+    stored = set(_stored_schema(path).names)
+    given = folder_columns(path)
+    present = [name for name in dict.fromkeys(columns) if name in stored]
+    table = _read(path, present)
     for name in dict.fromkeys(columns):
         if name not in stored:
-            table = table.append_column(name, pa.repeat(pa.scalar(given[name], pa.string()), table.num_rows))
+            text = pa.scalar(given[name], pa.string())
+            table = table.append_column(name, pa.repeat(text, table.num_rows))
     return table
 
 
@@ -92,16 +102,24 @@ def _read(path: Path, names: Sequence[str]) -> pa.Table:
             if table.num_rows != file.metadata.num_rows:  # pyarrow does not notice a damaged page that is too short
                 raise ValueError(f"a column of {table.num_rows} rows, but the file says {file.metadata.num_rows}")
         table.validate(full=True)
-        plain_schema = pa.schema([field.with_type(plain(field.type)) for field in table.schema])
-        return table if plain_schema == table.schema else table.cast(plain_schema)
+        fields = []
+        for field in table.schema:
+            fields.append(field.with_type(plain(field.type)))
+        plain_schema = pa.schema(fields)
+        if plain_schema == table.schema:
+            return table
+        return table.cast(plain_schema)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
     """Return the type in which `read` returns a column: that of the categories, text as string, decimals as double."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    return pa.float64() if pa.types.is_decimal(kind) else kind
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    return kind
 
 
 def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
@@ -120,7 +138,10 @@ def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
 def is_csv(path: Path) -> bool:
     """Return whether a file is read as CSV, by its ending, such as .csv or .csv.gz."""
     name = path.name.lower()
-    return name.removesuffix(Path(name).suffix if Path(name).suffix in OPENERS else "").endswith(CSV)
+    packed = Path(name).suffix
+    if packed in OPENERS:
+        name = name.removesuffix(packed)
+    return name.endswith(CSV)
 
 
 def place(files: Sequence[Path], name: str, row: int) -> str:
@@ -128,7 +149,9 @@ def place(files: Sequence[Path], name: str, row: int) -> str:
     for path in files:
         size = len(read(path, [name]))
         if row < size:
-            return f"{path}: line {row + 2}" if is_csv(path) else f"{path}: row {row}"
+            if is_csv(path):
+                return f"{path}: line {row + 2}"
+            return f"{path}: row {row}"
         row -= size
     raise IndexError(row)
 
@@ -138,11 +161,11 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
     names = schema(path).names
     for column in columns:
         if column not in names:
-            raise UsageError(f"{path}: no column {column!r}; it has {', '.join(names) or 'none'}")
+            present = ", ".join(names) or "none"
+            raise UsageError(f"{path}: no column {column!r}; it has {present}")
         if names.count(column) > 1:
-            raise UsageError(
-                f"{path}: {names.count(column)} columns are called {column!r}; rename them, or drop all but one"
-            )
+            count = names.count(column)
+            raise UsageError(f"{path}: {count} columns are called {column!r}; rename them, or drop all but one")
 
 
 def _readable(path: Path) -> AbstractContextManager[None]:
@@ -150,7 +173,9 @@ def _readable(path: Path) -> AbstractContextManager[None]:
         return readable(path, "a CSV file")
     if path.suffix == ".arrow":
         return readable(path, "an Arrow stream")
-    return readable(path, "a Parquet file" if path.suffix == ".parquet" else f"a Parquet file; {CSV_ENDINGS}")
+    if path.suffix == ".parquet":
+        return readable(path, "a Parquet file")
+    return readable(path, f"a Parquet file; {CSV_ENDINGS}")
 
 
 def _arrow(path: Path) -> ipc.RecordBatchStreamReader:
@@ -180,7 +205,8 @@ def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
         raise _not_utf8(path) from error
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
-    return pa.Table.from_pandas(table, preserve_index=False).rename_columns([name.strip() for name in names])
+    stripped = [name.strip() for name in names]
+    return pa.Table.from_pandas(table, preserve_index=False).rename_columns(stripped)
 
 
 def _head(path: Path) -> tuple[list[str], str]:
@@ -188,7 +214,10 @@ def _head(path: Path) -> tuple[list[str], str]:
     with _opened(path) as file:
         lines = (line.decode("utf-8-sig") for line in file)
         line = next((line for line in lines if line.strip()), "")
-    candidates = [(next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS]
+    candidates = []
+    for mark in SEPARATORS:
+        cells = next(csv.reader([line], delimiter=mark), [])
+        candidates.append((cells, mark))
     return max(candidates, key=lambda candidate: len(candidate[0]))
 
 
@@ -204,9 +233,12 @@ def _not_utf8(path: Path) -> UsageError:
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                encoding = "utf-16" if line.startswith(UTF16) else "latin1"
+                encoding = "latin1"
+                if line.startswith(UTF16):
+                    encoding = "utf-16"
                 remedy = f"save the file as UTF-8, for example by iconv -f {encoding} -t utf-8"
-                return UsageError(f"{path}: line {number} is not UTF-8 (byte 0x{line[error.start]:02x}); {remedy}")
+                byte = f"0x{line[error.start]:02x}"
+                return UsageError(f"{path}: line {number} is not UTF-8 (byte {byte}); {remedy}")
     return UsageError(f"{path}: is not UTF-8; save the file as UTF-8")
 
 
@@ -218,17 +250,23 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     existing("data.folder", folder, FORMATS, "folder")
     if (folder / "dataset_dict.json").is_file():
         with readable(folder / "dataset_dict.json", "a list of splits"):
-            return {split: _saved(inside(folder, split)) for split in _json(folder / "dataset_dict.json")["splits"]}
+            splits = _json(folder / "dataset_dict.json")["splits"]
+            return {split: _saved(inside(folder, split)) for split in splits}
     if (folder / "state.json").is_file():
-        return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
-    found = [path for path in files_below(folder) if path.suffix in ENDINGS and not path.name.startswith("cache-")]
+        state = _json(folder / "state.json")
+        return {str(state.get("_split") or "train"): _saved(folder)}
+    found = []
+    for path in files_below(folder):
+        if path.suffix in ENDINGS and not path.name.startswith("cache-"):
+            found.append(path)
     if not found:
         raise UsageError(f"data.folder={folder}: no .parquet or .arrow files; {FORMATS}")
     by_split = _named_splits(folder, found)
     for split, paths in by_split.items():
         parents = sorted({_above_columns(path) for path in paths})
         if len(parents) > 1:
-            several = f"{split} files in {len(parents)} folders, including {parents[0].name} and {parents[1].name}"
+            pair = f"{parents[0].name} and {parents[1].name}"
+            several = f"{split} files in {len(parents)} folders, including {pair}"
             raise UsageError(f"data.folder={folder}: {several}; set data.folder to one of them")
     return by_split
 
@@ -260,7 +298,8 @@ def _named_splits(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     splits = {}
     for path in files:
         *folders, _ = path.relative_to(root).parts
-        named = filter(None, map(split_in, [path.stem, *reversed(folders)]))
+        stems = [path.stem, *reversed(folders)]
+        named = filter(None, map(split_in, stems))
         splits[path] = next(named, None)
     unnamed = [path for path, split in splits.items() if split is None]
     if 0 < len(unnamed) < len(files):

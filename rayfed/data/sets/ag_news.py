@@ -1,5 +1,6 @@
 """AG News: short news texts in four classes."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from rayfed.data.readers.files import files_hash
 VERSION = 3  # raise it when the tokens change
 SIDES = ("train", "test")
 CLASSES = 4  # world, sports, business, science and technology
-PADDING, UNKNOWN = 0, 1
+PADDING = 0
+UNKNOWN = 1
 _TABLE = str.maketrans({mark: f" {mark} " for mark in "'.,()!?"} | {'"': "", ";": " ", ":": " "})
 
 
@@ -49,23 +51,34 @@ class AgNews(Published):
         """Return all texts, those of `train` first; `is_test` marks those of `test`."""
         folder = self.find("ag_news")
         by_split = tables.tables_by_split(folder)
-        files = [[path.relative_to(folder) for path in by_split.get(side, ())] for side in SIDES]
+        files = []
+        for side in SIDES:
+            of_side = by_split.get(side, ())
+            files.append([path.relative_to(folder) for path in of_side])
         if not all(files):
             raise UsageError(f"{folder}: has no train*.parquet and test*.parquet; expected both")
-        key = {"version": VERSION, "files": files_hash(folder, [str(path) for side in files for path in side])}
+        paths = list(map(str, itertools.chain(*files)))
+        key = {"version": VERSION, "files": files_hash(folder, paths)}
         key |= {"vocabulary": str(self.vocabulary), "length": str(self.length)}
         arrays = cached_arrays(self.name, key, lambda: self._encoded(folder, files))
         columns = from_two_files(arrays["source"] == 1, SIDES)
         return Dataset.of(self.name, arrays["tokens"], arrays["labels"], num_classes=CLASSES, **columns)
 
     def _encoded(self, folder: Path, files: list[list[Path]]) -> Arrays:
-        pieces = [tables.read(folder / path, ["text", "label"]).to_pandas() for side in files for path in side]
-        sources = [code for code, side in enumerate(files) for _ in side]
+        pieces = []
+        sources = []
+        for code, side in enumerate(files):
+            for path in side:
+                piece = tables.read(folder / path, ["text", "label"])
+                pieces.append(piece.to_pandas())
+                sources.append(code)
         table = pandas.concat(pieces, ignore_index=True)
+        numbers = vocabulary(table["text"], self.vocabulary)
+        sizes = [len(piece) for piece in pieces]
         return {
-            "tokens": encode(table["text"], vocabulary(table["text"], self.vocabulary), self.length),
+            "tokens": encode(table["text"], numbers, self.length),
             "labels": table["label"].to_numpy(np.int64),
-            "source": np.repeat(np.array(sources, np.int8), [len(piece) for piece in pieces]),
+            "source": np.repeat(np.array(sources, np.int8), sizes),
         }
 
 
@@ -81,13 +94,15 @@ def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
     """Number the most frequent words from 2; `size` includes padding (0) and unknown (1); ties by alphabet."""
     counts = Counter(word for text in texts for word in words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(ranked[: size - 2], start=2)}
+    kept = ranked[: size - 2]
+    return {word: number for number, word in enumerate(kept, start=2)}
 
 
 def encode(texts: pandas.Series, numbers: dict[str, int], length: int) -> np.ndarray:
     """Return the numbers of the first words of each text, int64 [n, length]."""
     tokens = np.full((len(texts), length), PADDING)
     for row, text in zip(tokens, texts, strict=True):
-        row_numbers = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
+        first_words = words(text)[:length]
+        row_numbers = [numbers.get(word, UNKNOWN) for word in first_words]
         row[: len(row_numbers)] = row_numbers
     return tokens

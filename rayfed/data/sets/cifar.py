@@ -37,17 +37,22 @@ class CifarFiles(Published, ChannelNormalisation):
         folder = self.find(source.name)
 
         def read() -> Arrays:
-            return join_splits(*([self._read(folder / file) for file in side] for side in (self.train, self.test)))
+            sides = ([self._read(folder / file) for file in side] for side in (self.train, self.test))
+            return join_splits(*sides)
 
-        return read_once(source.name, source, folder, (*self.train, *self.test), read)
+        files = (*self.train, *self.test)
+        return read_once(source.name, source, folder, files, read)
 
     def _read(self, path: Path) -> Arrays:
         with readable(path, f"a pickled dict with the keys data and {self.key}"):
             content = read_pickle(read_file(path))
-            images, labels = content["data"], content[self.key]
-            if not (isinstance(labels, np.ndarray) or all(type(label) is int for label in labels)):
+            images = content["data"]
+            labels = content[self.key]
+            are_integers = isinstance(labels, np.ndarray) or all(type(label) is int for label in labels)
+            if not are_integers:
                 raise ValueError(f"{self.key} are no integers")
-        rows = validated_arrays(path, images, labels, (3 * 32 * 32,), self.classes)
+        shape = (3 * 32 * 32,)
+        rows = validated_arrays(path, images, labels, shape, self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, 32, 32))
 
     def load(self) -> Dataset:

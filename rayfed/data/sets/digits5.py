@@ -55,21 +55,32 @@ class Digits5(Published, DomainSampling):
         """Return the images that are kept, by domain; `source` is the domain, `index` the row in its files."""
         domains = self.selected_domains()
         arrays = {name: self._arrays(name) for name in domains}
-        published = {name: part.is_test for name, part in arrays.items()} if self.split == "published" else None
-        made_of = {"mnist_m": "mnist"} if "mnist_m" in domains and self._generates_mnist_m() else {}
-        kept = self.sample({name: len(part.labels) for name, part in arrays.items()}, published, made_of)
-        code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
+        published = None
+        if self.split == "published":
+            published = {name: part.is_test for name, part in arrays.items()}
+        if "mnist_m" in domains and self._generates_mnist_m():
+            made_of = {"mnist_m": "mnist"}
+        else:
+            made_of = {}
+        sizes = {}
+        for name, part in arrays.items():
+            sizes[name] = len(part.labels)
+        kept = self.sample(sizes, published, made_of)
+        parts = list(kept.values())
+        counts = [len(part.rows) for part in parts]
+        code = np.repeat(np.arange(len(domains), dtype=np.int16), counts)
+        labels = [arrays[name].labels[part.rows] for name, part in kept.items()]
         return Dataset.of(
             self.name,
             self._images(arrays, kept),
-            np.concatenate([arrays[name].labels[part.rows] for name, part in kept.items()]),
-            is_test=np.concatenate([part.is_test for part in kept.values()]),
+            np.concatenate(labels),
+            is_test=np.concatenate([part.is_test for part in parts]),
             num_classes=10,
             domain=code,
             domains=domains,
             source=code,
             sources=domains,
-            index=np.concatenate([part.rows for part in kept.values()]),
+            index=np.concatenate([part.rows for part in parts]),
             leakage_group=_leakage_groups(kept, made_of),
             ood=self.left_out,
             **self.normalisation(3),
@@ -84,18 +95,22 @@ class Digits5(Published, DomainSampling):
                 target = out[start : start + len(part.rows)]
 
                 def resize(row: int, raw: Any = arrays[name].images, rows: Any = part.rows, out: Any = target) -> None:
-                    out[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
+                    image = Image.fromarray(raw[rows[row]]).convert("RGB")
+                    out[row] = resize_image(image, self.size)
 
-                run_in_threads(resize, len(target), f"{self.name}, {name}: resizing images (only once)")
+                what = f"{self.name}, {name}: resizing images (only once)"
+                run_in_threads(resize, len(target), what)
                 start += len(target)
 
+        rows_hash = array_hash(*(part.rows for part in kept.values()))
         key = {
             "version": VERSION,
             "files": [part.key for part in arrays.values()],
-            "rows": array_hash(*(part.rows for part in kept.values())),
+            "rows": rows_hash,
         }
         count = sum(len(part.rows) for part in kept.values())
-        return memory_mapped(self.name, key, (count, 3, self.size, self.size), "uint8", fill)
+        shape = (count, 3, self.size, self.size)
+        return memory_mapped(self.name, key, shape, "uint8", fill)
 
     def _arrays(self, domain: str) -> Arrays:
         """Return all images and labels of a domain."""
@@ -103,28 +118,37 @@ class Digits5(Published, DomainSampling):
             return Mnist(root=self.root, download=self.download).files()
         if domain == "mnist_m" and self._generates_mnist_m():
             return self._generated()
-        source = sources()["published_mnist_m" if domain == "mnist_m" else domain]
+        name = domain
+        if domain == "mnist_m":
+            name = "published_mnist_m"
+        source = sources()[name]
         files, read_side = FILES[domain]
         folder = self.find(source.name, files)
 
         def read() -> Arrays:
-            return join_splits(*([read_side(folder / file, side)] for file, side in zip(files, SIDES, strict=True)))
+            sides = ([read_side(folder / file, side)] for file, side in zip(files, SIDES, strict=True))
+            return join_splits(*sides)
 
         return read_once(f"{self.name}-{domain}", source, folder, files, read)
 
     def _generates_mnist_m(self) -> bool:
-        return bool(self.photographs) and not sources()["published_mnist_m"].present(self.root)
+        published = sources()["published_mnist_m"]
+        return bool(self.photographs) and not published.present(self.root)
 
     def _generated(self) -> Arrays:
         """Return MNIST-M as |photograph − digit| (Ganin et al. 2016), in MNIST's order, with random patches."""
-        digits, pictures = self._arrays("mnist"), load_photographs(self.photographs)
+        digits = self._arrays("mnist")
+        pictures = load_photographs(self.photographs)
 
         def fill(out: np.ndarray) -> None:
             picture, top, left = numpy_generator(0).random((3, len(out)))
-            out[:] = blended(digits.images[:, None], pictures, picture, top, left).transpose(0, 2, 3, 1)
+            drawn = blended(digits.images[:, None], pictures, picture, top, left)
+            out[:] = drawn.transpose(0, 2, 3, 1)
 
-        key, shape = digits.key + array_hash(*pictures), (*digits.images.shape, 3)
-        images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
+        key = digits.key + array_hash(*pictures)
+        shape = (*digits.images.shape, 3)
+        made_of = {"version": VERSION, "made of": key}
+        images = memory_mapped(f"{self.name}-made", made_of, shape, "uint8", fill)
         return digits._replace(images=images, key=key)
 
 
@@ -133,7 +157,11 @@ def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np
     if not made_of or not set(made_of.values()) <= set(kept):
         return None
     offsets = {name: position << 32 for position, name in enumerate(kept)}
-    return np.concatenate([part.rows + offsets[made_of.get(name, name)] for name, part in kept.items()])
+    groups = []
+    for name, part in kept.items():
+        original = made_of.get(name, name)
+        groups.append(part.rows + offsets[original])
+    return np.concatenate(groups)
 
 
 SIDES = ("train", "test")
@@ -145,7 +173,8 @@ def read_mat(path: Path, side: str) -> Arrays:
 
     with readable(path, "a .mat file of X [32, 32, 3, n] and y [n, 1]"):
         content = scipy.io.loadmat(path)
-        images, labels = np.moveaxis(content["X"], -1, 0), content["y"].reshape(-1)
+        images = np.moveaxis(content["X"], -1, 0)
+        labels = content["y"].reshape(-1)
         if (labels % 1 == 0).all():  # they may be floats
             labels = np.where(labels == 10, 0, labels).astype(np.int64)
     return validated_arrays(path, images, labels, (32, 32, 3), 10)
@@ -165,7 +194,8 @@ def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
     import torch  # imported late: other datasets need no torch to load
 
     with readable(path, "a pair of tensors, images and labels, written by torch.save"):
-        images, labels = (part.numpy() for part in torch.load(path, map_location="cpu", weights_only=True))
+        parts = torch.load(path, map_location="cpu", weights_only=True)
+        images, labels = (part.numpy() for part in parts)
     return validated_arrays(path, images, labels, (None, None, 3), 10)
 
 

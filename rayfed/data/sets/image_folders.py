@@ -67,27 +67,38 @@ class ImageFiles(DomainSampling):
         those of `entries`.
         """
         files, labels, domain, is_test, client, is_val = as_columns(entries)
-        rows_of = {name: np.flatnonzero(domain == number) for number, name in enumerate(domains)}
+        rows_of = {}
+        for number, name in enumerate(domains):
+            rows_of[name] = np.flatnonzero(domain == number)
         sizes = {name: len(rows) for name, rows in rows_of.items()}
-        held_out = {name: (is_test | is_val)[rows] for name, rows in rows_of.items()}
-        kept = self.sample(sizes, held_out if published else None)
-        rows = np.concatenate([rows_of[name][part.rows] for name, part in kept.items()])
+        is_held_out = is_test | is_val
+        held_out = {name: is_held_out[rows] for name, rows in rows_of.items()}
+        if published:
+            kept = self.sample(sizes, held_out)
+        else:
+            kept = self.sample(sizes, None)
+        parts = [rows_of[name][part.rows] for name, part in kept.items()]
+        rows = np.concatenate(parts)
         drawn = np.concatenate([part.is_test for part in kept.values()])
+        columns = self.normalisation(3)
+        if published:
+            columns |= {"is_test": is_test[rows], "is_val": is_val[rows]}
+        else:
+            columns |= {"is_test": drawn, "is_val": None}
+        if natural:
+            columns |= {"client": client[rows]}
         return Dataset.of(
             self.name,
             decode_images(self.name, root, files[rows].tolist(), self.size),
             labels[rows],
-            is_test=is_test[rows] if published else drawn,
-            is_val=is_val[rows] if published else None,
             num_classes=num_classes,
             domain=domain[rows],
             domains=domains,
             source=domain[rows],
             sources=domains,
             index=index_within_group(domain)[rows],
-            client=client[rows] if natural else None,
             ood=self.left_out,
-            **self.normalisation(3),
+            **columns,
         )
 
 
@@ -108,7 +119,9 @@ class DomainFolders(Published, ImageFiles):
         """Return the images that are kept of the selected domains, one domain after the other."""
         domains = self.selected_domains()
         folder = self.find(self.source)
-        domain_folders = {number: self.domain_folder(folder, name) for number, name in enumerate(domains)}
+        domain_folders = {}
+        for number, name in enumerate(domains):
+            domain_folders[number] = self.domain_folder(folder, name)
         classes = self.classes or class_names(folder, domain_folders.values(), self.count)
         entries = walk(folder, domain_folders, classes, ignore_others=self.ignore_others)
         return self.dataset(folder, entries, domains, self.count, published=False)
@@ -116,7 +129,10 @@ class DomainFolders(Published, ImageFiles):
     def domain_folder(self, folder: Path, domain: str) -> str:
         """Return the name of a domain's folder: the first spelling that exists."""
         spellings = self.folders[domain]
-        return next((name for name in spellings if (folder / name).is_dir()), spellings[0])
+        for name in spellings:
+            if (folder / name).is_dir():
+                return name
+        return spellings[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +216,8 @@ class DomainNet10(DomainFolders):
     ignore_others: ClassVar[bool] = True
 
 
-PARTS, CLASSES = ("train", "val"), 200
+PARTS = ("train", "val")
+CLASSES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,20 +245,24 @@ class TinyImageNet(Published, ChannelNormalisation):
             wnids = (folder / "wnids.txt").read_text().split()
             if len(set(wnids)) != CLASSES:
                 raise ValueError(f"{len(set(wnids))} different classes")
-        entries, left_out = [], Counter[str]()
+        entries = []
+        left_out = Counter[str]()
         for label, wnid in enumerate(wnids if "train" in self.parts else ()):
             place = folder / "train" / wnid / "images"
             with readable(place, "a folder of images"):
                 files = image_files(place, left_out)
                 if not files:
                     raise ValueError("it contains no image")
-            entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
+            for file in files:
+                entries.append(Entry(f"train/{wnid}/images/{file}", label, 0))
         tell_left_out(folder, left_out)
         if "val" in self.parts:
             path = folder / "val" / "val_annotations.txt"
             with readable(path, "lines with an image and its class"):
-                pairs = [line.split()[:2] for line in path.read_text().splitlines()]
-                entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
+                lines = path.read_text().splitlines()
+                pairs = [line.split()[:2] for line in lines]
+                for file, wnid in pairs:
+                    entries.append(Entry(f"val/images/{file}", wnids.index(wnid), 0, True))
         paths, labels, _, is_test, *_ = as_columns(entries)
         images = decode_images(self.name, folder, paths.tolist(), self.size)
         columns = from_two_files(is_test, PARTS) | self.normalisation(3)
@@ -294,16 +315,25 @@ class ImageFolder(ImageFiles):
 
     def load(self) -> Dataset:
         """Return the images that are kept; UsageError if folders or files are missing, or do not fit the options."""
-        root, layout = absolute(self.folder), self._layout()
-        domains, entries, held = self.selected_domains(), list[Entry](), dict[str, set[int]]()
-        inner = ("",) if layout.domains == (WHOLE,) else domains
+        root = absolute(self.folder)
+        layout = self._layout()
+        domains = self.selected_domains()
+        entries = list[Entry]()
+        held = dict[str, set[int]]()
+        inner = domains
+        if layout.domains == (WHOLE,):
+            inner = ("",)
         may_lack_classes = len(layout.splits) * len(inner) > 1
         for folder, split in layout.splits.items():
             if inner != ("",):
                 refuse_loose_images(root / folder)
-            paths = {number: os.path.join(folder, name) for number, name in enumerate(inner)}
+            paths = {}
+            for number, name in enumerate(inner):
+                paths[number] = os.path.join(folder, name)
             found = walk(root, paths, layout.classes, may_lack_classes=may_lack_classes)
-            entries += [entry._replace(is_test=split == "test", is_val=split == "val") for entry in found]
+            is_test = split == "test"
+            is_val = split == "val"
+            entries += [entry._replace(is_test=is_test, is_val=is_val) for entry in found]
             held |= {path: set() for path in paths.values()}
             for entry in found:
                 held[paths[entry.domain]].add(entry.label)
@@ -313,15 +343,22 @@ class ImageFolder(ImageFiles):
 
     def _layout(self) -> Layout:
         """Return what the folders stand for; UsageError if that cannot be seen."""
-        root, where = existing("data.folder", self.folder, LAYOUT, "folder"), f"data.folder={self.folder}"
+        root = existing("data.folder", self.folder, LAYOUT, "folder")
+        where = f"data.folder={self.folder}"
         outer = folders(root)
         splits = self._splits(outer)
         if "" not in splits:
             outer = _inner_folders(root, splits)
             self._refuse_untrained(root, splits, outer)
-        inner = _inner_folders(root, [os.path.join(split, name) for split in splits for name in outer])
+        combined = [os.path.join(split, name) for split in splits for name in outer]
+        inner = _inner_folders(root, combined)
         is_whole = not inner or self.domains == [WHOLE]
-        domains, classes = ([WHOLE], outer) if is_whole else (outer, inner)
+        if is_whole:
+            domains = [WHOLE]
+            classes = outer
+        else:
+            domains = outer
+            classes = inner
         for name in (*domains, *classes):
             if split_named(name) and name not in self.domains:
                 remedy = f"to make the folders domains, name them with data.domains=[{','.join(outer)}]"
@@ -334,23 +371,36 @@ class ImageFolder(ImageFiles):
         """Return train, val or test for each of the folders `names`; {"": "train"} if they are no splits."""
         splits = {name: split_named(name) or "" for name in names}
         kinds = set(splits.values())
-        if "" in kinds or "train" not in kinds or len(kinds) == 1 or set(self.domains) & set(names):
+        is_not_split = "" in kinds or "train" not in kinds or len(kinds) == 1
+        if is_not_split or set(self.domains) & set(names):
             return {"": "train"}
         if "test" in kinds:
             return splits
-        return {name: "test" if split == "val" else split for name, split in splits.items()}  # as torchvision has it
+        tested = {}
+        for name, split in splits.items():
+            if split == "val":
+                tested[name] = "test"
+        return splits | tested  # as torchvision has it
 
     def _refuse_untrained(self, root: Path, splits: Mapping[str, str], names: Sequence[str]) -> None:
         """Raise UsageError if one of the folders `names` is in no folder for training."""
-        training = [split for split, kind in splits.items() if kind == "train"]
+        training = []
+        for split, kind in splits.items():
+            if kind == "train":
+                training.append(split)
         trained = _inner_folders(root, training)
         for name in names:
             if name not in trained:
-                there = next(split for split in splits if (root / split / name).is_dir())
-                raise UsageError(f"{root / training[0]}: no folder {name}, which {there} has; write names alike")
+                having = (split for split in splits if (root / split / name).is_dir())
+                there = next(having)
+                folder = root / training[0]
+                raise UsageError(f"{folder}: no folder {name}, which {there} has; write names alike")
 
 
 def _inner_folders(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the sorted names of the folders in those of `paths`, below `root`, that exist."""
-    existing_paths = [root / path for path in paths if (root / path).is_dir()]
+    existing_paths = []
+    for path in paths:
+        if (root / path).is_dir():
+            existing_paths.append(root / path)
     return sorted({name for path in existing_paths for name in folders(path)})

@@ -45,11 +45,21 @@ class LabelledTable(ChannelNormalisation):
 
     @property
     def _first_label(self) -> str:
-        return self.label if isinstance(self.label, str) else self.label[0]
+        if isinstance(self.label, str):
+            return self.label
+        return self.label[0]
+
+    def _count_rows(self, files: Sequence[Path]) -> int:
+        """Return the number of rows in all of `files`."""
+        return sum(len(tables.read(file, [self._first_label])) for file in files)
 
     @property
     def default_partition(self) -> str:
-        return "natural" if self.client else "domains" if self.domain else "iid"
+        if self.client:
+            return "natural"
+        if self.domain:
+            return "domains"
+        return "iid"
 
     def dataset(
         self,
@@ -61,14 +71,20 @@ class LabelledTable(ChannelNormalisation):
         is_val: np.ndarray | None,
     ) -> Dataset:
         """Return the rows of `files`; `source`, `is_test` and `is_val` have one value per row."""
-        label_columns = [self.label] if isinstance(self.label, str) else self.label
+        if isinstance(self.label, str):
+            label_columns = [self.label]
+        else:
+            label_columns = self.label
         parts = self.parts(files[0])
-        features = [column for chosen in parts.values() for column in chosen]
+        features = []
+        for chosen in parts.values():
+            features.extend(chosen)
         for label in set(label_columns) & set(features):
             raise UsageError(f"data.features: {label} is data.label, which would leak the answer; leave it out")
         for path in files:
             optional = [self.client, self.domain, self.strata]
-            tables.check_columns(path, [*features, *label_columns, *(name for name in optional if name)])
+            named = filter(None, optional)
+            tables.check_columns(path, [*features, *label_columns, *named])
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
         per_row = {"source": source, "is_test": is_test, "is_val": is_val, "index": index_within_group(source)}
         names = dict[str, Any]()
@@ -76,11 +92,17 @@ class LabelledTable(ChannelNormalisation):
             domain, names["domains"] = columns.encode_names(files, self.domain)
             per_row["domain"] = np.unique(domain, return_inverse=True)[1]
         if self.strata:
-            per_row["strata"] = np.unique(columns.encode_names(files, self.strata)[0], return_inverse=True)[1]
+            strata, _ = columns.encode_names(files, self.strata)
+            _, per_row["strata"] = np.unique(strata, return_inverse=True)
         if self.client:
             per_row["client"] = columns.encode_names(files, self.client)[0]
-        inputs = {part: as_lazy_rows(x) for part, x in self.inputs(name, files, parts, len(labels)).items()}
+        inputs = {}
+        for part, x in self.inputs(name, files, parts, len(labels)).items():
+            inputs[part] = as_lazy_rows(x)
         images = [x for x in inputs.values() if x.dtype == np.uint8]
+        channels = 1
+        if images:
+            channels = images[0].shape[1]
         return Dataset.of(
             name,
             inputs.get("", inputs),
@@ -89,7 +111,7 @@ class LabelledTable(ChannelNormalisation):
             sources=sources,
             **names,
             **per_row,
-            **self.normalisation(images[0].shape[1] if images else 1),
+            **self.normalisation(channels),
         )
 
     def parts(self, path: Path) -> dict[str, list[str]]:
@@ -104,15 +126,24 @@ class LabelledTable(ChannelNormalisation):
         for name in self.features:
             if isinstance(name, bool):
                 raise UsageError(f"data.features: an input is called {name!r}{unquoted(name)}")
-        return {str(name): [given] if isinstance(given, str) else given for name, given in self.features.items()}
+        parts = {}
+        for name, given in self.features.items():
+            if isinstance(given, str):
+                given = [given]
+            parts[str(name)] = given
+        return parts
 
     def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
         """Return the inputs [rows, ...] of each part."""
-        sized = [part for part, chosen in parts.items() if columns.holds_images(files[0], chosen)] or [*parts]
-        return {
-            part: columns.read_inputs(name, files, chosen, rows, self.size if part in sized else None)
-            for part, chosen in parts.items()
-        }
+        sized = [part for part, chosen in parts.items() if columns.holds_images(files[0], chosen)]
+        sized = sized or list(parts)
+        inputs = {}
+        for part, chosen in parts.items():
+            size = None
+            if part in sized:
+                size = self.size
+            inputs[part] = columns.read_inputs(name, files, chosen, rows, size)
+        return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +168,9 @@ class Table(LabelledTable):
 
     @property
     def partition_defaults(self) -> dict[str, Any]:
-        return {} if self.split or self.default_partition == "iid" else {"test": 0.25}
+        if self.split or self.default_partition == "iid":
+            return {}
+        return {"test": 0.25}
 
     def load(self) -> Dataset:
         """Return all rows; `index` counts them across all files.
@@ -146,17 +179,28 @@ class Table(LabelledTable):
             UsageError: A file is missing or damaged, or a column is missing, of a wrong type or has empty cells.
         """
         path = absolute(self.file)
-        files, problem = [path], f"no such file{looked_in(self.file)}"
+        files = [path]
+        problem = f"no such file{looked_in(self.file)}"
         if path.is_dir():
-            found, problem = files_below(path), "a folder without .parquet or .csv files"
-            files = [file for file in found if file.suffix.lower() == ".parquet" or tables.is_csv(file)]
+            found = files_below(path)
+            problem = "a folder without .parquet or .csv files"
+            files = []
+            for file in found:
+                if file.suffix.lower() == ".parquet" or tables.is_csv(file):
+                    files.append(file)
             _refuse_two_kinds(self.file, files)
-            tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
+            others = Counter(file.suffix or "without an ending" for file in found if file not in files)
+            tell_left_out(path, others)
         if not files or not files[0].is_file():
             raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
-        size = sum(len(tables.read(file, [self._first_label])) for file in files)
-        is_test, is_val = columns.split_rows(files, self.split) if self.split else (np.zeros(size, bool), None)
-        return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test, is_val)
+        size = self._count_rows(files)
+        if self.split:
+            is_test, is_val = columns.split_rows(files, self.split)
+        else:
+            is_test = np.zeros(size, bool)
+            is_val = None
+        source = np.zeros(size, np.int8)
+        return self.dataset(path.stem, files, source, ("all",), is_test, is_val)
 
 
 def _refuse_two_kinds(folder: str, files: Sequence[Path]) -> None:
@@ -188,25 +232,34 @@ class HubTables(LabelledTable):
         by_split = tables_by_split(folder)
         for split in self.splits or []:
             if split not in by_split:
-                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
+                present = ", ".join(by_split)
+                raise UsageError(f"data.splits={self.splits}: {folder} has {present}")
         kinds = {split: _kind(split) for split in self.splits or by_split}
         splits = sorted(kinds, key=lambda split: (kinds[split] == "test", split))
         unknown = [split for split in splits if kinds[split] is None]
         if unknown and len(splits) > 1 and not self.splits:
             remedy = f"name those to read, data.splits=[{', '.join(splits)}], in which others are trained on"
-            raise UsageError(f"data.folder={folder}: the split {unknown[0]} is none of train, val and test; {remedy}")
+            problem = f"the split {unknown[0]} is none of train, val and test"
+            raise UsageError(f"data.folder={folder}: {problem}; {remedy}")
         files = [path for split in splits for path in by_split[split]]
-        counts = [sum(len(tables.read(path, [self._first_label])) for path in by_split[split]) for split in splits]
-        source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
-        kind = np.array([str(kinds[split]) for split in splits])[source]
-        name = self.name or folder.name.removeprefix("datasets--").rpartition("--")[2]
-        return self.dataset(name, files, source, tuple(splits), kind == "test", kind == "val")
+        counts = [self._count_rows(by_split[split]) for split in splits]
+        numbers = np.arange(len(splits), dtype=np.int8)
+        source = np.repeat(numbers, counts)
+        kind_of_split = np.array([str(kinds[split]) for split in splits])
+        kind = kind_of_split[source]
+        name = self.name
+        if not name:
+            _, _, name = folder.name.removeprefix("datasets--").rpartition("--")
+        is_test = kind == "test"
+        return self.dataset(name, files, source, tuple(splits), is_test, kind == "val")
 
 
 def _kind(split: str) -> str | None:
     """Return whether a split, such as validation_matched, is train, val or test; None: its name does not say."""
     word = split_in(split)
-    return None if word is None else split_named(word)
+    if word is None:
+        return None
+    return split_named(word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +281,9 @@ class HuggingFace(HubTables):
     max_length: int | None = option(None, low=1, help="tokens of a text, which is cut or padded; null: of the longest")
 
     def parts(self, path: Path) -> dict[str, list[str]]:
-        return super().parts(path) if self.features or not self.tokenizer else {"": ["text"]}
+        if self.features or not self.tokenizer:
+            return super().parts(path)
+        return {"": ["text"]}
 
     def inputs(self, name: str, files: Sequence[Path], parts: dict[str, list[str]], rows: int) -> dict[str, Any]:
         if self.tokenizer is None:
@@ -246,7 +301,9 @@ class HuggingFace(HubTables):
         if self.default_partition == "iid":
             return {}
         splits = self.splits or tables_by_split(self.tables_folder)
-        return {} if any(_kind(split) == "test" for split in splits) else {"test": 0.25}
+        if any(_kind(split) == "test" for split in splits):
+            return {}
+        return {"test": 0.25}
 
 
 @dataclass(frozen=True, kw_only=True)

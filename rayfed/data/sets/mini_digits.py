@@ -47,10 +47,16 @@ class MiniDomains(DomainSelection):
 
     def load(self) -> Dataset:
         """Return the selected domains one after the other; about a fifth of each prefix of a domain are test images."""
-        domains, size = self.selected_domains(), self.per_domain or self.most
+        domains = self.selected_domains()
+        size = self.per_domain or self.most
         arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, self.generate)
-        rows = np.concatenate([self.all_domains.index(name) * self.most + np.arange(size) for name in domains])
+        firsts = []
+        for name in domains:
+            firsts.append(self.all_domains.index(name) * self.most)
+        rows = np.concatenate([first + np.arange(size) for first in firsts])
         images = np.array(arrays["images"][rows])
+        is_font = [int(name == "font") for name in domains]
+        half = (0.5,) * images.shape[1]
         return Dataset.of(
             self.name,
             images,
@@ -59,11 +65,11 @@ class MiniDomains(DomainSelection):
             num_classes=self.classes,
             domain=np.repeat(np.arange(len(domains), dtype=np.int16), size),
             domains=domains,
-            source=np.repeat([int(name == "font") for name in domains], size),
+            source=np.repeat(is_font, size),
             sources=self.sources,
             index=arrays["index"][rows],
-            mean=(0.5,) * images.shape[1],
-            std=(0.5,) * images.shape[1],
+            mean=half,
+            std=half,
             ood=self.left_out,
         )
 
@@ -97,7 +103,8 @@ class MiniDigits(MiniDomains):
         is_test = np.arange(PER_DOMAIN) % 5 == 4
         images: list[np.ndarray] = []
         for position, domain in enumerate(HANDWRITTEN):
-            random, domain_digits = numpy_generator(self.seed, 1, position), digits.images[rows_of[position]]
+            random = numpy_generator(self.seed, 1, position)
+            domain_digits = digits.images[rows_of[position]]
             for row, digit in enumerate(domain_digits):
                 if domain == "plain":
                     images.append(plain(digit))
@@ -106,16 +113,18 @@ class MiniDigits(MiniDomains):
                 elif domain == "blurred":
                     images.append(blurred(digit, random))
                 else:
-                    left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
+                    of_its_side = np.flatnonzero(is_test == is_test[row])
+                    left, right = domain_digits[random.choice(of_its_side, 2)]
                     images.append(street(digit, left, right, pictures, random))
         random = numpy_generator(self.seed, 1, DOMAINS.index("font"))
         printed = random.permutation(np.arange(PER_DOMAIN) % 10)
         images += [font(int(label), random) for label in printed]
         labels = [digits.target[rows] for rows in rows_of] + [printed]
+        index = [*rows_of, np.arange(PER_DOMAIN)]
         return {
             "images": np.stack(images).transpose(0, 3, 1, 2),
             "labels": np.concatenate(labels).astype(np.int64),
-            "index": np.concatenate([*rows_of, np.arange(PER_DOMAIN)]).astype(np.int64),
+            "index": np.concatenate(index).astype(np.int64),
         }
 
 
@@ -124,7 +133,10 @@ def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarr
     shuffled = random.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     count = len(HANDWRITTEN)
-    return [random.permutation(by_class[domain::count][:PER_DOMAIN]) for domain in range(count)]
+    parts = []
+    for domain in range(count):
+        parts.append(by_class[domain::count])
+    return [random.permutation(part[:PER_DOMAIN]) for part in parts]
 
 
 SIDE = 28
@@ -138,13 +150,15 @@ Random = np.random.Generator
 def plain(digit: np.ndarray) -> np.ndarray:
     """Draw a digit as in MNIST: white strokes on black, 20 pixels high, centred."""
     mask = centred(ink(digit, 20), SIDE)
-    return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
+    grey = mask[:, :, None]
+    return as_pixels(np.repeat(grey, 3, axis=2))
 
 
 def blended(digit: np.ndarray, photographs: list[np.ndarray], random: Random) -> np.ndarray:
     """Draw a digit as in MNIST-M (Ganin et al. 2016): |photograph - digit| in each channel."""
     mask = centred(ink(digit, 22), SIDE)
-    return as_pixels(np.abs(patch(photographs, random) - mask[:, :, None]))
+    background = patch(photographs, random)
+    return as_pixels(np.abs(background - mask[:, :, None]))
 
 
 def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
@@ -152,14 +166,18 @@ def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
     small = np.zeros((16, 16), np.float32)
     width = int(random.integers(10, 15))
     left = (16 - width) // 2
-    small[1:15, left : left + width] = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
+    strokes = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
+    small[1:15, left : left + width] = strokes
     slant = random.uniform(-0.25, 0.25)
-    slanted = Image.fromarray(small).transform(
-        (16, 16), Image.Transform.AFFINE, (1, slant, -slant * 7.5, 0, 1, 0), Image.Resampling.BILINEAR
-    )
-    mask = resized(np.asarray(slanted), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
-    grey = mask ** random.uniform(0.7, 1.1) * random.uniform(0.8, 1.0)
-    return as_pixels(np.repeat(grey[:, :, None], 3, axis=2))
+    shear = (1, slant, -slant * 7.5, 0, 1, 0)
+    upright = Image.fromarray(small)
+    slanted = upright.transform((16, 16), Image.Transform.AFFINE, shear, Image.Resampling.BILINEAR)
+    enlarged = resized(np.asarray(slanted), (SIDE, SIDE), Image.Resampling.BICUBIC)
+    mask = enlarged.clip(0, 1)
+    gamma = random.uniform(0.7, 1.1)
+    grey = mask**gamma * random.uniform(0.8, 1.0)
+    channel = grey[:, :, None]
+    return as_pixels(np.repeat(channel, 3, axis=2))
 
 
 def street(
@@ -170,34 +188,45 @@ def street(
     step = int(height * random.uniform(0.66, 0.8))
     canvas = np.zeros((3 * SIDE, 3 * SIDE), np.float32)
     middle = 3 * SIDE // 2
-    for neighbour, shift in ((left, -step), (right, step), (digit, 0)):
+    shifts = ((left, -step), (right, step), (digit, 0))
+    for neighbour, shift in shifts:
         if neighbour is digit or random.random() < 0.8:
-            window = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
+            corner = middle - SIDE // 2
+            window = canvas[corner:, corner + shift :][:SIDE, :SIDE]
             np.maximum(window, centred(ink(neighbour, height), SIDE), out=window)
-    turned = Image.fromarray(canvas).rotate(random.uniform(-8, 8), Image.Resampling.BILINEAR)
+    tilt = random.uniform(-8, 8)
+    turned = Image.fromarray(canvas).rotate(tilt, Image.Resampling.BILINEAR)
     down, across = random.integers(-2, 3, size=2)
     top = middle - SIDE // 2
-    mask = np.asarray(turned)[top + down :, top + across :][:SIDE, :SIDE]
+    cut = np.asarray(turned)[top + down :, top + across :]
+    mask = cut[:SIDE, :SIDE]
     front, back = colours(random, contrast=0.25, faded=0.55)
-    wall = back + 0.25 * (patch(photographs, random) - 0.5) + gradient(random, 0.2)
-    image = wall + mask[:, :, None] * (front - wall) * random.uniform(0.85, 1.0)
-    return smoothed(as_pixels(image + random.normal(0, 0.02, image.shape)), random.uniform(0.3, 0.8))
+    texture = patch(photographs, random) - 0.5
+    wall = back + 0.25 * texture + gradient(random, 0.2)
+    strokes = mask[:, :, None] * (front - wall)
+    image = wall + strokes * random.uniform(0.85, 1.0)
+    noise = random.normal(0, 0.02, image.shape)
+    return smoothed(as_pixels(image + noise), random.uniform(0.3, 0.8))
 
 
 def font(label: int, random: Random) -> np.ndarray:
     """Draw a digit as in SynthDigits: one of eight DejaVu fonts, any position, colour and tilt, a shaded background."""
     large = 4 * SIDE  # drawn large and then reduced, for smooth edges
     canvas = Image.new("L", (large, large))
-    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(20, 28)))
+    name = FONTS[random.integers(len(FONTS))]
+    face = typeface(name, int(4 * random.integers(20, 28)))
     shift = random.uniform(-9, 9, size=2)
-    position = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
+    right, down = shift.tolist()
+    position = (large / 2 + right, large / 2 + down)
     ImageDraw.Draw(canvas).text(position, str(label), fill=255, font=face, anchor="mm")
     turned = canvas.rotate(random.uniform(-20, 20), Image.Resampling.BILINEAR)
-    mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
+    reduced = turned.resize((SIDE, SIDE), Image.Resampling.BOX)
+    mask = np.asarray(reduced, np.float32)[:, :, None] / 255
     front, back = colours(random, contrast=0.4)
     ground = back + gradient(random, 0.3)
     image = ground + mask * (front - ground)
-    return smoothed(as_pixels(image + random.normal(0, 0.03, image.shape)), random.uniform(0, 0.8))
+    noise = random.normal(0, 0.03, image.shape)
+    return smoothed(as_pixels(image + noise), random.uniform(0, 0.8))
 
 
 def ink(digit: np.ndarray, height: int) -> np.ndarray:
@@ -209,25 +238,32 @@ def ink(digit: np.ndarray, height: int) -> np.ndarray:
 def centred(mask: np.ndarray, side: int) -> np.ndarray:
     """Place `mask` on a square of zeros so that the bounding box of its strokes is centred."""
     framed = np.zeros((side, side), np.float32)
-    rows, columns = (np.flatnonzero(mask.max(axis=axis) > 0.3) for axis in (1, 0))
+    rows = np.flatnonzero(mask.max(axis=1) > 0.3)
+    columns = np.flatnonzero(mask.max(axis=0) > 0.3)
     if not len(rows) or not len(columns):
         return framed
-    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    top, left = (side - part.shape[0]) // 2, (side - part.shape[1]) // 2
-    framed[top : top + part.shape[0], left : left + part.shape[1]] = part
+    used_rows = slice(rows[0], rows[-1] + 1)
+    used_columns = slice(columns[0], columns[-1] + 1)
+    part = mask[used_rows, used_columns]
+    top = (side - part.shape[0]) // 2
+    left = (side - part.shape[1]) // 2
+    height, width = part.shape
+    framed[top : top + height, left : left + width] = part
     return framed
 
 
 def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling) -> np.ndarray:
     """Resize floats [h, w] to `size` (width, height)."""
-    return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, method))
+    image = Image.fromarray(values.astype(np.float32))
+    return np.asarray(image.resize(size, method))
 
 
 def patch(photographs: list[np.ndarray], random: Random, side: int = SIDE) -> np.ndarray:
     """Return a random patch [side, side, ...] in [0, 1] of one of the photographs, uint8 [height, width, ...]."""
     photograph = photographs[random.integers(len(photographs))]
     top, left = (int(random.integers(size - side + 1)) for size in photograph.shape[:2])
-    return photograph[top : top + side, left : left + side] / np.float32(255)
+    cut = photograph[top : top + side, left : left + side]
+    return cut / np.float32(255)
 
 
 def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -236,14 +272,20 @@ def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.
     while True:
         front, back = random.random((2, 3))
         if abs(weights @ (front - back)) >= contrast:
-            return tuple(colour + faded * (weights @ colour - colour) for colour in (front, back))
+            greyed = []
+            for colour in (front, back):
+                grey = weights @ colour
+                greyed.append(colour + faded * (grey - colour))
+            return greyed[0], greyed[1]
 
 
 def gradient(random: Random, strength: float) -> np.ndarray:
     """Return a gradient [28, 28, 1] in a random direction, within -strength / 2 and strength / 2."""
     angle = random.uniform(0, 2 * np.pi)
-    down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
-    return (strength * random.random() * (np.sin(angle) * down + np.cos(angle) * across))[:, :, None]
+    places = np.indices((SIDE, SIDE))
+    down, across = places / (SIDE - 1) - 0.5
+    slope = np.sin(angle) * down + np.cos(angle) * across
+    return (strength * random.random() * slope)[:, :, None]
 
 
 def smoothed(pixels: np.ndarray, radius: float) -> np.ndarray:
@@ -253,7 +295,8 @@ def smoothed(pixels: np.ndarray, radius: float) -> np.ndarray:
 
 def as_pixels(values: np.ndarray) -> np.ndarray:
     """Convert floats in [0, 1] to uint8."""
-    return np.rint(values.clip(0, 1) * 255).astype(np.uint8)
+    levels = np.rint(values.clip(0, 1) * 255)
+    return levels.astype(np.uint8)
 
 
 @cache
@@ -261,4 +304,5 @@ def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Load a DejaVu font that matplotlib ships."""
     import matplotlib
 
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"DejaVu{name}.ttf"), size)
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return ImageFont.truetype(str(folder / f"DejaVu{name}.ttf"), size)

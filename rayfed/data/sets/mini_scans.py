@@ -41,17 +41,24 @@ class MiniScans(MiniDomains):
         """Generate all scanners: images, uint8 [1795, 1, 32, 32], masks, and each digit's row in load_digits."""
         from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
-        digits, photographs = load_digits(), load_photographs(None)
-        grounds = [np.asarray(Image.fromarray(photograph).convert("L")) for photograph in photographs]
-        order = numpy_generator(self.seed, 0).permutation(len(digits.target))[: len(SCANNERS) * PER_SCANNER]
-        images, masks = [], []
+        digits = load_digits()
+        photographs = load_photographs(None)
+        grey = []
+        for photograph in photographs:
+            grey.append(Image.fromarray(photograph).convert("L"))
+        grounds = [np.asarray(image) for image in grey]
+        shuffled = numpy_generator(self.seed, 0).permutation(len(digits.target))
+        order = shuffled[: len(SCANNERS) * PER_SCANNER]
+        images = []
+        masks = []
         for position, scanner in enumerate(SCANNERS):
             random = numpy_generator(self.seed, 1, position)
             for row in order[position * PER_SCANNER : (position + 1) * PER_SCANNER]:
                 strokes = drawn(digits.images[row], random)
                 images.append(scan(scanner, strokes, blots(strokes, random), grounds, random))
                 masks.append(strokes > 0.5)
-        return {"images": np.stack(images)[:, None], "labels": np.stack(masks).astype(np.int64), "index": order}
+        labels = np.stack(masks).astype(np.int64)
+        return {"images": np.stack(images)[:, None], "labels": labels, "index": order}
 
 
 def drawn(digit: np.ndarray, random: Random) -> np.ndarray:
@@ -59,8 +66,10 @@ def drawn(digit: np.ndarray, random: Random) -> np.ndarray:
     height = int(random.integers(18, 27))
     canvas = np.zeros((SIDE, SIDE), np.float32)
     top, left = random.integers(0, SIDE - height + 1, 2)
-    canvas[top : top + height, left : left + height] = ink(digit, height)
-    turned = Image.fromarray(canvas).rotate(random.uniform(-30, 30), Image.Resampling.BILINEAR)
+    place = slice(top, top + height), slice(left, left + height)
+    canvas[place] = ink(digit, height)
+    angle = random.uniform(-30, 30)
+    turned = Image.fromarray(canvas).rotate(angle, Image.Resampling.BILINEAR)
     return np.asarray(turned)
 
 
@@ -69,26 +78,38 @@ def blots(strokes: np.ndarray, random: Random) -> np.ndarray:
     down, across = np.indices((SIDE, SIDE))
     result = np.zeros((SIDE, SIDE), np.float32)
     for _ in range(random.integers(2, 4)):
-        y, x, radius = random.uniform(0, SIDE), random.uniform(0, SIDE), random.uniform(2.5, 5.0)
-        result = np.maximum(result, (radius + 0.5 - np.hypot(down - y, across - x)).clip(0, 1))
+        y = random.uniform(0, SIDE)
+        x = random.uniform(0, SIDE)
+        radius = random.uniform(2.5, 5.0)
+        distance = np.hypot(down - y, across - x)
+        blot = (radius + 0.5 - distance).clip(0, 1)
+        result = np.maximum(result, blot)
     return result * (1 - strokes)
 
 
 def scan(scanner: str, strokes: np.ndarray, blots: np.ndarray, grounds: list[np.ndarray], random: Random) -> np.ndarray:
     """Return the image of a scanner, uint8 [32, 32]."""
-    shown, noise = np.maximum(strokes, random.uniform(0.6, 1.0) * blots), random.normal(0, 1, (SIDE, SIDE))
-    down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
+    shown = np.maximum(strokes, random.uniform(0.6, 1.0) * blots)
+    noise = random.normal(0, 1, (SIDE, SIDE))
+    places = np.indices((SIDE, SIDE))
+    down, across = places / (SIDE - 1) - 0.5
     angle = random.uniform(0, 2 * np.pi)
     slope = np.sin(angle) * down + np.cos(angle) * across
     if scanner == "sharp":
         return as_pixels(random.uniform(0.7, 1.0) * shown + 0.04 * noise)
     if scanner == "hazy":
-        vignette = random.uniform(0.4, 0.6) - 0.5 * (down**2 + across**2)
-        return as_pixels(vignette + random.uniform(0.2, 0.35) * shown + 0.05 * noise)
+        brightest = random.uniform(0.4, 0.6)
+        vignette = brightest - 0.5 * (down**2 + across**2)
+        contrast = random.uniform(0.2, 0.35)
+        return as_pixels(vignette + contrast * shown + 0.05 * noise)
     if scanner == "shaded":
         signal = (0.25 + 0.3 * shown) * (1 + slope)
         return as_pixels(signal * (1 + 0.15 * noise))
     if scanner == "textured":
-        return as_pixels(0.7 * patch(grounds, random, SIDE) + 0.3 * shown + 0.03 * noise)
-    stripes = 0.15 * np.sin(2 * np.pi * random.uniform(6, 9) * slope + random.uniform(0, 2 * np.pi))
-    return smoothed(as_pixels(0.35 + stripes + 0.35 * shown + 0.06 * noise), 0.8)
+        ground = patch(grounds, random, SIDE)
+        return as_pixels(0.7 * ground + 0.3 * shown + 0.03 * noise)
+    frequency = random.uniform(6, 9)
+    phase = random.uniform(0, 2 * np.pi)
+    stripes = 0.15 * np.sin(2 * np.pi * frequency * slope + phase)
+    image = 0.35 + stripes + 0.35 * shown + 0.06 * noise
+    return smoothed(as_pixels(image), 0.8)

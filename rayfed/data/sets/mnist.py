@@ -36,17 +36,26 @@ class IdxFiles(Published):
 
     def read_side(self, images: Path, labels: Path) -> Arrays:
         """Return the images [n, 28, 28] and labels of two files."""
-        pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
+        pixels = read_idx(images, dimensions=3)
+        numbers = read_idx(labels, dimensions=1)
         return validated_arrays(labels, pixels, numbers, (28, 28), 10)
 
     def files(self) -> Arrays:
         """Return the images [N, 28, 28] and labels of all files, read once for all runs on this machine."""
-        names, source = self.idx_files(), sources()[self.source]
+        names = self.idx_files()
+        source = sources()[self.source]
         folder = self.find(source.name, names)
-        files = [name if (folder / name).is_file() else f"{name}.gz" for name in names]
+        files = []
+        for name in names:
+            if (folder / name).is_file():
+                files.append(name)
+            else:
+                files.append(f"{name}.gz")
 
         def read() -> Arrays:
-            return join_splits(*([self.read_side(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
+            train = self.read_side(folder / files[0], folder / files[1])
+            test = self.read_side(folder / files[2], folder / files[3])
+            return join_splits([train], [test])
 
         return read_once(source.name, source, folder, files, read)
 
@@ -107,11 +116,16 @@ class Emnist(Mnist):
 
     def idx_files(self) -> list[str]:
         home = sources()[self.source].home(self.root)
-        place = "raw" if (home / "raw").is_dir() else "gzip"
-        return [f"{place}/emnist-{self.split}-{side}-{kind}" for side in self.sides for kind in KINDS]
+        place = "gzip"
+        if (home / "raw").is_dir():
+            place = "raw"
+        start = f"{place}/emnist-{self.split}"
+        return [f"{start}-{side}-{kind}" for side in self.sides for kind in KINDS]
 
     def read_side(self, images: Path, labels: Path) -> Arrays:
-        numbers = read_idx(labels, dimensions=1).astype(np.int64) - (self.split == "letters")  # which count from 1
+        numbers = read_idx(labels, dimensions=1).astype(np.int64)
+        if self.split == "letters":
+            numbers -= 1  # they count from 1
         pixels = read_idx(images, dimensions=3).swapaxes(1, 2)
         return validated_arrays(labels, pixels, numbers, (28, 28), self.classes)
 
@@ -120,15 +134,18 @@ def textured(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Return |image - texture|, where each image has a texture of 5 x 5 random greys, interpolated bilinearly."""
     side = images.shape[-1]
     position = np.linspace(0, 4, side)
-    weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(5))).astype(np.float32)  # bilinear, [side, 5]
-    greys = random.random((len(images), 1, 5, 5), dtype=np.float32)
+    distances = np.abs(position[:, None] - np.arange(5))
+    weights = np.maximum(0, 1 - distances).astype(np.float32)  # bilinear, [side, 5]
+    shape = (len(images), 1, 5, 5)
+    greys = random.random(shape, dtype=np.float32)
     return np.abs(images - 255 * (weights @ greys @ weights.T))
 
 
 def faint(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Reduce the contrast to a fifth and add normal noise with a standard deviation of a twentieth of the range."""
     noise = random.standard_normal(images.shape, dtype=np.float32)
-    return 127.5 + 0.2 * (images - np.float32(127.5)) + 255 / 20 * noise
+    contrast = 0.2 * (images - np.float32(127.5))
+    return 127.5 + contrast + 255 / 20 * noise
 
 
 VIEWS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
@@ -159,29 +176,47 @@ class MnistViews(IdxFiles):
     def load(self) -> Dataset:
         """Return the views one after the other, each with its training images before its test images."""
         images, labels, source, index = self.pool()
-        order = generator(self.seed, f"{self.name}: views").permutation(len(labels))
-        parts = [self._rows(order, source, position) for position in range(len(self.views))]
-        views = [self._apply_view(images[part], position) for position, part in enumerate(parts)]
+        random = generator(self.seed, f"{self.name}: views")
+        order = random.permutation(len(labels))
+        positions = range(len(self.views))
+        parts = [self._rows(order, source, position) for position in positions]
+        views = []
+        for position, part in enumerate(parts):
+            views.append(self._apply_view(images[part], position))
         rows = np.concatenate(parts)
+        numbers = np.arange(len(parts), dtype=np.int16)
+        domain = np.repeat(numbers, [len(part) for part in parts])
+        columns = from_two_files(source[rows] == 1, SOURCES)
+        columns |= {"index": index[rows], "mean": (0.5,), "std": (0.5,)}
         return Dataset.of(
             self.name,
             np.concatenate(views),
             labels[rows],
             num_classes=10,
-            domain=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in parts]),
+            domain=domain,
             domains=tuple(self.views),
-            **from_two_files(source[rows] == 1, SOURCES) | {"index": index[rows], "mean": (0.5,), "std": (0.5,)},
+            **columns,
         )
 
     def _rows(self, order: np.ndarray, source: np.ndarray, position: int) -> np.ndarray:
         caps = (self.per_domain, self.tests_per_domain)
-        shares = [order[source[order] == code][position :: len(self.views)] for code in range(2)]
-        return np.concatenate([share[:cap] for share, cap in zip(shares, caps, strict=True)])
+        shares = []
+        for code in range(2):
+            of_split = order[source[order] == code]
+            shares.append(of_split[position :: len(self.views)])
+        capped = []
+        for share, cap in zip(shares, caps, strict=True):
+            capped.append(share[:cap])
+        return np.concatenate(capped)
 
     def _apply_view(self, images: np.ndarray, position: int) -> np.ndarray:
-        resized = images if self.size == 28 else halve(images)
+        if self.size == 28:
+            resized = images
+        else:
+            resized = halve(images)
         view = self.views[position]
-        values = VIEWS[view](resized, generator(self.seed, f"{self.name}: textures and noise", view=view))
+        random = generator(self.seed, f"{self.name}: textures and noise", view=view)
+        values = VIEWS[view](resized, random)
         return np.rint(values).clip(0, 255).astype(np.uint8)
 
 
@@ -196,5 +231,7 @@ class FashionMnistViews(MnistViews):
 def halve(images: np.ndarray) -> np.ndarray:
     """Shrink images, uint8 [n, channels, 2h, 2w], to [n, channels, h, w] by means of 2 x 2 blocks, rounded half up."""
     wide = images.astype(np.uint16)
-    total = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
+    upper = wide[..., ::2, ::2] + wide[..., ::2, 1::2]
+    lower = wide[..., 1::2, ::2] + wide[..., 1::2, 1::2]
+    total = upper + lower
     return ((total + 2) // 4).astype(np.uint8)

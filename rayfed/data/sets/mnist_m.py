@@ -61,14 +61,18 @@ class MnistM(IdxFiles, ChannelNormalisation):
         train_pool = order[len(test_pool) :]
         count = max(1, floor_share(len(train_pool), self.share))
         tests = test_pool[: self.tests]
-        kept = [np.concatenate([train, tests]) for train in (train_pool[:count], train_pool[-count:])]
+        kept = []
+        for train in (train_pool[:count], train_pool[-count:]):
+            kept.append(np.concatenate([train, tests]))
         rows = np.concatenate(kept)
-        domain = np.repeat(np.arange(2, dtype=np.int16), count + len(tests))
+        size = count + len(tests)
+        domain = np.repeat(np.arange(2, dtype=np.int16), size)
+        is_test = np.arange(size) >= count
         return Dataset.of(
             self.name,
             self._images(digits, kept),
             labels[rows],
-            is_test=np.tile(np.arange(count + len(tests)) >= count, 2),
+            is_test=np.tile(is_test, 2),
             num_classes=10,
             domain=domain,
             domains=DOMAINS,
@@ -86,16 +90,20 @@ class MnistM(IdxFiles, ChannelNormalisation):
 
         def fill(out: np.ndarray) -> None:
             for start in range(0, len(plain), BLOCK):
-                block = digits[plain[start : start + BLOCK]].repeat(3, axis=1)
+                rows_of_block = plain[start : start + BLOCK]
+                block = digits[rows_of_block].repeat(3, axis=1)
                 out[start : start + len(block)] = enlarged(block, self.size)
             positions = generator(self.seed, "mnist_m: patches").random((3, len(digits)))
             for start in range(0, len(merged), BLOCK):
                 rows = merged[start : start + BLOCK]
                 block = blended(digits[rows], pictures, *positions[:, rows])
-                out[len(plain) + start :][: len(rows)] = enlarged(block, self.size)
+                place = len(plain) + start
+                out[place : place + len(rows)] = enlarged(block, self.size)
 
-        key = {"version": VERSION, "seed": self.seed, "made of": array_hash(digits, *kept, *pictures)}
-        shape = (len(plain) + len(merged), 3, self.size, self.size)
+        made_of = array_hash(digits, *kept, *pictures)
+        key = {"version": VERSION, "seed": self.seed, "made of": made_of}
+        count = len(plain) + len(merged)
+        shape = (count, 3, self.size, self.size)
         return memory_mapped(self.name, key, shape, "uint8", fill)
 
 
@@ -110,8 +118,10 @@ def blended(
     for row, digit in enumerate(digits):
         photograph = pictures[int(picture[row] * len(pictures))]
         high, wide = (side - SIDE + 1 for side in photograph.shape[:2])
-        y, x = int(top[row] * high), int(left[row] * wide)
-        patch = photograph[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1)
+        y = int(top[row] * high)
+        x = int(left[row] * wide)
+        patch = photograph[y : y + SIDE, x : x + SIDE]
+        patch = patch.transpose(2, 0, 1)
         images[row] = np.abs(patch.astype(np.int16) - digit)
     return images
 
@@ -125,11 +135,16 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
     if folder is None:
         from sklearn.datasets import load_sample_images  # imported late: takes a second
 
-        return [np.asarray(Image.fromarray(image).reduce(2)) for image in load_sample_images().images]
-    root, left_out = absolute(folder), Counter[str]()
+        images = map(Image.fromarray, load_sample_images().images)
+        return [np.asarray(image.reduce(2)) for image in images]
+    root = absolute(folder)
+    left_out = Counter[str]()
     paths = [root / name for name in image_files(root, left_out)]
     if not paths:
-        problem = f"contains no image; expected {EXPECTED}" if root.is_dir() else f"no such folder{looked_in(folder)}"
+        if root.is_dir():
+            problem = f"contains no image; expected {EXPECTED}"
+        else:
+            problem = f"no such folder{looked_in(folder)}"
         raise UsageError(f"data.photographs={folder}: {problem}; use null for scikit-learn's")
     tell_left_out(root, left_out)
     return [np.asarray(open_image(path)) for path in paths]
@@ -139,4 +154,8 @@ def enlarged(images: np.ndarray, size: int) -> np.ndarray:
     """Resize images, uint8 [n, 3, 28, 28], to `size`."""
     if size == images.shape[-1]:
         return images
-    return np.stack([resize_image(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])
+    resized = []
+    for image in images:
+        channels_last = Image.fromarray(image.transpose(1, 2, 0))
+        resized.append(resize_image(channels_last, size))
+    return np.stack(resized)

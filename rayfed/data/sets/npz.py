@@ -49,17 +49,18 @@ class Npz(ChannelNormalisation):
         path = existing("data.file", self.file, f"expected {EXPECTED}")
         key = {"version": VERSION, "files": files_hash(path.parent, [path.name])}
         arrays = cached_arrays("npz", key, lambda: _read(self.file))
-        images, labels, num_classes = as_lazy_rows(arrays["images"]), np.array(arrays["labels"]), self.num_classes
+        images = as_lazy_rows(arrays["images"])
+        labels = np.array(arrays["labels"])
+        num_classes = self.num_classes
         if labels.ndim == 1 and labels.dtype.kind == "i":
             num_classes = count_classes(f"{where}: labels", [labels], "data.num_classes", num_classes)
-        return Dataset.of(
-            path.stem,
-            images,
-            labels,
-            num_classes=num_classes,
-            **{name: np.array(arrays[name]) for name in ("is_test", "is_val", "client")},
-            **self.normalisation(images.shape[1] if images.dtype == np.uint8 else 1),
-        )
+        channels = 1
+        if images.dtype == np.uint8:
+            channels = images.shape[1]
+        marks = {}
+        for name in ("is_test", "is_val", "client"):
+            marks[name] = np.array(arrays[name])
+        return Dataset.of(path.stem, images, labels, num_classes=num_classes, **marks, **self.normalisation(channels))
 
 
 def _read(file: str) -> Arrays:
@@ -71,9 +72,14 @@ def _read(file: str) -> Arrays:
             others = [name for name in stored.files if name not in KNOWN]
         missing = [name for name in REQUIRED if name not in arrays]
         if missing or not {"is_test", "split"} & arrays.keys():
-            raise ValueError(f"{missing[0] if missing else 'is_test'} is not a file in it")
+            absent = "is_test"
+            if missing:
+                absent = missing[0]
+            raise ValueError(f"{absent} is not a file in it")
         images = arrays["images"]
-        sizes = {name: len(array) for name, array in arrays.items()}
+        sizes = {}
+        for name, array in arrays.items():
+            sizes[name] = len(array)
         if len(set(sizes.values())) > 1 or not len(images):
             raise ValueError(f"lengths {sizes}")
     if others:
@@ -92,12 +98,14 @@ def _marks(where: str, arrays: Arrays) -> Arrays:
     given = {name: as_mask(arrays[name]) for name in MARKS if name in arrays}
     for name, marks in given.items():
         if marks.dtype.kind != "b" or marks.ndim != 1:
-            raise UsageError(f"{where}: {name} is {marks.dtype} {list(marks.shape)}; expected booleans [N]")
+            form = f"{marks.dtype} {list(marks.shape)}"
+            raise UsageError(f"{where}: {name} is {form}; expected booleans [N]")
     if "split" not in arrays:
         return {"is_val": np.zeros(len(arrays["images"]), bool)} | given
     if arrays["split"].dtype.kind not in "US":
         raise UsageError(f"{where}: split is {arrays['split'].dtype}; expected words, train, val or test")
-    named = dict(zip(MARKS, split_masks(f"{where}: split", arrays["split"]), strict=True))
+    masks = split_masks(f"{where}: split", arrays["split"])
+    named = dict(zip(MARKS, masks, strict=True))
     for name, marks in given.items():
         if not np.array_equal(marks, named[name]):
             row = int((marks != named[name]).argmax())

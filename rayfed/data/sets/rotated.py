@@ -59,21 +59,29 @@ class RotatedMnist(IdxFiles):
 
     @property
     def default_partition(self) -> str:
-        return "lda" if self.recipe == "feddebias" else "domains"
+        if self.recipe == "feddebias":
+            return "lda"
+        return "domains"
 
     @property
     def partition_defaults(self) -> dict[str, Any]:
-        return {**_RECIPE, "base": "prior"} if self.recipe == "feddebias" else {}
+        if self.recipe == "feddebias":
+            return {**_RECIPE, "base": "prior"}
+        return {}
 
     def load(self) -> Dataset:
         """Return the images: already rotated for "augmentation", rotated by the client view for "feddebias"."""
         pool = self.pool()
         order = generator(self.seed, "rotated_mnist").permutation(len(pool[1]))
-        return self._feddebias(pool, order) if self.recipe == "feddebias" else self._augmentation(pool, order)
+        if self.recipe == "feddebias":
+            return self._feddebias(pool, order)
+        return self._augmentation(pool, order)
 
     def _feddebias(self, pool: Pool, order: np.ndarray) -> Dataset:
         images, labels, source, index = pool
-        train, test = np.flatnonzero(source == 0), order[source[order] == 1][: self.per_domain]
+        train = np.flatnonzero(source == 0)
+        test = order[source[order] == 1][: self.per_domain]
+        tests = rotated_tests(self.name, images[test], labels[test], TEN_ANGLES, self.size)
         return Dataset.of(
             self.name,
             select_rows(images, train),
@@ -81,31 +89,40 @@ class RotatedMnist(IdxFiles):
             num_classes=10,
             sources=MNIST_SOURCES,
             index=index[train],
-            tests=rotated_tests(self.name, images[test], labels[test], TEN_ANGLES, self.size),
+            tests=tests,
             client_view=RotationByClient(self.size),
         )
 
     def _augmentation(self, pool: Pool, order: np.ndarray) -> Dataset:
         images, labels, source, index = pool
-        parts = [order[position :: len(SIX_ANGLES)][: self.per_domain] for position in range(len(SIX_ANGLES))]
-        rows, sizes = np.concatenate(parts), [len(part) for part in parts]
+        parts = []
+        for position in range(len(SIX_ANGLES)):
+            part = order[position :: len(SIX_ANGLES)]
+            parts.append(part[: self.per_domain])
+        rows = np.concatenate(parts)
+        sizes = [len(part) for part in parts]
 
         def fill(out: np.ndarray) -> None:
             pairs = zip(parts, SIX_ANGLES, strict=True)
-            out[:] = np.concatenate([rotate(images[part], angle, self.size) for part, angle in pairs])
+            turned = []
+            for part, angle in pairs:
+                turned.append(rotate(images[part], angle, self.size))
+            out[:] = np.concatenate(turned)
 
         key = {"version": VERSION, "parts": sizes, "images": array_hash(images[rows])}
+        shape = (len(rows), 1, self.size, self.size)
+        names = tuple(map(angle_name, SIX_ANGLES))
         return Dataset.of(
             self.name,
-            memory_mapped(f"{self.name}-six", key, (len(rows), 1, self.size, self.size), "uint8", fill),
+            memory_mapped(f"{self.name}-six", key, shape, "uint8", fill),
             labels[rows],
             num_classes=10,
             domain=np.repeat(np.arange(len(SIX_ANGLES), dtype=np.int16), sizes),
-            domains=tuple(angle_name(angle) for angle in SIX_ANGLES),
+            domains=names,
             source=source[rows],
             sources=MNIST_SOURCES,
             index=index[rows],
-            ood=(angle_name(SIX_ANGLES[-1]),),
+            ood=names[-1:],
         )
 
 
@@ -124,16 +141,24 @@ class RotationMix:
 
     def mix(self, client: int) -> np.ndarray:
         """Return q, the share of each angle."""
-        return generator(self.seed, "rotated_cifar: mix", client=client).dirichlet([self.alpha] * len(self.angles))
+        random = generator(self.seed, "rotated_cifar: mix", client=client)
+        return random.dirichlet([self.alpha] * len(self.angles))
 
     def domain(self, client: int) -> str:
-        return angle_name(self.angles[0]) if len(self.angles) == 1 else "mixed"
+        if len(self.angles) == 1:
+            return angle_name(self.angles[0])
+        return "mixed"
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
         key = stream_seed(self.seed, "rotated_cifar: angles", client=client).to_bytes(7, "big")
-        hashes = [hashlib.blake2b(image.tobytes(), key=key, digest_size=6).digest() for image in images]
-        draws = np.array([int.from_bytes(digest, "big") for digest in hashes]) / 2**48
-        angle_of = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
+        hashes = []
+        for image in images:
+            digest = hashlib.blake2b(image.tobytes(), key=key, digest_size=6)
+            hashes.append(digest.digest())
+        integers = [int.from_bytes(digest, "big") for digest in hashes]
+        draws = np.array(integers) / 2**48
+        ends = np.cumsum(self.mix(client))
+        angle_of = np.searchsorted(ends[:-1], draws, side="right")
         rotated = np.empty_like(images)
         for number, angle in enumerate(self.angles):
             rotated[angle_of == number] = rotate(images[angle_of == number], angle)
@@ -156,14 +181,15 @@ class RotatedCifar(CifarFiles):
         """Return the training images, which the client view rotates, and the common test sets."""
         images, labels, is_test, _ = self.files()
         count = int((~is_test).sum())
+        angles = tuple(self.angles)
         return Dataset.of(
             self.name,
             images[:count],
             labels[:count],
             num_classes=self.classes,
             sources=SOURCES[:1],
-            tests=rotated_tests(self.name, images[count:], labels[count:], tuple(self.angles), images.shape[-1]),
-            client_view=RotationMix(tuple(self.angles), self.angle_alpha, self.seed),
+            tests=rotated_tests(self.name, images[count:], labels[count:], angles, images.shape[-1]),
+            client_view=RotationMix(angles, self.angle_alpha, self.seed),
             **self.normalisation(3),
         )
 
@@ -200,9 +226,13 @@ def rotated_tests(
             out[number] = rotate(images, angle, size)
 
     key = {"version": VERSION, "angles": angles, "images": array_hash(images)}
-    rotated = memory_mapped(f"{name}-tests", key, (len(angles), *images.shape[:2], size, size), "uint8", fill)
+    shape = (len(angles), *images.shape[:2], size, size)
+    rotated = memory_mapped(f"{name}-tests", key, shape, "uint8", fill)
     pairs = zip(angles, rotated, strict=True)
-    return tuple(TestSet(angle_name(angle), "test", Examples(x, labels)) for angle, x in pairs)
+    tests = []
+    for angle, x in pairs:
+        tests.append(TestSet(angle_name(angle), "test", Examples(x, labels)))
+    return tuple(tests)
 
 
 def angle_name(angle: int) -> str:
@@ -216,27 +246,48 @@ def rotate(images: np.ndarray, degrees: float, size: int | None = None) -> np.nd
     Interpolation is bilinear, with zeros outside of the image, and the result is rounded. The four source pixels of
     each target pixel and their weights are the same for all images, so they are computed once.
     """
-    rotated = _rotated(images, degrees) if degrees else images
-    return rotated if size in (None, images.shape[-1]) else halve(rotated)
+    if degrees:
+        rotated = _rotated(images, degrees)
+    else:
+        rotated = images
+    if size in (None, images.shape[-1]):
+        return rotated
+    return halve(rotated)
 
 
 def _rotated(images: np.ndarray, degrees: float) -> np.ndarray:
     side = images.shape[-1]
-    angle, centre = np.deg2rad(degrees), (side - 1) / 2
+    angle = np.deg2rad(degrees)
+    centre = (side - 1) / 2
     row, column = np.indices((side, side)) - centre
     # Rows count downwards, hence the signs: a counter-clockwise rotation looks pixels up clockwise.
-    from_column = np.cos(angle) * column - np.sin(angle) * row + centre
-    from_row = np.sin(angle) * column + np.cos(angle) * row + centre
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    from_column = cos * column - sin * row + centre
+    from_row = sin * column + cos * row + centre
     # Rounded so that quarter turns map pixels exactly onto pixels.
-    from_row, from_column = np.round(from_row, 9), np.round(from_column, 9)
-    top, left = np.floor(from_row).astype(int), np.floor(from_column).astype(int)
-    down, right = from_row - top, from_column - left
+    from_row = np.round(from_row, 9)
+    from_column = np.round(from_column, 9)
+    top = np.floor(from_row).astype(int)
+    left = np.floor(from_column).astype(int)
+    down = from_row - top
+    right = from_column - left
     tables = []
-    for lower, later in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        y, x = top + lower, left + later
-        weight = (down if lower else 1 - down) * (right if later else 1 - right)
+    corners = ((0, 0), (0, 1), (1, 0), (1, 1))
+    for lower, later in corners:
+        y = top + lower
+        x = left + later
+        from_above = 1 - down
+        if lower:
+            from_above = down
+        from_left = 1 - right
+        if later:
+            from_left = right
+        weight = from_above * from_left
         inside = (y >= 0) & (y < side) & (x >= 0) & (x < side)
-        tables.append((np.where(inside, y * side + x, 0).ravel(), (weight * inside).astype(np.float32).ravel()))
+        pixel = np.where(inside, y * side + x, 0)
+        inner_weight = (weight * inside).astype(np.float32)
+        tables.append((pixel.ravel(), inner_weight.ravel()))
     flat = images.reshape(-1, side * side)
     rotated = np.empty_like(flat)
     for start in range(0, len(flat), 4096):  # in blocks, so that the float copies stay small

@@ -47,20 +47,32 @@ class Synthetic:
 
     def load(self) -> Dataset:
         """Return the examples of all clients, float32 [N, dimensions], one client after the other."""
-        inputs, labels = zip(*(self.examples(number) for number in range(self.clients)), strict=True)
-        client = np.repeat(np.arange(self.clients), [len(y) for y in labels])
-        x, y = np.concatenate(inputs), np.concatenate(labels)
+        made = []
+        for number in range(self.clients):
+            made.append(self.examples(number))
+        inputs, labels = zip(*made, strict=True)
+        sizes = [len(y) for y in labels]
+        client = np.repeat(np.arange(self.clients), sizes)
+        x = np.concatenate(inputs)
+        y = np.concatenate(labels)
         return Dataset.of(self.name, x, y, num_classes=self.classes, client=client)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of a client, float32 [n, dimensions], and their classes, int64 [n]."""
         draw = numpy_generator(self.seed, client)
         count = self._size(draw)
-        centre = draw.normal(draw.normal(0.0, 1.0 if self.beta is None else self.beta), 1.0, self.dimensions)
+        spread_of_means = self.beta
+        if spread_of_means is None:
+            spread_of_means = 1.0
+        mean = draw.normal(0.0, spread_of_means)
+        centre = draw.normal(mean, 1.0, self.dimensions)
         spread = np.arange(1, self.dimensions + 1) ** -0.6
-        x = (0.0 if self.iid else centre) + spread * draw.normal(size=(count, self.dimensions))
+        if self.iid:
+            centre = np.zeros(self.dimensions)
+        x = centre + spread * draw.normal(size=(count, self.dimensions))
         weights, bias = self.rule(client)
-        return x.astype(np.float32), (x @ weights + bias).argmax(1)
+        logits = x @ weights + bias
+        return x.astype(np.float32), logits.argmax(1)
 
     @property
     def makes_clients(self) -> bool:
@@ -69,14 +81,29 @@ class Synthetic:
 
     def sizes(self) -> np.ndarray:
         """Return the numbers of examples of all clients, int64 [clients]."""
-        return np.array([self._size(numpy_generator(self.seed, number)) for number in range(self.clients)])
+        sizes = []
+        for number in range(self.clients):
+            draw = numpy_generator(self.seed, number)
+            sizes.append(self._size(draw))
+        return np.array(sizes)
 
     def _size(self, draw: np.random.Generator) -> int:
         count = 50 + int(draw.lognormal(4.0, 2.0))
-        return count if self.most_examples is None else min(count, self.most_examples)
+        if self.most_examples is None:
+            return count
+        return min(count, self.most_examples)
 
     def rule(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the Wᵀ [dimensions, classes] and b [classes] by which a client labels its inputs."""
-        draw = numpy_generator(self.seed, SHARED if self.iid else client, 1)
-        mean = 0.0 if self.iid else draw.normal(0.0, 1.0 if self.alpha is None else self.alpha)
-        return draw.normal(mean, 1.0, (self.dimensions, self.classes)), draw.normal(mean, 1.0, self.classes)
+        drawn_for = client
+        if self.iid:
+            drawn_for = SHARED
+        draw = numpy_generator(self.seed, drawn_for, 1)
+        mean = 0.0
+        if not self.iid:
+            spread = self.alpha
+            if spread is None:
+                spread = 1.0
+            mean = draw.normal(0.0, spread)
+        weights = draw.normal(mean, 1.0, (self.dimensions, self.classes))
+        return weights, draw.normal(mean, 1.0, self.classes)

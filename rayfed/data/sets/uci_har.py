@@ -14,7 +14,9 @@ from rayfed.data.readers.files import files_hash, readable
 VERSION = 1  # raise it when the arrays change
 SIDES = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
-LENGTH, CLASSES = 128, 6  # 2.56 seconds at 50 Hz
+# 2.56 seconds at 50 Hz
+LENGTH = 128
+CLASSES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,36 +39,53 @@ class UciHar(Published):
     def load(self) -> Dataset:
         """Return all windows, those of `train` first; `source` is the side, `index` the line, `client` the person."""
         folder = self.find("uci_har")
-        files = [f"{side}/Inertial Signals/{signal}_{side}.txt" for signal in SIGNALS for side in SIDES]
-        files += [f"{side}/{name}_{side}.txt" for name in ("y", "subject") for side in SIDES]
+        files = []
+        for signal in SIGNALS:
+            for side in SIDES:
+                files.append(f"{side}/Inertial Signals/{signal}_{side}.txt")
+        for name in ("y", "subject"):
+            files += [f"{side}/{name}_{side}.txt" for side in SIDES]
         key = {"version": VERSION, "files": files_hash(folder, files)}
         arrays = cached_arrays(self.name, key, lambda: _read(folder))
-        columns = from_two_files(arrays["source"] == 1, SIDES) | {"client": np.array(arrays["client"])}
+        columns = from_two_files(arrays["source"] == 1, SIDES)
+        columns["client"] = np.array(arrays["client"])
         return Dataset.of(self.name, arrays["signals"], arrays["labels"], num_classes=CLASSES, **columns)
 
 
 def _read(folder: Path) -> Arrays:
     """Return signals, float32 [n, 9, 1, 128], and the label from 0, the client and the side of each."""
-    signals, labels, clients = [], [], []
+    signals = []
+    labels = []
+    clients = []
     for side in SIDES:
-        labels.append(_integers(folder / side / f"y_{side}.txt"))
-        clients.append(_integers(folder / side / f"subject_{side}.txt"))
-        paths = [folder / side / "Inertial Signals" / f"{signal}_{side}.txt" for signal in SIGNALS]
-        signals.append(np.stack([_numbers(path, (len(labels[-1]), LENGTH)) for path in paths], 1)[:, :, None])
+        file = folder / side / f"y_{side}.txt"
+        labels.append(_integers(file))
+        file = folder / side / f"subject_{side}.txt"
+        clients.append(_integers(file))
+        inertial = folder / side / "Inertial Signals"
+        paths = []
+        for signal in SIGNALS:
+            paths.append(inertial / f"{signal}_{side}.txt")
+        shape = (len(labels[-1]), LENGTH)
+        channels = [_numbers(path, shape) for path in paths]
+        signals.append(np.stack(channels, 1)[:, :, None])
+    sizes = [len(label) for label in labels]
     return {
         "signals": np.concatenate(signals),
         "labels": np.concatenate(labels) - 1,
         "client": np.concatenate(clients),
-        "source": np.repeat(np.arange(2, dtype=np.int8), [len(label) for label in labels]),
+        "source": np.repeat(np.arange(2, dtype=np.int8), sizes),
     }
 
 
 def _numbers(path: Path, shape: tuple[int, int]) -> np.ndarray:
     """Read a text file of finite numbers: float32 [lines, numbers]."""
-    with readable(path, f"{shape[0]} lines of {shape[1]} numbers"):
+    count, length = shape
+    with readable(path, f"{count} lines of {length} numbers"):
         values = np.loadtxt(path, np.float32, ndmin=2)
         if values.shape != shape or not np.isfinite(values).all():
-            raise ValueError(f"{values.shape[0]} lines of {values.shape[1]} numbers from {values.min()}")
+            lines, found = values.shape
+            raise ValueError(f"{lines} lines of {found} numbers from {values.min()}")
     return values
 
 

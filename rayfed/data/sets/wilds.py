@@ -17,9 +17,13 @@ from rayfed.data.sets.image_folders import ImageFiles
 
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
 HOSPITALS = 5
-TRAIN, ID_VAL = 0, 1  # values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
-CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")
-CLASSES, GROUPS = 1139, 4
+# values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
+TRAIN = 0
+ID_VAL = 1
+CELLS = ("HEPG2", "HUVEC", "RPE", "U2OS")
+UNSEEN = ("val", "test")
+CLASSES = 1139
+GROUPS = 4
 WITHOUT_SPLIT = ("hospital-1", "hospital-2")  # those that WILDS uses for validation and for testing
 
 
@@ -42,7 +46,9 @@ class Camelyon17(Published, ImageFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "left_out", tuple(name for name in WITHOUT_SPLIT if name in self.selected_domains()))
+        selected = self.selected_domains()
+        left_out = tuple(name for name in WITHOUT_SPLIT if name in selected)
+        object.__setattr__(self, "left_out", left_out)
 
     def available_domains(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
@@ -56,20 +62,20 @@ class Camelyon17(Published, ImageFiles):
             raise UsageError(f"data.split=published: {min(without_split)} has no split; {remedy}")
         folder = self.find("camelyon17")
         table = _metadata(folder, "camelyon17", NUMBERS, ("patient", "node"), "center", range(HOSPITALS))
-        numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
-        entries = [
-            Entry(
-                f"patches/patient_{row.patient}_node_{row.node}/"
-                f"patch_patient_{row.patient}_node_{row.node}_x_{row.x_coord}_y_{row.y_coord}.png",
-                row.tumor,
-                numbers[row.center],
-                row.split == ID_VAL,
-                row.center,
-            )
-            for row in table.itertuples()
-            if row.center in numbers
-        ]
-        return self.dataset(folder, entries, domains, 2, published=self.split == "published", natural=True)
+        numbers = {}
+        for number, domain in enumerate(domains):
+            numbers[int(domain[-1])] = number
+        entries = []
+        for row in table.itertuples():
+            if row.center in numbers:
+                slide = f"patient_{row.patient}_node_{row.node}"
+                patch = f"patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
+                image = f"patches/{slide}/{patch}"
+                is_test = row.split == ID_VAL
+                entry = Entry(image, row.tumor, numbers[row.center], is_test, row.center)
+                entries.append(entry)
+        published = self.split == "published"
+        return self.dataset(folder, entries, domains, 2, published=published, natural=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,31 +110,45 @@ class RxRx1(Published, ImageFiles):
 
     def load(self) -> Dataset:
         """Return the images that are kept; `client` is the experiment, or its group."""
-        cells, published = self.selected_domains(), self.split == "published"
-        folder, strings = self.find("rxrx1"), ("dataset", "cell_type", "experiment", "well")
+        cells = self.selected_domains()
+        published = self.split == "published"
+        folder = self.find("rxrx1")
+        strings = ("dataset", "cell_type", "experiment", "well")
         table = _metadata(folder, "rxrx1", ("plate", "site", "sirna_id"), strings, "cell_type", CELLS)
-        table = table[table.cell_type.isin(cells) & (table.sirna_id < self.classes)]
-        domains = (*cells, *(UNSEEN if published else ()))
-        clients = self._clients(table[table.dataset == "train"] if published else table)
-        entries = [
-            Entry(
-                f"images/{row.experiment}/Plate{row.plate}/{row.well}_s{row.site}.png",
-                row.sirna_id,
-                domains.index(row.dataset if unseen else row.cell_type),
-                row.site == 2,
-                -1 if unseen else clients[row.experiment],
-            )
-            for row in table.itertuples()
-            for unseen in [published and row.dataset in UNSEEN]
-            if unseen or row.experiment in clients
-        ]
-        sampling = self.without([*self.left_out, *UNSEEN]) if published else self
+        is_kept = table.cell_type.isin(cells) & (table.sirna_id < self.classes)
+        table = table[is_kept]
+        domains = cells
+        trained_on = table
+        if published:
+            domains = (*cells, *UNSEEN)
+            trained_on = table[table.dataset == "train"]
+        clients = self._clients(trained_on)
+        entries = []
+        for row in table.itertuples():
+            if published and row.dataset in UNSEEN:
+                domain = row.dataset
+                client = -1
+            elif row.experiment in clients:
+                domain = row.cell_type
+                client = clients[row.experiment]
+            else:
+                continue
+            plate = f"images/{row.experiment}/Plate{row.plate}"
+            image = f"{plate}/{row.well}_s{row.site}.png"
+            is_test = row.site == 2
+            entry = Entry(image, row.sirna_id, domains.index(domain), is_test, client)
+            entries.append(entry)
+        if published:
+            sampling = self.without([*self.left_out, *UNSEEN])
+        else:
+            sampling = self
         return sampling.dataset(folder, entries, domains, self.classes, published=published, natural=True)
 
     def _clients(self, table: pandas.DataFrame) -> dict[str, int]:
         """Return the client that holds each experiment."""
         if self.groups_per_type is None:
-            return {name: number for number, name in enumerate(sorted(set(table.experiment)))}
+            experiments = sorted(set(table.experiment))
+            return {name: number for number, name in enumerate(experiments)}
         clients: dict[str, int] = {}
         for cell in sorted(set(table.cell_type)):
             experiments = sorted(set(table.experiment[table.cell_type == cell]))
@@ -142,13 +162,16 @@ def _metadata(
     folder: Path, source: str, integers: Sequence[str], strings: Sequence[str], column: str, known: Sequence[Any]
 ) -> pandas.DataFrame:
     """Return some columns of metadata.csv, the table of the images, where `column` has one of the `known` values."""
-    kinds, path = dict.fromkeys(integers, int) | dict.fromkeys(strings, str), folder / "metadata.csv"
+    kinds = dict.fromkeys(integers, int) | dict.fromkeys(strings, str)
+    path = folder / "metadata.csv"
     with readable(path, f"a table with the columns {', '.join(kinds)}"):
         sources()[source].compare(folder, [path.name])
         table = pandas.read_csv(path, usecols=list(kinds), dtype=kinds, keep_default_na=False)
         is_known = table[column].isin(list(known))
         if not is_known.any():
             raise ValueError("no rows")
-    if unknown := int((~is_known).sum()):
-        note(f"{path}: {unknown} of {len(table)} rows were left out: {column} is none of {', '.join(map(str, known))}")
+    unknown = int((~is_known).sum())
+    if unknown:
+        expected = ", ".join(map(str, known))
+        note(f"{path}: {unknown} of {len(table)} rows were left out: {column} is none of {expected}")
     return table[is_known]
