@@ -113,10 +113,21 @@ NO_DATA = ClientData(None, None)
 
 
 class Privacy(NamedTuple):
-    """The ε of differential privacy, and the `unit` of data that it protects, such as a record or a client."""
+    """The ε and δ of differential privacy, and what they mean.
+
+    Attributes:
+        epsilon: ε.
+        unit: The unit of data that it protects, such as a record or a client.
+        delta: δ; None where the method does not say.
+        accountant: The accountant that has computed ε; None where the method does not say.
+        neighbours: How data sets differ between which nobody can tell; None where the method does not say.
+    """
 
     epsilon: float
     unit: str
+    delta: float | None = None
+    accountant: str | None = None
+    neighbours: str | None = None
 
 
 @dataclass
@@ -265,6 +276,12 @@ class Exchange:
         """Return the server's next state."""
         return server
 
+    def received_bytes(
+        self, ctx: Context, server: State, down: State, clients: Sequence[ClientIndex]
+    ) -> Mapping[str, int]:
+        """Return the bytes in which all of `clients` receive `down`, by field; only encodings differ from tensors."""
+        return {name: size * len(clients) for name, size in bytes_by_field(down).items()}
+
     # With a client
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
@@ -346,6 +363,7 @@ class Delegate(Exchange):
 
     broadcast = delegated(Exchange.broadcast, "target")
     unicast = delegated(Exchange.unicast, "target")
+    received_bytes = delegated(Exchange.received_bytes, "target")
     weight = delegated(Exchange.weight, "target")
     weights = delegated(Exchange.weights, "target")
     aggregate = delegated(Exchange.aggregate, "target")

@@ -8,7 +8,6 @@ from rayfed.engine.device import breaks_device, release_memory
 from rayfed.experiments import trial
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
-from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import (
     Job,
     Populations,
@@ -17,6 +16,7 @@ from rayfed.experiments.sweep import (
     failed_before_start,
     planned,
 )
+from rayfed.experiments.units import counted
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
 

@@ -19,7 +19,8 @@ from rayfed.core.trees import named_tensors
 from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.config import Config
+from rayfed.experiments.channel_checks import channel_obstacles
+from rayfed.experiments.config import CHANNEL_PARTS, Config
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import make_plan
 
@@ -38,6 +39,11 @@ pixels, next words, two inputs, and a half frozen model. Each method has its pap
 
 `rayfed list NAME` also prints how ambiguities were settled and how others' code differs.
 """
+_CHANNEL = """\
+Which methods take [privacy, compression, attacks and robust rules](privacy-and-attacks.md) follows from what their
+clients send. `=` says that privacy needs `weighting=equal`, because ε does not cover numbers of examples. Attacks by
+false data, `label_flip` and `backdoor` with its default factor, go with every method that sends anything.
+"""
 _USUAL = {"down": "weights (224903)", "averaged": "weights", "kept": "nothing", "scored": "global"}
 _EXAMPLE = {
     "data": {"domains": ["plain", "font"], "per_domain": 20},
@@ -54,7 +60,7 @@ def algorithms_page() -> str:
         for family, names in FAMILIES.items()
     ]
     described: dict[Any, Any] = {}  # with which method a module, or an option with its default, has been described
-    parts = [_INTRODUCTION, *lists, "", *_table(), ""]
+    parts = [_INTRODUCTION, *lists, "", *_table(), "", _CHANNEL, *_channel_table(), ""]
     for family, names in FAMILIES.items():
         parts += [f"## {family}", "", *(_section(name, described) for name in names)]
     return "\n".join(parts)
@@ -72,6 +78,37 @@ def _table() -> list[str]:
     rows = [(", ".join(groups[kind]), kind) for kind in few] + [("all others", largest)]
     lines = [columns, ["---"] * len(columns), *((names, *(("", "✓")[mark] for mark in kind)) for names, kind in rows)]
     return [f"|{'|'.join(line)}|" for line in lines]
+
+
+def _channel_table() -> list[str]:
+    """Return a table of the parts of a channel that methods take, with the reasons why others do not."""
+    columns = "methods", *CHANNEL_PARTS, "why not"
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in ALGORITHMS:
+        marks, reasons = _channel_of(name)
+        groups.setdefault((*marks, "; ".join(dict.fromkeys(reasons))), []).append(f"`{name}`")
+    rows = [(", ".join(names), *kind) for kind, names in groups.items()]
+    return [f"|{'|'.join(line)}|" for line in (columns, ["---"] * len(columns), *rows)]
+
+
+def _channel_of(name: str) -> tuple[list[str], list[str]]:
+    """Return a mark for each part that a method takes, and why it does not take the others."""
+    marks, reasons = [], []
+    equal = {"algorithm.base.weighting": "equal"} if name == "mixup" else {"algorithm.weighting": "equal"}
+    obstacles = _obstacles(name, {})
+    is_weighed = obstacles["privacy"].endswith("weighting=equal")
+    if is_weighed:
+        obstacles["privacy"] = _obstacles(name, equal)["privacy"]
+    for part in CHANNEL_PARTS:
+        yes = "=" if is_weighed and part == "privacy" else "✓"
+        marks.append("" if obstacles[part] else yes)
+        reasons += [obstacles[part].partition(", which")[0]] if obstacles[part] else []
+    return marks, reasons
+
+
+def _obstacles(name: str, keys: dict[str, Any]) -> dict[str, str]:
+    plan = task_plan(Config.read({"algorithm.name": name, **keys}), TASKS[-1])
+    return channel_obstacles(plan.blueprint, plan.blueprint.algorithm, plan.population)
 
 
 def _is_taken(config: Config, task: str) -> bool:

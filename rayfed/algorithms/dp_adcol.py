@@ -32,20 +32,11 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.adcol import Adcol
+from rayfed.channel.accounting import SIMULATION_NOTE, check_budget, epsilon_spent, large_delta_note, noise_multiplier
+from rayfed.channel.mechanisms import laplace_like, to_half_l1_ball, to_unit_range, train_privately
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
-from rayfed.privacy import (
-    SIMULATION_NOTE,
-    check_budget,
-    epsilon_spent,
-    laplace_like,
-    large_delta_note,
-    noise_multiplier,
-    to_half_l1_ball,
-    to_unit_range,
-    train_privately,
-)
 
 RECORDS_NOTE = (
     "a representation depends on other records through the network, so training data have no record-level privacy"

@@ -23,144 +23,94 @@ rounds together satisfy (ε, δ), by Rényi accounting. Amplification by samplin
 fixed size. This notion of neighbours is our choice.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
 
-import torch
-from torch import Tensor
-
-from rayfed.algorithm import ClientData, Context, Finished, Privacy, ProblemSpec, Replies, State
+from rayfed.algorithm import Algorithm, Context, ProblemSpec, Traits
+from rayfed.algorithms.common.channelled import Channelled
 from rayfed.algorithms.common.client_weights import weighting_option
-from rayfed.algorithms.fedbn import FedBN
-from rayfed.core.errors import UsageError
+from rayfed.algorithms.fedbn import FedBN, check_batch_norm
+from rayfed.channel.accounting import SIMULATION_NOTE, check_budget, large_delta_note
+from rayfed.channel.channel import Channel
+from rayfed.channel.checks import refuse_unusual
+from rayfed.channel.privacy import Gaussian, Laplace, Privacy
 from rayfed.core.options import option
-from rayfed.core.trees import Weights, without
-from rayfed.privacy import (
-    SIMULATION_NOTE,
-    check_budget,
-    epsilon_spent,
-    laplace_like,
-    large_delta_note,
-    noise_multiplier,
-)
-
-
-def clipped_update(sent: Weights, base: Weights, *, bound: float, order: int) -> Weights:
-    """Return sent − base for floating-point weights, scaled down to an L1 (`order` 1) or L2 norm of at most `bound`."""
-    deltas = {}
-    for name, value in sent.items():
-        if value.is_floating_point():
-            deltas[name] = value - base[name]
-    vector = torch.cat([delta.flatten() for delta in deltas.values()])
-    norm = vector.norm(order, dtype=torch.float64)  # float32 loses a tenth of the L1 norm of 37 million numbers
-    factor = (bound / norm).clamp(max=1)
-    return {name: factor * delta for name, delta in deltas.items()}
-
-
-def max_participations(ctx: Context, rounds: int) -> int:
-    """Return how often a client takes part in the first `rounds` rounds at most, drawn without replacement."""
-    cohorts = max(1, ctx.task.num_clients // len(ctx.cohort))  # 1: a cohort of unseen clients may exceed N
-    return math.ceil(rounds / cohorts)
-
-
-def max_participations_so_far(ctx: Context) -> int:
-    """Return `max_participations` of the rounds until now; those of the final stage do not count."""
-    return max_participations(ctx, min(ctx.round, ctx.rounds))
+from rayfed.core.task import Task
+from rayfed.core.trees import without
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedFedBN(FedBN):
-    """The part that both forms share: what clients send is their clipped update of the weights."""
+class PrivateFedBN(Channelled):
+    """The part that both forms share: FedBN with a channel that clips and adds noise."""
 
-    traits = replace(FedBN.traits, sample_without_replacement=True, depends_on_rounds=True)
-    order: ClassVar[int]
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return replace(super().traits, sample_without_replacement=True, depends_on_rounds=True)
 
+    base: Algorithm = field(init=False, default=FedBN())
+    channel: Channel = field(init=False, default=Channel())
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     clip: float = option(1.0, above=0, help="C, bound of the norm of an update: L1, or L2 in gaussian_dp_fedbn")
+    weighting: str = option("equal", choices=("equal",), help="ε would not cover the numbers of examples")
+
+    def __post_init__(self) -> None:
+        channel = Channel(privacy=self.mechanism, sampling="without_replacement")
+        vars(self).update(base=FedBN(weighting=self.weighting), channel=channel)
+
+    @property
+    def mechanism(self) -> Privacy:
+        """The mechanism of differential privacy."""
+        raise NotImplementedError
+
+    def personal(self, task: Task) -> frozenset[str]:
+        """Return the names of the weights that stay with the client."""
+        return FedBN().personal(task)
 
     def check(self, problem: ProblemSpec) -> None:
-        super().check(problem)
+        check_batch_norm(problem, self.name)
         sent = without(problem.task.initial_weights(), self.personal(problem.task))
-        for name, value in sent.items():
-            if value.is_complex() or not value.isfinite().all():
-                raise UsageError(
-                    f"model.name: algorithm.name={self.name} clips and adds noise to real, finite weights only, and "
-                    f"{name!r} is complex or not finite; keep real weights, or register it with persistent=False"
-                )
-
-    def protect(self, ctx: Context, sent: Tensor) -> Tensor:
-        """Return what a client sends in place of `sent`, its clipped weights of one name."""
-        return sent
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> Finished:
-        client, up = super().finish(ctx, work, client, down, data)
-        sent = dict(down["weights"])
-        deltas = clipped_update(up["weights"], down["weights"], bound=self.clip, order=self.order)
-        for name, delta in deltas.items():
-            sent[name] = self.protect(ctx, sent[name] + delta)
-        up["weights"] = sent
-        return client, up
+        refuse_unusual(sent, f"algorithm.name={self.name} clips and adds noise to")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPFedBN(ClippedFedBN):
+class DPFedBN(PrivateFedBN):
     name = "dp_fedbn"
     reference = "Li, He and Song 2023, table 17, baseline DP-FedBN"
-    order: ClassVar[int] = 1
 
     weighting: str = weighting_option("equal", "; ε does not cover the numbers of examples")
 
-    def epsilon_per_round(self, ctx: Context) -> float:
-        return self.epsilon / max_participations(ctx, ctx.rounds)
-
-    def noise_scale(self, ctx: Context) -> float:
-        return 2 * self.clip / self.epsilon_per_round(ctx)
+    @property
+    def mechanism(self) -> Privacy:
+        return Laplace(epsilon=self.epsilon, clip=self.clip, local=True)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        epsilon = self.epsilon_per_round(ctx)
-        scale = self.noise_scale(ctx)
-        notes = [
-            f"ε={self.epsilon:g} per client, {epsilon:.4g} per participation: Laplace noise of scale {scale:.4g} on "
-            "every weight"
-        ]
-        if self.weighting == "examples":
-            notes.append(
-                "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
-            )
-        notes.append(SIMULATION_NOTE)
-        return notes
-
-    def protect(self, ctx: Context, sent: Tensor) -> Tensor:
-        return sent + laplace_like(sent, self.noise_scale(ctx))
-
-    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        times = max_participations_so_far(ctx)
-        return Privacy(self.epsilon_per_round(ctx) * times, "client")
+        multiplier = self.channel.multiplier(ctx)
+        noise = (
+            f"ε={self.epsilon:g} per client, {1 / multiplier:.4g} per participation: Laplace noise of scale "
+            f"{2 * self.clip * multiplier:.4g} on every weight"
+        )
+        sizes = "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
+        return (noise, SIMULATION_NOTE) if self.weighting == "equal" else (noise, sizes, SIMULATION_NOTE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianDPFedBN(ClippedFedBN):
+class GaussianDPFedBN(PrivateFedBN):
     name = "gaussian_dp_fedbn"
     reference = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
-    order: ClassVar[int] = 2
 
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
-    weighting: str = option("equal", choices=("equal",), help="ε would not cover the numbers of examples")
+
+    @property
+    def mechanism(self) -> Privacy:
+        return Gaussian(epsilon=self.epsilon, delta=self.delta, clip=self.clip)
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
         check_budget(self.epsilon, self.delta, problem.rounds)
 
-    def sigma(self, ctx: Context) -> float:
-        """Return the noise multiplier: the noise's standard deviation over the most that one client can change."""
-        steps = max_participations(ctx, ctx.rounds)
-        return noise_multiplier(self.epsilon, self.delta, rate=1.0, steps=steps)
-
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        times = max_participations(ctx, ctx.rounds)
-        sigma = self.sigma(ctx)
+        times = self.channel.composition(ctx.rounds, ctx.task.num_clients, len(ctx.cohort)).steps
+        sigma = self.channel.multiplier(ctx)
         return (
             f"ε={self.epsilon:g} at δ={self.delta:g} per client protects what the server sends; uploads are not "
             "protected",
@@ -168,19 +118,3 @@ class GaussianDPFedBN(ClippedFedBN):
             *large_delta_note(self.delta, ctx.task.num_clients, "clients"),
             SIMULATION_NOTE,
         )
-
-    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        weights = dict(super().aggregate(ctx, server, replies)["weights"])
-        clients = len(replies.each)
-        std = self.sigma(ctx) * 2 * self.clip / clients
-        for name, mean in weights.items():
-            if mean.is_floating_point():
-                # drawn on the CPU, so that noise does not depend on where the server is
-                noise = torch.randn_like(mean, device="cpu").to(mean.device)
-                weights[name] = mean + std * noise
-        return server | {"weights": weights}
-
-    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        steps = max_participations_so_far(ctx)
-        epsilon = epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps)
-        return Privacy(epsilon, "client")

@@ -17,6 +17,14 @@ from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
 
 
+def check_batch_norm(problem: ProblemSpec, name: str) -> None:
+    """Raise UsageError if the model has no batch norm that the algorithm called `name` could train."""
+    if problem.task.batch_norm == "frozen":
+        raise UsageError(f"batch_norm=frozen: {name} trains batch norm; use batch_norm=local, or fedavg")
+    if not problem.task.batch_norm_names:
+        raise UsageError(f"algorithm.name={name}: the model has no batch-norm layer; use another, or fedavg")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
     name = "fedbn"
@@ -26,10 +34,7 @@ class FedBN(FedAvg):
     bytes_formula = FedAvg.bytes_formula
 
     def check(self, problem: ProblemSpec) -> None:
-        if problem.task.batch_norm == "frozen":
-            raise UsageError(f"batch_norm=frozen: {self.name} trains batch norm; use batch_norm=local, or fedavg")
-        if not problem.task.batch_norm_names:
-            raise UsageError(f"algorithm.name={self.name}: the model has no batch-norm layer; use another, or fedavg")
+        check_batch_norm(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal_names | task.batch_norm_names

@@ -41,6 +41,7 @@ from rayfed.algorithm import ClientData, Context, Finished, ProblemSpec, Replies
 from rayfed.algorithms.common.networks import ConditionalNetwork
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.channel.mechanisms import laplace_like
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.core.network import gradients, weights_of
@@ -49,7 +50,6 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
 from rayfed.core.trees import Weights, only, without
 from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_single_example
-from rayfed.privacy import laplace_like
 
 Anchors = Sequence[tuple[Tensor, Tensor]]
 """Real embeddings [batch, width] to augment, and their classes [batch]."""

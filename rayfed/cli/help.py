@@ -32,6 +32,10 @@ _MEANINGS = {
     "sampling": "rule by which clients are sampled for a round",
     "lr_schedule": "how local.lr and the method's own rates change over the rounds",
     "schedule": "when the server updates its model",
+    "privacy": "clipping and noise for differential privacy of clients",
+    "compression": "how clients shorten what they send",
+    "attack": "what malicious clients do",
+    "robust": "what the server takes in place of the mean",
 }
 
 

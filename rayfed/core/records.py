@@ -21,7 +21,7 @@ _LOWER_IS_BETTER = frozenset(
     {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
     | {"divergence", "drift", "gradient"}
 )
-_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "dice", "iou", "precision"})
+_FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "dice", "iou", "precision", "success"})
 INT32: Mapping[str, str] = {"arrow": "int32"}
 """Field metadata: a 32-bit column in Parquet, where an integer would get 64 bits."""
 
@@ -115,6 +115,8 @@ class Record:
         epsilon: The differential privacy spent so far; None without privacy.
         privacy_unit: What `epsilon` protects: `client`, all data of one client; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector rescaled to [0, 1] (see `rayfed.algorithms.dp_adcol`).
+        delta, accountant, neighbours: δ, how `epsilon` was computed, and which data sets nobody can tell apart; None
+            where the method does not say.
         busy: The seconds that each host worked on the exchanges of the round.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
         gpu_bytes: The most GPU memory that tensors of one host took since its training in the round before; None on
@@ -134,6 +136,9 @@ class Record:
     bytes_formula: float | None = None
     epsilon: float | None = None
     privacy_unit: str | None = None
+    delta: float | None = None
+    accountant: str | None = None
+    neighbours: str | None = None
     maps: list[RepresentationMap] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     predicted: list[float] | None = field(default_factory=list)

@@ -94,7 +94,6 @@ class Blueprint:
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
-        dtype = population.clients[0].train.dtype
         inner: Any = self.algorithm
         personal: list[str] = []
         while isinstance(inner, Algorithm):  # a wrapper's base, too
@@ -107,7 +106,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
-            inputs=InputSpec(population.shape, population.mean, population.std, dtype == np.uint8 or dtype.kind == "f"),
+            inputs=self.inputs(population),
             scoring_loss=self.loss,
             outputs=self.outputs,
             rows_interact=self.rows_interact,
@@ -128,6 +127,11 @@ class Blueprint:
         )
         ctx = self.algorithm.adapt(ctx)
         return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
+
+    def inputs(self, population: Population) -> InputSpec:
+        """Return what the network's inputs are."""
+        dtype = population.clients[0].train.dtype
+        return InputSpec(population.shape, population.mean, population.std, dtype == np.uint8 or dtype.kind == "f")
 
     def client_context(self, ctx: Context, population: Population, client: int) -> Context:
         """Return `ctx` for a hook of a client, with its data, without a host."""
@@ -280,7 +284,8 @@ class Blueprint:
         """Return why the algorithm cannot work with clients that are not sampled uniformly; "" if it can."""
         algorithm = self.algorithm
         named, exchanges = f"algorithm.name={algorithm.name}", algorithm.round_exchanges
-        if algorithm.traits.sample_without_replacement or algorithm.traits.assumes_uniform_sampling:
+        traits = algorithm.traits
+        if traits.sample_without_replacement or (traits.assumes_uniform_sampling and not self.sampler.is_even):
             return f"{named} assumes that clients are sampled uniformly"
         if not self.sampler.reweights:
             return ""

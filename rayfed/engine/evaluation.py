@@ -23,7 +23,15 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import ExchangeRequest, Fleet, ScoreRequest
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Scored, gradient_scores
 from rayfed.metrics import METRICS, default_metrics
-from rayfed.metrics.base import OF_CLASSES, Metric, OfGradients, OfPredictions, OfRepresentations, Representations
+from rayfed.metrics.base import (
+    OF_CLASSES,
+    Metric,
+    OfChangedInputs,
+    OfGradients,
+    OfPredictions,
+    OfRepresentations,
+    Representations,
+)
 from rayfed.metrics.representations import check_layer
 
 _MOST_CLIENTS = 1000  # whose labels are looked at to find out which values a metric has
@@ -61,6 +69,7 @@ class Evaluation:
         metrics: Further metrics by name.
         selection: Which round is the best.
         stop_rule: When training stops early; None: never.
+        left_out: The participants that are never scored, such as attackers.
     """
 
     every: int = 1
@@ -72,6 +81,7 @@ class Evaluation:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     selection: Selection = field(default_factory=Selection)
     stop_rule: StopRule | None = None
+    left_out: frozenset[int] = frozenset()
 
     def due(self, round: int, rounds: int) -> bool:
         """Return whether to score after `round` of `rounds`."""
@@ -147,7 +157,11 @@ class Evaluator:
         self.algorithm, self.seed = blueprint.algorithm, blueprint.seed
         self._streams = blueprint.streams
         self.participants = participants_of(population)
-        self._scored = _sample(self.participants, evaluation.clients, self.seed)
+        scorable = self.participants
+        if evaluation.left_out:
+            scorable = [client for client in self.participants if client not in evaluation.left_out]
+        self._scored = _sample(scorable, evaluation.clients, self.seed)
+        self._left_out = frozenset(population.clients.id(client) for client in evaluation.left_out)
         places = range(len(self.participants), len(population.clients))
         self.unseen_clients = tuple(map(ClientIndex, places))
         self.population = population
@@ -165,7 +179,9 @@ class Evaluator:
         client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
         on where clients live. With `is_last`, metrics that are due after the last round are measured, too.
         """
-        clients = tuple(cohort) if self.evaluation.clients == "selected" else self._scored
+        clients = self._scored
+        if self.evaluation.clients == "selected":
+            clients = tuple(client for client in cohort if client not in self.evaluation.left_out)
         points, splits = self.evaluation.points, self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
         metrics = self.due_metrics(round, clients, round if is_last else self._last_round)
@@ -196,6 +212,10 @@ class Evaluator:
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
         scores, maps = self.with_representation_scores(scored, metrics, round, ends_round=True)
         return in_order(scores), maps
+
+    def kept(self, scores: Sequence[Score]) -> list[Score]:
+        """Return the scores of a round's training without those of participants that are left out."""
+        return [score for score in scores if score.client not in self._left_out]
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
         """Return the metrics that are due in `round`, for which `clients` are scored; `last` is the last round."""
@@ -280,7 +300,7 @@ def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) 
     if isinstance(clients, str) or clients >= len(participants):
         return () if clients == "selected" else tuple(participants)
     drawn = generator(seed, "evaluated clients").choice(len(participants), clients, replace=False)
-    return tuple(sorted(ClientIndex(i) for i in drawn.tolist()))
+    return tuple(sorted(participants[place] for place in drawn.tolist()))
 
 
 def in_order(scores: Sequence[Score]) -> list[Score]:
@@ -314,6 +334,10 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")
+        if isinstance(metric, OfChangedInputs):
+            if blueprint.outputs.kind != "classes":
+                raise UsageError(f"metrics.{name}: needs labels that are classes of whole examples")
+            metric.check(blueprint.inputs(population), population.num_classes)
         if isinstance(metric, OfGradients) and not whole:
             raise UsageError(f"metrics.{name}: needs a global model, and the server has no whole model here")
 

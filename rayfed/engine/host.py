@@ -26,9 +26,17 @@ from rayfed.engine.device_data import Augmented, HostData, Part, room_for
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
 from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.purity import untouched
-from rayfed.engine.scoring import DueMetrics, Gradients, Scored, as_score, domain_gradients, score
+from rayfed.engine.scoring import (
+    DueMetrics,
+    Gradients,
+    Scored,
+    as_score,
+    domain_gradients,
+    score,
+    scores_of_changed_inputs,
+)
 from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
-from rayfed.metrics.base import OfPredictions, OfTraining, Value
+from rayfed.metrics.base import OfChangedInputs, OfPredictions, OfTraining, Value
 
 CLIENTS_AT_ONCE = 64
 """Clients whose states `LocalFleet` holds beside its store at any time."""
@@ -223,6 +231,7 @@ class Host:
             places = [part.place for part in parts]
             self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
         scores = score(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
+        scores += scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
         collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
         return Scored(scores, list(itertools.chain.from_iterable(collected)))
 

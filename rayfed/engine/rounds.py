@@ -27,7 +27,7 @@ from rayfed.engine.evaluation import Evaluation, participants_of
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, States, add_to
 from rayfed.engine.timetable import Durations, Update, timetable
 from rayfed.metrics.base import OfTraining
-from rayfed.sampling.base import Cohort, Drawing, Uniform
+from rayfed.sampling.base import WITHOUT_REPLACEMENT, Cohort, Drawing, Uniform
 
 Weights = Mapping[ClientIndex, float]
 _ROUNDING = 1e-12  # of weights that sum to 1
@@ -94,34 +94,29 @@ class Cohorts:
         self._seconds = 0.0  # of the evaluation
 
     def draw(self, round: int) -> tuple[ClientIndex, ...]:
-        """Return the clients of a round, in ascending order.
-
-        With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds, in which N mod cohort
-        clients do not take part.
-        """
+        """Return the clients of a round, in ascending order."""
         self._cohort, self._asked, self._seconds = None, set(), 0.0
         how, size, clients = self._blueprint, self._blueprint.cohort, len(self.participants)
         if size == clients:
             return tuple(self.participants)
-        if how.algorithm.traits.sample_without_replacement:
-            cycle, turn = divmod(round - 1, clients // size)
-            order = generator(how.seed, "cohorts", cycle=cycle).permutation(clients)
-            return tuple(sorted(map(ClientIndex, order[turn * size : (turn + 1) * size].tolist())))
         drawing = Drawing(
             round=round,
             size=size,
             shares=self._shares.copy(),
             last_losses=self._last_losses.copy(),
             rng=generator(how.seed, "cohort", round=round),
+            rng_of_cycle=lambda rounds: generator(how.seed, "cohorts", cycle=(round - 1) // rounds),
             losses=partial(self._losses_now, round),
         )
-        cohort = how.sampler.draw(drawing)
-        self._cohort = self._checked(cohort, size)
+        sampler = WITHOUT_REPLACEMENT if how.algorithm.traits.sample_without_replacement else how.sampler
+        self._cohort = self._checked(sampler.draw(drawing), clients if sampler.varies else size)
         return tuple(ClientIndex(i) for i in self._cohort.clients)
 
     def weights(self, own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
         """Return the weights of a cohort in the aggregate, given the method's `own` weights before normalisation."""
         drawn = self._cohort
+        if drawn is not None and drawn.stand_in:
+            return dict.fromkeys(cohort, 0.0)
         if drawn is not None and drawn.equal:
             return dict.fromkeys(cohort, 1 / len(cohort))
         if drawn is not None and drawn.factors is not None:
@@ -134,6 +129,11 @@ class Cohorts:
     def has_factors(self) -> bool:
         """Whether the weights of this round need not sum to 1."""
         return self._cohort is not None and self._cohort.factors is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody was drawn for this round, so that a client stands in whose reply has no weight."""
+        return self._cohort is not None and self._cohort.stand_in
 
     def update(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
         """Note what the clients of a round have reported, and add the cost of sampling to its record."""
@@ -190,7 +190,7 @@ class Cohorts:
             factors = [float(factors[position]) for position in order]
         if (factors is not None or cohort.equal) and not self._blueprint.sampler.reweights:
             raise BadHook(f"{name} returned weights; the class must declare reweights = True")
-        return Cohort([clients[position] for position in order], factors, cohort.equal)
+        return Cohort([clients[position] for position in order], factors, cohort.equal, cohort.stand_in)
 
 
 class Version(NamedTuple):
@@ -235,7 +235,7 @@ class Rounds:
         there = [client for client in sampled if not how.availability.drops_out(how.seed, number, client)]
         in_time = [client for client in there if ends[client] <= limit]
         replying = in_time or [min(there or sampled, key=lambda client: ends[client])]
-        turn = Turn.of(replying, len(sampled))
+        turn = Turn.of(replying, 0 if self._cohorts.is_empty else len(sampled))
         if self._durations is None:
             return turn
         late = in_time and len(in_time) < len(there)
@@ -255,6 +255,8 @@ class Rounds:
     ) -> ExactSum:
         """Return the weighted mean of the averaged fields of an exchange; `weights` are those of `in_mean`."""
         total = self._fleet.weigh(weights) if exchange.server_side_weighting else result.total
+        if ctx.stage == "round" and self._cohorts.is_empty and total.value is not None:
+            return completed(total, [down], lambda value, sent, name: value if sent[0] is None else sent[0].to(value))
         if ctx.stage != "round" or not self._cohorts.has_factors or total.value is None:
             return total
         weight, buffers = math.fsum(weights.values()), ctx.task.untrained

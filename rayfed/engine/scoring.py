@@ -26,6 +26,7 @@ from rayfed.engine.device_data import Part
 from rayfed.metrics.base import (
     OF_CLASSES,
     Metric,
+    OfChangedInputs,
     OfGradients,
     OfPredictions,
     OfRepresentations,
@@ -102,6 +103,30 @@ def score(
             values.insert(0, Value("accuracy", accuracy, len(part), higher_is_better=True))
         values = [] if math.isnan(accuracy) else values
         scores += [as_score(value, selection, point=point, **part.place) for value in values]
+    return scores
+
+
+@torch.no_grad()
+def scores_of_changed_inputs(
+    algorithm: Algorithm,
+    ctx: Context,
+    model: Any,
+    point: str,
+    parts: Sequence[Part],
+    metrics: Sequence[OfChangedInputs],
+) -> list[Score]:
+    """Return the values of metrics that change the inputs of each of `parts`; none where no example is left."""
+    scores = []
+    for metric in metrics:
+        for part in parts:
+            logits, labels = list[Tensor](), list[Tensor]()
+            for batch in part.batches(batch_size(part)):
+                x, y = metric.changed(batch.x, batch.y, ctx.task.inputs)
+                if len(y):
+                    logits.append(algorithm.predict(ctx, model, x))
+                    labels.append(y)
+            values = metric.measure(torch.cat(logits), torch.cat(labels)) if labels else ()
+            scores += [as_score(metric.declared(value), point=point, **part.place) for value in values]
     return scores
 
 

@@ -70,6 +70,7 @@ class Server:
         everyone = Turn.of(self.participants)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, everyone)
+            record.scores = self.evaluator.kept(record.scores)
             record.clock_seconds = 0.0 if self.blueprint.clock.runs else None
             if self.evaluation.initial:  # clients that adapt before they are scored train
                 first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
@@ -82,6 +83,7 @@ class Server:
             cohort, record = turn.clients, self._stage("round", number, turn)
             turn.add_to(record)
             self.rounds.update(record, cohort)
+            record.scores = self.evaluator.kept(record.scores)
             if "trained" in self.evaluation.points and "train" in self.evaluation.splits:
                 record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
@@ -93,6 +95,7 @@ class Server:
             yield record
         if final and self.round <= rounds and self._rounds_are_over:
             record = self._stage("final", rounds + 1, everyone)
+            record.scores = self.evaluator.kept(record.scores)
             self._add_scores(record, self.participants, with_unseen_clients=True)
             self.round = rounds + 1
             yield record
@@ -155,7 +158,8 @@ class Server:
             self._exchange(exchange, ctx, record, turn, last)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
         if exchanges and (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
-            record.epsilon, record.privacy_unit = spent
+            record.epsilon, record.privacy_unit = spent.epsilon, spent.unit
+            record.delta, record.accountant, record.neighbours = spent.delta, spent.accountant, spent.neighbours
         if stage == "round":
             examples = self.examples[list(cohort)].tolist()
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)
@@ -184,6 +188,7 @@ class Server:
         with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
             self._streams.begin("broadcast", ctx.moment, cohort=turn.starting)
             down, unicast = downloads(exchange, ctx.at(cohort=turn.starting or ctx.cohort), self.state, turn.starting)
+            to_all = exchange.received_bytes(ctx, self.state, down, turn.starting)
         times.append(time.perf_counter())
 
         due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
@@ -216,7 +221,8 @@ class Server:
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
-        self._note(record, times, result, down, unicast, len(turn.starting))
+        add_to(record.bytes_down, to_all)
+        self._note(record, times, result, unicast)
         began = time.perf_counter()
         scores, maps = self.evaluator.with_representation_scores(result.scored, request.metrics, ctx.round)
         # in a round with several exchanges, the training of the last one counts
@@ -260,10 +266,8 @@ class Server:
             if not ctx.task.is_finite(path, tensor):
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
-    def _note(
-        self, record: Record, times: Sequence[float], result: ExchangeResult, down: State, unicast: States, new: int
-    ) -> None:
-        """Add the seconds of an exchange to `record`, and its bytes; `new` clients have received `down`."""
+    def _note(self, record: Record, times: Sequence[float], result: ExchangeResult, unicast: States) -> None:
+        """Add the seconds of an exchange to `record`, and the bytes of single clients."""
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
         on_hosts = max(result.busy.values(), default=0.0)
@@ -274,7 +278,6 @@ class Server:
         record.seconds["upload"] += exchange - on_hosts
         record.seconds["aggregate"] += aggregate
         record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
-        add_to(record.bytes_down, {name: size * new for name, size in bytes_by_field(down).items()})
         for fields in unicast.values():
             add_to(record.bytes_down, bytes_by_field(fields))
         for sent in result.sent.values():

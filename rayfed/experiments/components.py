@@ -6,12 +6,14 @@ The class of a component declares its options. Importing the class imports torch
 import dataclasses
 import inspect
 import sys
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
+from rayfed.channel import ATTACKS, COMPRESSIONS, PRIVACIES, RULES
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.lr_schedule import SCHEDULES
 from rayfed.core.options import checked, checked_options, is_required, type_hints, unquoted
@@ -34,6 +36,10 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "sampling": SAMPLERS,
     "lr_schedule": SCHEDULES,
     "schedule": ROUND_SCHEDULES,
+    "privacy": PRIVACIES,
+    "compression": COMPRESSIONS,
+    "attack": ATTACKS,
+    "robust": RULES,
     "metrics": METRICS,
 }
 """The keys under which something is chosen by name, each with its registry."""
@@ -42,10 +48,16 @@ BASES = {
     "augment": "rayfed.augment.base:Augment",
     "sampling": "rayfed.sampling.base:Sampler",
     "lr_schedule": "rayfed.core.lr_schedule:LrSchedule",
+    "privacy": "rayfed.channel.privacy:Privacy",
+    "compression": "rayfed.channel.compression:Compression",
+    "attack": "rayfed.channel.attacks:Attack",
+    "robust": "rayfed.channel.robust:Rule",
     "metrics": "rayfed.metrics.base:Metric",
 }
 """The classes from which components of a kind derive. Other kinds also take functions, or classes of any base."""
 
+_NESTED = {"rayfed.algorithm": "algorithm", "rayfed.channel.compression": "compression"}
+"""The modules of classes whose objects are options of other components, with their kind."""
 _BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",)}
 
 
@@ -53,8 +65,8 @@ _BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",)}
 class Component:
     """A component chosen by name, with the options that were given.
 
-    The options of the user's own data, partition, model and loss are not checked here. A nested algorithm is a
-    component as well.
+    The options of the user's own data, partition, model and loss are not checked here. A nested algorithm or
+    compression is a component as well.
     """
 
     kind: str
@@ -66,6 +78,12 @@ class Component:
         """This component, and those that its options choose."""
         nested = [value for value in self.options.values() if isinstance(value, Component)]
         return [self, *(choice for value in nested for choice in value.choices)]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The name and the given options as plain values."""
+        plain = {key: value.values if isinstance(value, Component) else value for key, value in self.options.items()}
+        return {"name": self.name, **plain}
 
     def build(self) -> Any:
         """Return an object of one of the kinds in `BASES`."""
@@ -130,14 +148,24 @@ def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> di
     required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     if kind == "partition" and any(key not in options for key in required):
         return dict(options)  # the dataset may give the missing options
-    apart = [key for key, hint in type_hints(cls).items() if getattr(hint, "__module__", "") == "rayfed.algorithm"]
+    apart = _nested_kinds(cls)
     given = {}
     for key in (key for key in apart if key in options):
         named = checked(options[key], str | dict, {}, where=f"{where}.{key}")
         values = {"name": named} if isinstance(named, str) else named
-        given[key] = choose("algorithm", values, "fedavg", where=f"{where}.{key}")
+        default = "fedavg" if apart[key] == "algorithm" else "none"
+        given[key] = choose(apart[key], values, default, where=f"{where}.{key}")
     also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
-    return checked_options(cls, {**options, **given}, where=where, also=also, apart=apart)
+    return checked_options(cls, {**options, **given}, where=where, also=also, apart=list(apart))
+
+
+def _nested_kinds(cls: type) -> dict[str, str]:
+    """Return the kinds of the options that are components, by their key."""
+    modules = {}
+    for key, hint in type_hints(cls).items():
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+        modules[key] = getattr(kinds[0], "__module__", "")
+    return {key: _NESTED[module] for key, module in modules.items() if module in _NESTED}
 
 
 def class_of(kind: str, name: str, where: str) -> Any:

@@ -20,7 +20,7 @@ from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, checked, no_such_key, option, type_hints
 from rayfed.core.paths import check_name, lasting
 from rayfed.core.records import POINTS
-from rayfed.experiments.components import Component, choose, choose_partition
+from rayfed.experiments.components import KINDS, Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.metrics import METRICS, chosen_metrics
 from rayfed.records.storage import check_location
@@ -288,6 +288,10 @@ class Config:
     sampling: Component
     lr_schedule: Component
     schedule: Component
+    privacy: Component
+    compression: Component
+    attack: Component
+    robust: Component
     local: Local
     availability: AvailabilityOptions
     clock: ClockOptions
@@ -376,7 +380,11 @@ class Config:
         _check_together(SimpleNamespace(**{name: f.default for name, f in scalars.items()} | values | groups))
         algorithm = choose("algorithm", tree.get("algorithm", {}), "fedavg")
         components: dict[str, Any]
-        components = {key: choose(key, tree.get(key, {}), name) for key, name in COMPONENTS.items() if name is not None}
+        components = {
+            key: choose(key, tree.get(key, {}), _default_name(key, tree.get(key, {})))
+            for key, name in COMPONENTS.items()
+            if name is not None
+        }
         components["partition"] = choose_partition(tree.get("partition", {}), components["data"])
         if components["schedule"].name == "buffered" and ({"cohort", "cohort_share"} & given.keys()):
             raise UsageError("cohort: schedule.concurrency and schedule.buffer take its place; leave it out")
@@ -389,7 +397,7 @@ class Config:
         algorithm = {"name": self.algorithm_name} | algorithm_values(self.algorithm)
         groups = {name: dict(vars(getattr(self, name))) for name in GROUPS}
         scalars = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata}
-        components = {name: {"name": getattr(self, name).name} | getattr(self, name).options for name in COMPONENTS}
+        components = {name: getattr(self, name).values for name in COMPONENTS}
         metrics = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
         return {"algorithm": algorithm, **components, **groups, "metrics": metrics, **scalars}
 
@@ -416,8 +424,31 @@ COMPONENTS: dict[str, str | None] = {
     "sampling": "uniform",
     "lr_schedule": "constant",
     "schedule": "synchronous",
+    "privacy": "none",
+    "compression": "none",
+    "attack": "none",
+    "robust": "mean",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
+
+
+CHANNEL_PARTS = ("privacy", "compression", "attack", "robust")
+"""The components that work on what travels between clients and server."""
+
+
+def _default_name(key: str, given: Mapping[str, Any]) -> str | None:
+    """Return the name of a component that is chosen without one; `privacy.epsilon=8` chooses Gaussian noise.
+
+    Raises:
+        UsageError: The options that are given belong to no name.
+    """
+    default = COMPONENTS[key]
+    if key not in CHANNEL_PARTS or not given or "name" in given:
+        return default
+    if key == "privacy":
+        return "gaussian"
+    names = ", ".join(name for name in KINDS[key] if name != default)
+    raise UsageError(f"{key}.{next(iter(given))}: needs {key}.name, one of {names}")
 
 
 def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:

@@ -35,6 +35,7 @@ from rayfed.engine.server import Server
 from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_channel import for_fewer_clients, without_channel
 from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps
 from rayfed.experiments.trial import TrialRun, run_trial
@@ -98,7 +99,8 @@ class _SmallTrial:
     """A small form of a plan: few clients, few batches, few rounds, and only the options of the configuration."""
 
     def __init__(self, plan: Plan):
-        self.plan, self.algorithm = plan, plan.blueprint.algorithm
+        self.plan = plan
+        self.algorithm = for_fewer_clients(plan.blueprint.algorithm, min(_CLIENTS, len(plan.population.participants)))
         self.batch_size = min(plan.blueprint.batch_size, _BATCH)
         share = self.algorithm.held_out_share
         examples = [math.ceil((number * self.batch_size + 1) / (1 - share)) for number in _BATCHES]
@@ -124,7 +126,8 @@ class _SmallTrial:
         local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
         small: dict[str, Any] = {"batch_size": self.batch_size, "local": local, "rounds": 2, "cohort": self.clients}
         small |= {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
-        return replace(self.plan.blueprint, **(small | {"clock": NO_CLOCK, "buffered": None} | changes))
+        small |= {"clock": NO_CLOCK, "buffered": None, "algorithm": self.algorithm}
+        return replace(self.plan.blueprint, **(small | changes))
 
     def small_plan(self, folder: str, **changes: Any) -> Plan:
         """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
@@ -196,8 +199,9 @@ def _as_torch(small: _SmallTrial) -> str:
     blueprint = small.blueprint()
     method: LocalTraining = FedAvg()
     who = "two steps of FedAvg on this network end"
-    if takes_plain_steps(small.algorithm):
-        method = small.algorithm
+    own = without_channel(small.algorithm)
+    if takes_plain_steps(own):
+        method = own
         who = "two local steps end"
     obstacle = prove_training(blueprint, small.population, UsersModel.of(blueprint.model), "model", method)
     return obstacle or f"{who} as in plain PyTorch"
@@ -263,8 +267,9 @@ def _clients_at_once(small: _SmallTrial) -> str:
 
 def _alone_and_at_once(small: _SmallTrial, width: int) -> str:
     watch = _LocalTraining()
-    together = small.finished(vmap_clients=width, drop_last=True)
-    alone = small.finished(vmap_clients=1, drop_last=True, algorithm=intercepted(small.algorithm, watch))
+    method = without_channel(small.algorithm)  # a compressed update may jump where rounding differs
+    together = small.finished(vmap_clients=width, drop_last=True, algorithm=method)
+    alone = small.finished(vmap_clients=1, drop_last=True, algorithm=intercepted(method, watch))
     _check_finite(together)
     if watch.step_draws:
         return f"{width} clients train at once; `step` draws random numbers, so they may end elsewhere than alone"

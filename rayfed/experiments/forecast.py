@@ -25,10 +25,11 @@ from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, k
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
-from rayfed.experiments.run_summary import counted, run_summary
+from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
 from rayfed.experiments.trial import check_rounds
+from rayfed.experiments.units import counted
 from rayfed.records.tracking import check_tracking
 
 _CLIENTS, _BATCHES = 2, 8  # of a probe, and batches of each client

@@ -31,8 +31,10 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric, refuse_void_validation
+from rayfed.experiments.channel_checks import check_channel, check_rounds_of_channel
 from rayfed.experiments.components import Component
-from rayfed.experiments.config import Config
+from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
+from rayfed.experiments.plan_channel import metrics_of, unscored, with_channel
 from rayfed.experiments.plan_model import (
     ModelFactory,
     dry_step,
@@ -82,12 +84,17 @@ def outcome_values(config: Config) -> str:
     place = tree["placement"]
     kernels = {key: True for key in ("deterministic", "tf32") if place[key]}
     tree["placement"] = {key: place[key] for key in ("vmap_clients", "threads", "gpus")} | kernels
+    for key in CHANNEL_PARTS:
+        if tree[key] == {"name": COMPONENTS[key]}:
+            tree.pop(key)
     return json.dumps(tree, sort_keys=True, default=str)
 
 
 def depends_on_rounds(config: Config) -> bool:
     """Return whether the first rounds depend on the number of rounds."""
-    return bool(config.lr_schedule.build().depends_on_rounds or config.algorithm.traits.depends_on_rounds)
+    private = config.privacy.name != "none" and config.privacy.build().depends_on_rounds
+    scheduled = config.lr_schedule.build().depends_on_rounds
+    return bool(scheduled or config.algorithm.traits.depends_on_rounds or private)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +270,9 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
     has_own_code = own_model or own_loss or clients is not None or bool(own_names(config))
     blueprint = replace(blueprint, own_code=has_own_code)
     blueprint = dry_step(blueprint, population, chosen_loss, model=where, own_model=own_model)
+    check_rounds_of_channel(blueprint)
     blueprint.check(population)
+    check_channel(blueprint, population)
     refuse_mixing(blueprint, population)
     unproven = None
     if (own_model or own_loss) and not tried:
@@ -382,6 +391,7 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     if "adapted" in points or population.unseen_clients:
         blueprint.check_adaptation(population, config.evaluate.adapt_epochs, of_participants="adapted" in points)
     clients, participants = config.evaluate.clients, len(population.participants)
+    participants -= len(unscored(blueprint.algorithm))
     if clients is None:
         clients = "all" if participants <= MOST_CLIENTS_SCORED else CLIENTS_SCORED
     if isinstance(clients, int) and clients > participants:
@@ -394,7 +404,12 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         splits=tuple(config.evaluate.splits),
         clients=clients,
         adapt_epochs=config.evaluate.adapt_epochs,
-        metrics={name: resolve(METRICS[name], {}, where="metrics")() for name in defaults} | config.metrics,
+        metrics={
+            **{name: resolve(METRICS[name], {}, where="metrics")() for name in defaults},
+            **metrics_of(blueprint.algorithm),
+            **config.metrics,
+        },
+        left_out=unscored(blueprint.algorithm),
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
     if others := [metric for metric in evaluation.metrics.values() if isinstance(metric, TorchMetric)]:
@@ -457,7 +472,7 @@ def _blueprint(config: Config, population: Population, model: nn.Module, loss: L
     if cohort > participants and schedule is None:
         raise UsageError(f"cohort={cohort}: there are {participants} clients; give at most that, or a cohort_share")
     return Blueprint(
-        algorithm=config.algorithm,
+        algorithm=with_channel(config, population, cohort),
         model=model,
         loss=F.cross_entropy if loss == CrossEntropy() else loss,
         batch_norm=config.batch_norm,

@@ -6,8 +6,10 @@ import torch
 
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
+from rayfed.experiments.channel_notes import channel_notes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.units import counted, size_text
 
 _POLICIES = {
     "aggregate": "averaged by the server, running statistics included",
@@ -92,7 +94,8 @@ def notes(plan: Plan) -> list[str]:
     if short := int((sizes < batch).sum()):  # which may be a typing error in the batch size
         clients = counted(len(sizes), "client")
         lines.append(f"{short} of {clients} train on less than one batch, of local.batch_size={batch}")
-    return [*lines, *blueprint.algorithm.notes(ctx, blueprint.problem(population, ctx.task))]
+    own = blueprint.algorithm.notes(ctx, blueprint.problem(population, ctx.task))
+    return [*lines, *own, *channel_notes(blueprint, population)]
 
 
 def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
@@ -100,11 +103,6 @@ def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
     if any(placement.gpus or placement.server_gpus for placement in placements) or not torch.cuda.is_available():
         return ()
     return ("clients train on the CPU, although there is a GPU; placement.gpus=1 uses it",)
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: "1 client", "2 clients"."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -135,12 +133,3 @@ def _simulated(config: Config) -> Iterator[str]:
     for name, given in groups.items():
         if given:
             yield f"{name}: {', '.join(f'{key} {value}' for key, value in given.items())}"
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes in readable units."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"

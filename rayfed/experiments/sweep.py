@@ -13,9 +13,10 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
-from rayfed.experiments.run_summary import counted, notes, unused_gpu
+from rayfed.experiments.run_summary import notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
+from rayfed.experiments.units import counted
 from rayfed.experiments.user_code import own_names
 from rayfed.records.progress import Progress
 from rayfed.records.recorder import traceback_file

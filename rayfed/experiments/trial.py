@@ -25,6 +25,7 @@ from rayfed.engine.server import Server
 from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_channel import client_rows
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder, traceback_file
 from rayfed.records.storage import open_storage, storage_errors
@@ -196,6 +197,8 @@ class TrialRun:
         number = self._fleet.vmap_clients
         values = plan.values() | ({} if number is None else {"vmap_clients": number})
         self._sink.begin(plan.trial, values, plan.config.rounds, keep_through_round, plan.holdings())
+        if rows := client_rows(plan.blueprint.algorithm, plan.population):
+            self._sink.clients(plan.trial, rows)
         for line in damaged:
             self._sink.event(plan.trial, Event(event="checkpoint damaged", detail=line, round=server.round))
         before = (newest_content(self._saved) or {"progress": {"rounds": plan.config.rounds}})["progress"]["rounds"]

@@ -19,6 +19,7 @@ METRICS = {
     "balanced_accuracy": "rayfed.metrics.predictions:BalancedAccuracy",
     "ece": "rayfed.metrics.predictions:Ece",
     "class_accuracy": "rayfed.metrics.predictions:ClassAccuracy",
+    "attack_success": "rayfed.metrics.attacks:AttackSuccess",
     "drift": "rayfed.metrics.heterogeneity:Drift",
     "gradient_norm": "rayfed.metrics.heterogeneity:GradientNorm",
     "mdl": "rayfed.metrics.representations:Mdl",

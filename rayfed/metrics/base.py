@@ -16,6 +16,7 @@ from torch import Tensor
 from rayfed.core.errors import BadHook
 from rayfed.core.options import option
 from rayfed.core.outputs import Kind
+from rayfed.core.task import InputSpec
 
 OF_CLASSES: tuple[Kind, ...] = ("classes", "binary", "positions")
 EVERY = "rounds between measurements; the last round is always measured, and by default only the last"
@@ -82,6 +83,27 @@ class OfPredictions(Metric):
         For a model with one logit o per example, `logits` has the columns 0 and o. Every position counts as an example.
         With several labels, both are [n, labels]; with numbers, both have the shape of the labels.
         """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfChangedInputs(Metric):
+    """A metric of a model's predictions on inputs that the metric changes, of one part of one client's data."""
+
+    every: int | None = option(1, low=1, help=EVERY_ROUND)
+
+    def check(self, inputs: InputSpec, num_classes: int) -> None:
+        """Raise UsageError if inputs of this kind cannot be changed."""
+
+    def changed(self, x: Tensor, y: Tensor, inputs: InputSpec) -> tuple[Tensor, Tensor]:
+        """Return the inputs [m, ...] to predict, with their classes [m], for some `x` [n, ...] and `y` [n].
+
+        `inputs` says how x is normalised.
+        """
+        raise NotImplementedError
+
+    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        """Return the values for `logits` [m, classes] of the changed inputs and their classes `y` [m]."""
         raise NotImplementedError
 
 

@@ -4,7 +4,7 @@ Every file has the number of its schema; a version of rayfed with another schema
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +38,23 @@ _MAP = pa.schema(
         *(("x", pa.float64()), ("y", pa.float64()), ("point", pa.string())),
     ]
 )
+
+CLIENTS_SCHEMA = pa.schema(
+    [
+        *(("trial", pa.string()), ("client", pa.int32()), ("domain", pa.string())),
+        *(("examples", pa.int64()), ("role", pa.string())),
+    ]
+)
+
+
+class ClientRow(NamedTuple):
+    """A client, its domain, the number of its training examples, and its role: honest, attacker or unseen."""
+
+    client: int
+    domain: str
+    examples: int
+    role: str
+
 
 Holding = tuple[int, str, str, int, int]
 """A client, its domain, a split, a class, and the number of its examples."""
@@ -163,6 +180,12 @@ def read_map(folder: Storage, name: str) -> "pd.DataFrame":
     except (KeyError, ValueError, pa.ArrowException) as error:
         raise _damaged(folder, name, error) from error
     return points.to_pandas()
+
+
+def write_clients(home: Storage, trial: str, rows: Sequence[ClientRow]) -> None:
+    """Write the clients of a trial to `clients/<trial>.parquet`."""
+    table = [{"trial": trial, **row._asdict()} for row in rows]
+    replace_parquet(pa.Table.from_pylist(table, schema=CLIENTS_SCHEMA), home.child("clients"), f"{trial}.parquet")
 
 
 def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:

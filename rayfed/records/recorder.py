@@ -19,7 +19,7 @@ from rayfed.core.machine import Process
 from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
-from rayfed.records.files import Holding, write_holdings, write_map
+from rayfed.records.files import ClientRow, Holding, write_clients, write_holdings, write_map
 from rayfed.records.owners import Owner
 from rayfed.records.progress import Progress, TrialProgress
 from rayfed.records.round_report import RoundReport
@@ -119,6 +119,11 @@ class Recorder:
                 write_holdings(self._home, values["partition_hash"], holdings)
         self._changed(known)
         self._trackers.begin(trial, values, keep_through_round)
+
+    def clients(self, trial: str, rows: Sequence[ClientRow]) -> None:
+        """Write who the clients of a trial are, where they have roles."""
+        with storage_errors(self._home.location):
+            write_clients(self._home, trial, rows)
 
     def record(self, trial: str, record: Record) -> None:
         """Record a finished round of a trial that has begun."""

@@ -49,7 +49,8 @@ ROUNDS_SCHEMA = pa.schema(
         *(("cohort", pa.int32()), ("sampled", pa.int32()), ("simulated_seconds", pa.float64())),
         *(("clock_seconds", pa.float64()), ("staleness_mean", pa.float64())),
         *(("staleness_max", pa.int32()), ("waiting", pa.int32())),
-        *(("epsilon", pa.float64()), ("privacy_unit", pa.string())),
+        *(("epsilon", pa.float64()), ("privacy_unit", pa.string()), ("delta", pa.float64())),
+        *(("accountant", pa.string()), ("neighbours", pa.string())),
         *(("busy_seconds", pa.list_(pa.float64())), ("predicted_seconds", pa.list_(pa.float64()))),
         *(("balance", pa.float64()), ("gpu_bytes", pa.int64())),
     ]

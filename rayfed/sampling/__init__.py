@@ -2,6 +2,8 @@
 
 SAMPLERS = {
     "uniform": "rayfed.sampling.base:Uniform",
+    "without_replacement": "rayfed.sampling.base:WithoutReplacement",
+    "poisson": "rayfed.sampling.base:Poisson",
     "by_size": "rayfed.sampling.base:BySize",
     "power_of_choice": "rayfed.sampling.base:PowerOfChoice",
 }

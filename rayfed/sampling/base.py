@@ -32,6 +32,7 @@ class Drawing:
         last_losses: The mean training loss of each client in its last round [N], which it reports with its update; NaN
             if it never took part.
         rng: The random numbers of this round.
+        rng_of_cycle: rng_of_cycle(n): random numbers that n rounds in a row share.
         losses: losses(clients): the mean loss of what each of these clients would download now, on its training data,
             in the order of `clients`. The clients download it for that, which is counted as communication.
     """
@@ -41,6 +42,7 @@ class Drawing:
     shares: np.ndarray
     last_losses: np.ndarray
     rng: np.random.Generator
+    rng_of_cycle: Callable[[int], np.random.Generator]
     losses: Callable[[Sequence[int]], np.ndarray]
 
 
@@ -51,11 +53,13 @@ class Cohort(NamedTuple):
         clients: Their positions among the participants, each once.
         factors: The f_i of each client; None: the method's own weights, normalised over the cohort.
         equal: Whether all clients have the same weight instead.
+        stand_in: Whether nobody was drawn, so that the one client stands in, and the server keeps what it has.
     """
 
     clients: Sequence[int]
     factors: Sequence[float] | None = None
     equal: bool = False
+    stand_in: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +68,16 @@ class Sampler:
 
     reweights: ClassVar[bool] = False
     """Whether cohorts have `factors` or equal weights; only methods that average support these."""
+    is_even: ClassVar[bool] = False
+    """Whether all clients take part equally often, whatever they have or report."""
+    varies: ClassVar[bool] = False
+    """Whether a cohort may have more clients than `Drawing.size`."""
 
     def check(self, size: int, clients: int) -> None:
         """Raise a `UsageError` if cohorts of `size` cannot be drawn from that many `clients`."""
 
     def draw(self, at: Drawing) -> Cohort:
-        """Return the cohort of a round: at least one client, and at most `at.size`.
+        """Return the cohort of a round: at least one client, and at most `at.size` unless the size `varies`.
 
         It must depend on nothing but `at`. Draw random numbers from `at.rng` alone.
         """
@@ -78,6 +86,8 @@ class Sampler:
 
 class Uniform(Sampler):
     """Every client with the same probability, without replacement (McMahan et al. 2017, Alg. 1)."""
+
+    is_even: ClassVar[bool] = True
 
     def draw(self, at: Drawing) -> Cohort:
         clients = at.rng.choice(len(at.shares), at.size, replace=False)
@@ -99,6 +109,37 @@ class BySize(Sampler):
         clients = np.flatnonzero(counts)
         factors = counts[clients] / (at.size * at.shares[clients])
         return Cohort(clients.tolist(), factors.tolist())
+
+
+class WithoutReplacement(Sampler):
+    """Every client once in ⌊N/m⌋ rounds, in an order drawn anew each time; N mod m clients then take no part.
+
+    A client takes part less often than by chance, which counts where every participation costs privacy.
+    """
+
+    is_even: ClassVar[bool] = True
+
+    def draw(self, at: Drawing) -> Cohort:
+        clients = len(at.shares)
+        turn = (at.round - 1) % (clients // at.size)
+        order = at.rng_of_cycle(clients // at.size).permutation(clients)
+        return Cohort(sorted(order[turn * at.size : (turn + 1) * at.size].tolist()))
+
+
+class Poisson(Sampler):
+    """Every client by itself, with the probability q = m/N, so that the size of a cohort varies around m.
+
+    Accounting of differential privacy counts on it (McMahan et al. 2018; Mironov, Talwar and Zhang 2019). If nobody is
+    drawn, one client stands in, and what it sends has no weight.
+    """
+
+    is_even: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+
+    def draw(self, at: Drawing) -> Cohort:
+        clients = len(at.shares)
+        drawn = np.flatnonzero(at.rng.random(clients) < at.size / clients).tolist()
+        return Cohort(drawn) if drawn else Cohort([int(at.rng.integers(clients))], stand_in=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,4 +184,4 @@ class PowerOfChoice(Sampler):
         return Cohort(sorted(highest.tolist()), equal=True)
 
 
-UNIFORM = Uniform()
+UNIFORM, WITHOUT_REPLACEMENT = Uniform(), WithoutReplacement()

@@ -14,19 +14,13 @@ from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.adcol import divergence
 from rayfed.algorithms.common.networks import mlp
 from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
+from rayfed.channel.accounting import epsilon_spent, noise_multiplier
+from rayfed.channel.mechanisms import laplace_like, to_half_l1_ball, to_unit_range, train_privately
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
-from rayfed.privacy import (
-    epsilon_spent,
-    laplace_like,
-    noise_multiplier,
-    to_half_l1_ball,
-    to_unit_range,
-    train_privately,
-)
 
 N = 120  # representations of all four clients
 

@@ -10,8 +10,9 @@ from scipy.optimize import brentq
 from helpers.federations import blobs, blueprint, net, new_server, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.dp_fedbn import DPFedBN, GaussianDPFedBN, clipped_update
+from rayfed.algorithms.dp_fedbn import DPFedBN, GaussianDPFedBN
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.channel.updates import clipped
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
 
@@ -45,10 +46,10 @@ def test_the_norm_of_a_long_update_keeps_to_the_bound(order):
     torch.manual_seed(0)
     sent = {"a": torch.randn(12_000_000), "b": torch.full((2_000_000,), 1e-3), "count": torch.tensor(3)}
     base = {name: torch.zeros_like(value) for name, value in sent.items()}
-    clipped = clipped_update(sent, base, bound=2.0, order=order)
-    assert set(clipped) == {"a", "b"}
-    assert {value.dtype for value in clipped.values()} == {torch.float32}
-    norm = flat(clipped).double().norm(order).item()
+    short = clipped(sent, base, 2.0, order)
+    assert short.pop("count") == 3
+    assert {value.dtype for value in short.values()} == {torch.float32}
+    norm = flat(short).double().norm(order).item()
     assert 2.0 * (1 - 1e-5) <= norm <= 2.0 * (1 + 1e-5)
 
 
@@ -143,7 +144,7 @@ def test_the_noise_on_the_mean_covers_one_client_of_the_cohort():
     replies = Replies({"weights": zeros_like(server["weights"])}, [Reply(1, 10, {}), Reply(3, 30, {})])
     server = server | {"weights": zeros_like(server["weights"])}
     drawn = [algorithm.aggregate(ctx, server, replies)["weights"]["body.0.weight"] for _ in range(200)]
-    sigma = algorithm.sigma(ctx)  # each client takes part in three rounds of six
+    sigma = algorithm.channel.multiplier(ctx)  # each client takes part in three rounds of six
     assert exact_epsilon(sigma, 0.01, 3) > 2.4
     assert exact_epsilon(sigma, 0.01, 3) <= 3.0
     std = sigma * 2 * 0.7 / 2
@@ -154,7 +155,7 @@ def test_the_noise_on_the_mean_covers_one_client_of_the_cohort():
 def test_epsilon_by_round_is_that_of_a_clients_participations(cohort, participations):
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=4.0)
     server, records = simulate(blueprint(algorithm, people, cohort=cohort, rounds=4), people)
-    sigma = algorithm.sigma(server.ctx.at(cohort=tuple(range(cohort))))
+    sigma = algorithm.channel.multiplier(server.ctx.at(cohort=tuple(range(cohort))))
     for record, times in zip(records, participations, strict=True):
         assert record.privacy_unit == "client"
         assert exact_epsilon(sigma, 0.01, times) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, times)

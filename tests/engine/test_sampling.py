@@ -27,7 +27,8 @@ LOSSES = np.array([1.0, 4.0, 2.0, 3.0])
 def drawing(seed=0, size=2, shares=SHARES, last_losses=LOSSES, losses=None):
     ask = losses or (lambda clients: LOSSES[list(clients)])
     rng = np.random.default_rng(seed)
-    return Drawing(round=1, size=size, shares=shares, last_losses=last_losses, rng=rng, losses=ask)
+    common = {"rng": rng, "rng_of_cycle": lambda rounds: rng, "losses": ask}
+    return Drawing(round=1, size=size, shares=shares, last_losses=last_losses, **common)
 
 
 class TestBySize:

@@ -1,0 +1,15 @@
+"""Numbers in words, for what is printed."""
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 client", "2 clients"."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes in readable units."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
