@@ -41,7 +41,7 @@ setup(
     package_dir={"rayfed.tune_spaces": "tune_spaces", "rayfed.docs": "docs"},
     package_data={
         "rayfed": ["py.typed"],
-        "rayfed.data": ["*.yaml"],
+        "rayfed.data": ["*.yaml", "heart_disease/*"],
         "rayfed.reports.page": ["*.html", "*.css", "*.js"],
         "rayfed.tune_spaces": ["*.yaml"],
         "rayfed.docs": ["*.md"],

@@ -2,18 +2,19 @@
 
     client:  y ← x, then K steps  y ← y − η (g(y) − c_i + c)
              c_i⁺ = c_i − c + (x − y) / (K η);  sends Δy = y − x and Δc = c_i⁺ − c_i
-    server:  x ← x + η_s · mean Δy;  c ← c + |S|/N · mean Δc   (unweighted means)
+    server:  x ← x + η_s · mean Δy;  c ← c + |S|/N · mean Δc   (unweighted means, as in Alg. 1)
 
 With momentum or Adam, (x − y)/(K η) is not a mean gradient. The mean of the raw gradients is used instead, which is the
-same under plain SGD. Weights that are trained and sent have control variates; batch-norm statistics are averaged.
+same under plain SGD. `weighting=examples` weighs both means by the clients' examples, as FLamby does. Weights that are
+trained and sent have control variates; batch-norm statistics are averaged.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
 from rayfed.algorithm import ClientData, Context, Finished, Replies, State, Stepped
+from rayfed.algorithms.common.client_weights import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import add_
 from rayfed.core.options import option
@@ -25,10 +26,10 @@ from rayfed.core.trees import Weights, add, only, scale, sub, without, zeros_lik
 class Scaffold(FedAvg):
     name = "scaffold"
     reference = "Karimireddy et al. 2020, Alg. 1, option II"
-    weighting: ClassVar[str] = "equal"  # type: ignore[misc]  # as Alg. 1
     traits = replace(FedAvg.traits, assumes_uniform_sampling=True)
     averaged = ("delta", "delta_c", "buffers")
 
+    weighting: str = weighting_option("equal")
     server_lr: float = option(1.0, above=0, help="η_s, server learning rate", elsewhere={"PFLlib": "1"})
 
     def controlled(self, task: Task, weights: Weights) -> Weights:

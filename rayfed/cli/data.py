@@ -29,9 +29,17 @@ def execute(options: argparse.Namespace) -> int:
             here = "here" if source.present(options.root) else "by hand" if source.by_hand else "-"
             print(f"  {source.name:18}{source.size:>13}  {here:8} {source.licence}")
         print("rayfed data NAME says more. Other datasets are embedded, drawn, or your own files: rayfed list datasets")
+        for name in packaged():
+            kind = resolve(name, DATASETS, where="data.name")
+            print(f"{name} comes with rayfed, under its own licence: {kind.licence}")
         return 0
     print("\n\n".join(text for name in options.names for text in _texts(name, options.root)))
     return 0
+
+
+def packaged() -> list[str]:
+    """Return the names of the datasets whose files come with rayfed under a licence of their own."""
+    return [name for name in DATASETS if hasattr(resolve(name, DATASETS, where="data.name"), "licence")]
 
 
 def _texts(name: str, root: str | None) -> list[str]:
@@ -43,6 +51,9 @@ def _texts(name: str, root: str | None) -> list[str]:
     if name not in DATASETS:
         raise UsageError(f"{name}: no such dataset; {suggestion(name, [*sources(), *DATASETS])}")
     kind = resolve(name, DATASETS, where="data.name")
+    if name in packaged():
+        lines = [name, f"  page      {kind.page}", f"  licence   {kind.licence}", "  here      it comes with rayfed"]
+        return ["\n".join(lines)]
     what = "needs no files" if getattr(kind, "embedded", False) else "reads your own files"
     return [f"{name}: {what}, so there is nothing to download; rayfed list {name}"]
 

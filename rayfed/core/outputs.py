@@ -11,6 +11,9 @@
 - "labels": a logit for each of several labels [labels] of 0 and 1.
 - "numbers": as many outputs as labels, by a loss that depends on their differences alone and grows with each of them,
   such as the squared, absolute or Huber error. Labels are not all 0 and 1, unless they are floats.
+- "survival": one output per example, its risk, and labels [event, time]: the event is 0 or 1. The loss depends on the
+  order of the times alone and not on a number that is added to all outputs; from equal outputs, a step raises the risk
+  of the first event and lowers that of the last patient without one, as by Cox's partial likelihood.
 - "unknown": anything else, such as soft labels, several outputs per number, and probabilities in place of a logit.
 
 Losses are recognised by their values, since users write their own functions.
@@ -26,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kind = Literal["classes", "binary", "positions", "labels", "numbers", "unknown"]
+Kind = Literal["classes", "binary", "positions", "labels", "numbers", "survival", "unknown"]
 
 _MOST_CLASSES = 256  # that are tried
 _MOST_VALUES = 2**22  # in the outputs of a batch that is tried
@@ -55,11 +58,13 @@ def scored_values(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, 
 
     Returns:
         (logits [m, classes], classes [m]) of the m examples or positions that count, (logits [n, k], zeros and ones
-        [n, k]) of several labels, or (numbers, numbers) of the labels' shape.
+        [n, k]) of several labels, (numbers, numbers) of the labels' shape, or (risks [n], events and times [n, 2]).
     """
     kind, axis, ignored = outputs
     if kind == "unknown":
         return None
+    if kind == "survival":
+        return values.reshape(len(y)), y
     if kind in ("labels", "numbers"):
         return values.reshape(y.shape), y.long() if kind == "labels" else y
     if kind == "binary" or axis is None:
@@ -114,6 +119,8 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
             found = _of_classes(loss, shape, axis, labels)
             if found is not None:
                 return found
+    if form == (2,) and math.prod(shape) == 1 and are_survival(labels):
+        return Outputs("survival", axis=None) if _orders_risks(loss, shape, dtype) else UNKNOWN
     if math.prod(shape) != math.prod(form):
         return UNKNOWN
     if is_bits and _separates_bits(loss, shape, form, dtype):
@@ -206,6 +213,44 @@ def _grows_with_differences(
             return False
         values.append(float(loss(given.reshape(4, *shape) + differences, given.to(dtype))))
     return math.isclose(values[0], values[1], rel_tol=1e-3)
+
+
+def are_survival(labels: Sequence[np.ndarray]) -> bool:
+    """Return whether labels, in parts [n, 2], can be events, 0 or 1, and times from 0, some of which are not 1."""
+    if not all(part.ndim == 2 and part.shape[1] == 2 for part in labels):
+        return False
+    are_events = all(np.isin(part[:, 0], (0, 1)).all() for part in labels)
+    are_times = all((part[:, 1] >= 0).all() for part in labels)
+    are_bits = all(np.isin(part[:, 1], (0, 1)).all() for part in labels)
+    return are_events and are_times and not are_bits
+
+
+def _orders_risks(loss: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Return whether `loss` is one of survival, by four patients."""
+    events, times = torch.tensor([0, 1, 1, 0]), torch.tensor([4, 1, 3, 2])
+    outputs = torch.tensor([0.5, -1.0, 2.0, 0.0]).reshape(4, *shape)
+    y = torch.stack([events, times], 1).to(dtype)
+    of_squares = torch.stack([events, times**2], 1).to(dtype)
+    (at_zero,) = _gradients(loss, outputs.shape, [0.0], y)
+    if at_zero is None:
+        return False
+    raised = -at_zero.flatten()
+    moves_the_ends = float(raised[1]) > 0 > float(raised[0])
+    keeps_the_sum = math.isclose(float(raised.sum()), 0, abs_tol=1e-5)
+    value = _value(loss, outputs, y)
+    shifted = _value(loss, outputs + 3, y)
+    with_squares = _value(loss, outputs, of_squares)
+    is_relative = math.isclose(value, shifted, rel_tol=1e-4)
+    is_of_order = math.isclose(value, with_squares, rel_tol=1e-4)
+    return moves_the_ends and keeps_the_sum and is_relative and is_of_order
+
+
+def _value(loss: Callable[..., Any], outputs: Tensor, y: Tensor) -> float:
+    """Return the value of a loss; NaN where it fails."""
+    try:
+        return float(loss(outputs, y))
+    except Exception:  # a user's loss may raise anything
+        return math.nan
 
 
 def _gradients(

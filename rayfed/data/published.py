@@ -39,6 +39,7 @@ class Source:
     expected: str
     base: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
     inner: str = ""
     verify: Mapping[str, str] = field(default_factory=dict)
@@ -199,7 +200,7 @@ def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
         if (staging / name).is_dir():
             result = staging / name
     for file in filter(None, missing):
-        address = source.base + Path(file).name
+        address = source.base + source.addresses.get(file, Path(file).name)
         _fetch(address, result / file, source.files[file])
     for file, check in source.verify.items():
         _check(result / file, check)

@@ -343,7 +343,10 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
 
 
 def _in_words(kind: Kind) -> str:
-    return "classes" if kind in OF_CLASSES else "several labels" if kind == "labels" else kind
+    if kind in OF_CLASSES:
+        return "classes"
+    words = {"labels": "several labels", "survival": "risks of an event"}
+    return words.get(kind, kind)
 
 
 def chosen_metric(
@@ -357,8 +360,8 @@ def chosen_metric(
     """Return the metric that chooses rounds and hyperparameters, as tables call it, and whether higher is better.
 
     Args:
-        name: The metric, or its key in `metrics`. None: accuracy, or else f1 of several labels, mae of numbers, or
-            loss.
+        name: The metric, or its key in `metrics`. None: accuracy, or else f1 of several labels, mae of numbers,
+            concordance of risks, or loss.
         mode: "max" or "min", for a metric that does not declare it.
         outputs, shape: What the model's output for one example stands for, and its shape.
     """

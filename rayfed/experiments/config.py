@@ -155,7 +155,8 @@ class SelectOptions:
         None,
         help="metric that chooses the round, the hyperparameters and the best model, stops training early, guides ASHA "
         "and Optuna, and is shown by reports: accuracy, loss, a metric of predictions in metrics.*, which is then "
-        "switched on, or your own module:Name; null: accuracy, or else f1 of several labels, mae of numbers, or loss",
+        "switched on, or your own module:Name; null: accuracy, or else f1 of several labels, mae of numbers, "
+        "concordance of risks, or loss",
     )
     mode: str | None = option(
         None, choices=("max", "min"), help="which value is the best; null: the one that the metric declares"

@@ -21,14 +21,14 @@ from rayfed.core.errors import UsageError, error_line, is_user_file
 from rayfed.core.layout import Layout, layout_of
 from rayfed.core.modules import copied, make_picklable
 from rayfed.core.options import checked
-from rayfed.core.outputs import UNKNOWN, meaning_of_outputs
+from rayfed.core.outputs import UNKNOWN, are_survival, meaning_of_outputs
 from rayfed.core.paths import expanded
 from rayfed.core.rng import global_generators_seeded, global_state_kept
 from rayfed.core.task import Batch, is_known_loss, loss_on
 from rayfed.data.population import Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.config import Config
-from rayfed.losses.base import CrossEntropy, Loss, needed_outputs
+from rayfed.losses.base import CrossEntropy, Loss, NamedLoss, needed_outputs
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.base import build_model
 from rayfed.models.remedies import is_one_hot, reason_of_loss, remedy_for_inputs
@@ -245,9 +245,14 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
     if own_model:
         blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
     labels = population.clients[0].train.y
+    if isinstance(loss, NamedLoss):
+        for part in population.examples():
+            loss.check_labels(population.name, part.y)
     if isinstance(loss, CrossEntropy) and labels.dtype.kind == "f":
         remedy = "loss.name=mse takes numbers, bce_with_logits zeros and ones"
-        if is_one_hot(labels):
+        if are_survival([labels]):
+            remedy = "loss.name=cox takes an event and a time, as these seem to be"
+        elif is_one_hot(labels):
             remedy = f"these are one-hot, so give their classes, y.argmax(1), or use {remedy.rpartition(', ')[2]}"
         raise UsageError(
             f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
@@ -257,9 +262,17 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
         raise UsageError(f"{model}: gives every pixel a class, and needs masks, of which {population.name} has none")
     of_classes = loss == CrossEntropy() and labels.ndim == 1
     blueprint = blueprint if of_classes else checked_loss(blueprint, population)
+    if blueprint.outputs.kind == "survival" and not any(events_of_clients(population)):
+        where = f"loss: no client of {population.name}"
+        raise UsageError(f"{where} has an event in its training data, so nothing is learnt")
     if own_model:
         _check_outputs(blueprint, population, model)
     return blueprint
+
+
+def events_of_clients(population: Population) -> list[int]:
+    """Return the number of events, labels [event, time], in the training data of each participant."""
+    return [int(client.train.y[:, 0].sum()) for client in population.participants]
 
 
 def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
@@ -431,6 +444,8 @@ def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
     where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels, and", blueprint.loss
     if (ignored := blueprint.outputs.ignored) is not None:
         raise UsageError(f"{where} {ignored} stands for no class; use a method without mixtures")
+    if blueprint.outputs.kind == "survival":
+        raise UsageError(f"{where} an event and a time have no mean; use a method without mixtures")
     outputs, y = first_outputs(blueprint, population, 3)
     mixed = soft(y, task := blueprint.context(population, "cpu").task)
     try:

@@ -6,9 +6,11 @@ import torch
 
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
+from rayfed.data.population import Population
 from rayfed.experiments.channel_notes import channel_notes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_model import events_of_clients
 from rayfed.experiments.units import counted, size_text
 
 _POLICIES = {
@@ -90,12 +92,24 @@ def notes(plan: Plan) -> list[str]:
         )
     if blueprint.outputs.kind == "unknown" and population.clients[0].train.y.dtype.kind in "iu":
         lines.append("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels")
+    if blueprint.outputs.kind == "survival":
+        lines += _without_events(population)
     sizes, batch = blueprint.training_examples(population), blueprint.batch_size
     if short := int((sizes < batch).sum()):  # which may be a typing error in the batch size
         clients = counted(len(sizes), "client")
         lines.append(f"{short} of {clients} train on less than one batch, of local.batch_size={batch}")
     own = blueprint.algorithm.notes(ctx, blueprint.problem(population, ctx.task))
     return [*lines, *own, *channel_notes(blueprint, population)]
+
+
+def _without_events(population: Population) -> list[str]:
+    """Return a note on the clients whose training data have no event, if there are any."""
+    events = events_of_clients(population)
+    without = events.count(0)
+    if not without:
+        return []
+    of_all = counted(len(events), "client")
+    return [f"{without} of {of_all} have no event in their training data, so that their loss is 0"]
 
 
 def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:

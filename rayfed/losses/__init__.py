@@ -6,4 +6,5 @@ LOSSES = {
     "mse": "rayfed.losses.base:Mse",
     "l1": "rayfed.losses.base:L1",
     "smooth_l1": "rayfed.losses.base:SmoothL1",
+    "cox": "rayfed.losses.survival:Cox",
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +28,9 @@ class NamedLoss:
     def outputs(self, label_shape: tuple[int, ...], num_classes: int) -> int:
         """Return how many outputs per example a model needs, by the shape of one label and the number of classes."""
         return num_classes
+
+    def check_labels(self, where: str, labels: np.ndarray) -> None:
+        """Raise UsageError if this loss cannot take `labels` [n, ...], which are those of `where`."""
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of `outputs` [n, ...] for the labels `y` [n, ...]."""

@@ -14,6 +14,7 @@ METRICS = {
     "mae": "rayfed.metrics.predictions:Mae",
     "rmse": "rayfed.metrics.predictions:Rmse",
     "r2": "rayfed.metrics.predictions:R2",
+    "concordance": "rayfed.metrics.survival:Concordance",
     "auroc": "rayfed.metrics.predictions:Auroc",
     "f1": "rayfed.metrics.predictions:F1",
     "balanced_accuracy": "rayfed.metrics.predictions:BalancedAccuracy",
@@ -30,7 +31,11 @@ METRICS = {
 
 PREFIX = "torchmetrics:"
 """The beginning of the names of torchmetrics' own metrics, as in `torchmetrics:classification.BinaryMCC`."""
-DEFAULTS = {"labels": ("f1", "average_precision"), "numbers": ("mae", "rmse", "r2")}
+DEFAULTS = {
+    "labels": ("f1", "average_precision"),
+    "numbers": ("mae", "rmse", "r2"),
+    "survival": ("concordance",),
+}
 """The metrics that are on by default where outputs stand for no classes, by what they stand for; the first chooses."""
 
 

@@ -33,26 +33,28 @@ def trained(model, x, y, c, own, momentum):
     return model, [summed / STEPS for summed in total]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_four_rounds_of_two_of_three_clients_by_hand(momentum):
+@pytest.mark.parametrize(("momentum", "weighting"), [(0.0, "equal"), (0.9, "equal"), (0.0, "examples")])
+def test_four_rounds_of_two_of_three_clients_by_hand(momentum, weighting):
     """Without momentum this holds option II's c_i − c + (x − y)/(K η) against the mean gradient, which it equals."""
     people, model = population(), net()
     sgd = SGD(lr=LR, momentum=momentum)
     changes = {"steps": STEPS, "rounds": ROUNDS, "cohort": 2, "optimizer": sgd}
-    server = run(Scaffold(server_lr=SERVER_LR), people, model, **changes)
+    server = run(Scaffold(server_lr=SERVER_LR, weighting=weighting), people, model, **changes)
     c, own = zeros(model), [zeros(model) for _ in CLIENTS]
     for number in range(1, ROUNDS + 1):
         cohort, models, changed = server.sample(number), [], zeros(model)
-        for i in cohort:
+        sizes = [len(data(people, i)[1]) if weighting == "examples" else 1 for i in cohort]
+        weights = [size / sum(sizes) for size in sizes]
+        for i, weight in zip(cohort, weights, strict=True):
             local, new = trained(model, *data(people, i), c, own[i], momentum)
-            changed = [sum_ + a - b for sum_, a, b in zip(changed, new, own[i], strict=True)]
+            changed = [sum_ + weight * (a - b) for sum_, a, b in zip(changed, new, own[i], strict=True)]
             own[i] = new
             models.append(local)
-        after = mean(models, [1 / 2, 1 / 2])  # whatever the clients' sizes, running statistics as well
+        after = mean(models, weights)  # running statistics as well
         with torch.no_grad():
             for moved, old in zip(after.parameters(), model.parameters(), strict=True):
                 moved.copy_(old + SERVER_LR * (moved - old))
-        c = [old + step / len(CLIENTS) for old, step in zip(c, changed, strict=True)]  # |S|/N of their mean over S
+        c = [old + step * len(cohort) / len(CLIENTS) for old, step in zip(c, changed, strict=True)]
         model = after
     assert len({server.sample(number) for number in range(1, ROUNDS + 1)}) > 1
     assert_weights(server.state["weights"], model, atol=1e-5)

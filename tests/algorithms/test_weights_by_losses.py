@@ -129,7 +129,7 @@ def test_weights_of_vm_out_of_bounds_stop_the_run():
         run(VM(beta=500.0), people, net(False))
 
 
-OWN_WEIGHTS = {"scaffold", "feddyn", "group_dro", "erm", "central_group_dro", "mm_rex", "v_rex", "irm"}
+OWN_WEIGHTS = {"feddyn", "group_dro", "erm", "central_group_dro", "mm_rex", "v_rex", "irm"}
 NO_MEAN = {"solo", "fedfomo", "apple", "fada"}
 WRAPPERS = {"mixup", "dbe"}  # have the weights of their base
 

@@ -25,6 +25,8 @@ DATASETS = {
     "femnist": "rayfed.data.sets.labelled_table:Femnist",
     "imagefolder": "rayfed.data.sets.image_folders:ImageFolder",
     "ag_news": "rayfed.data.sets.ag_news:AgNews",
+    "heart_disease": "rayfed.data.sets.heart_disease:HeartDisease",
+    "tcga_brca": "rayfed.data.sets.tcga_brca:TcgaBrca",
     "uci_har": "rayfed.data.sets.uci_har:UciHar",
     "synthetic": "rayfed.data.sets.synthetic:Synthetic",
     "npz": "rayfed.data.sets.npz:Npz",
