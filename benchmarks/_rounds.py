@@ -17,7 +17,7 @@ from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.distributed import cluster
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.trial import run_of
+from rayfed.distributed.trial import simulation_on
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
 from rayfed.reports.read import read
@@ -86,14 +86,13 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
         ray.get(group.ready())
         recorder = RemoteRecorder(start_recorder(plan.config.results, plan.config.experiment, in_sweep=False))
         pool = HostPool(bundles, group)
-        run = run_of(plan, recorder, pool)
-        while not run.done:
-            record = run.step()
-            if record is not None and record.stage == "round":
-                after_round()
-        run.close()
+        simulation = simulation_on(plan, recorder, pool)
+        with simulation.global_settings():
+            for record in simulation:
+                if record.stage == "round":
+                    after_round()
         pool.close()
-        state = run.server_state
+        state = simulation.server_state
     finally:
         remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 SIDES = (13, 11)
-SWEEP = {"Namespace", "Space", "Config", "Given", "SweepPlan", "Plan", "Blueprint", "TrialRun", "Server"}
+SWEEP = {"Namespace", "Space", "Config", "Given", "SweepPlan", "Plan", "Blueprint", "Simulation", "Server"}
 SWEEP |= {"LocalFleet", "RayFleet", "Request", "ExchangeRequest", "Host", "Job"}
 OPTIONS = ("data.name=npz", "model.name=mlp", "local.lr=0.1", "placement.cpus=0.5")
 SPACE = "experiment: ways\nsearch: {max_concurrent: 1}\narms: [{algorithm.name: fedavg}, {algorithm.name: fedprox}]\n"

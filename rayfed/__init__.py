@@ -1,8 +1,9 @@
 """Simulation of federated learning on non-IID data, on Ray.
 
-`rayfed.run(config)` runs one simulation and returns a `Result`, whose `model()` is the trained network. `rayfed.sweep`
-compares many configurations, `rayfed.report` tabulates results, `rayfed.load` returns an earlier `Result`, and
-`rayfed.read_results` the tables of a folder. `rayfed --help` lists the commands.
+`rayfed.run(config)` runs one simulation and returns a `Result`, whose `model()` is the trained network. `rayfed.rounds`
+runs it as a loop, one `Round` at a time. `rayfed.sweep` compares many configurations, and `rayfed.report` tabulates
+results. `rayfed.load` returns an earlier `Result`, and `rayfed.read_results` the tables of a folder. `rayfed --help`
+lists the commands.
 
 `rayfed.check` looks for mistakes in an algorithm that show only on a cluster or after a resume.
 
@@ -16,7 +17,7 @@ from rayfed.core import torchvision_cpu
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
-    from rayfed.api import check, load, report, run, sweep
+    from rayfed.api import check, load, report, rounds, run, sweep
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.inputs import padded
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from rayfed.data.user_clients import Clients
     from rayfed.experiments.config import Config
     from rayfed.experiments.contract import Finding
+    from rayfed.experiments.round import Round
     from rayfed.reports.read import read as read_results
     from rayfed.reports.read import read_events
-    from rayfed.result import Report, Result, SweepResult
+    from rayfed.result import Report, Result, Rounds, SweepResult
 
 __version__ = "0.1.0"
 
@@ -42,6 +44,8 @@ __all__ = [
     "HostLost",
     "Report",
     "Result",
+    "Round",
+    "Rounds",
     "StorageError",
     "SweepResult",
     "UsageError",
@@ -52,13 +56,14 @@ __all__ = [
     "read_events",
     "read_results",
     "report",
+    "rounds",
     "run",
     "sweep",
 ]
 
 _NAMES = {
     "rayfed.algorithm": ["Algorithm"],
-    "rayfed.api": ["check", "load", "report", "run", "sweep"],
+    "rayfed.api": ["check", "load", "report", "rounds", "run", "sweep"],
     "rayfed.core.errors": ["BadHook", "Diverged", "HostLost", "StorageError", "UsageError"],
     "rayfed.core.options": ["option"],
     "rayfed.data.inputs": ["padded"],
@@ -66,8 +71,9 @@ _NAMES = {
     "rayfed.data.user_clients": ["Clients"],
     "rayfed.experiments.config": ["Config"],
     "rayfed.experiments.contract": ["Finding"],
+    "rayfed.experiments.round": ["Round"],
     "rayfed.reports.read": ["read_events", "read_results"],
-    "rayfed.result": ["Report", "Result", "SweepResult"],
+    "rayfed.result": ["Report", "Result", "Rounds", "SweepResult"],
 }
 
 torchvision_cpu.install()

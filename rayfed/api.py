@@ -1,7 +1,7 @@
-"""The Python API: `run`, `sweep`, `report`, `load` and `check`. The command line uses it, too."""
+"""The Python API: `run`, `rounds`, `sweep`, `report`, `load` and `check`. The command line uses it, too."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
 from rayfed.experiments.plan import Given, Plan, make_plan
 from rayfed.experiments.plan_model import ModelFactory
+from rayfed.experiments.round import OnRound, Round
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import Space, configurations, read_space
@@ -33,7 +34,7 @@ from rayfed.records.storage import make_experiment_folder, open_storage, storage
 from rayfed.records.tracking import check_tracking
 from rayfed.records.trials import claimed, readable_trials, recorded_configuration, recorded_value
 from rayfed.reports.summary import View
-from rayfed.result import Report, Result, SweepResult
+from rayfed.result import Report, Result, Rounds, SweepResult
 
 
 @one_at_a_time
@@ -46,6 +47,7 @@ def run(
     num_classes: int | None = None,
     quiet: bool | None = None,
     keep_state: bool = True,
+    on_round: OnRound | None = None,
     **overrides: Any,
 ) -> Result:
     """Run one simulation to its end and return its tables and final state.
@@ -61,6 +63,8 @@ def run(
         keep_state: Write the final state to a checkpoint, from which `Result.server`, `Result.clients` and
             `Result.model` read, and where there are validation data, that of the round with the best score so far (see
             checkpoint.best). With checkpoint.every above 0 the final state is written in any case.
+        on_round: Is called with each `Round` once it is recorded, in this process. What it raises ends the run, which
+            goes on with resume=true. With it, the server runs in this process, too; see `rounds`.
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
@@ -69,9 +73,84 @@ def run(
         HostLost: A Ray actor died.
         StorageError: The results could not be written. What was written before is kept.
     """
-    quiet = not is_watched() if quiet is None else quiet
+    quiet = _is_quiet(quiet)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    config = _config_of(config, overrides)
+    plan = _planned_run(_config_of(config, overrides), given, quiet=quiet, keep_state=keep_state)
+    if on_round is not None:
+        return _loop(plan, given, on_round, quiet=quiet)
+    config = plan.config
+    with claimed(config.results, config.experiment, [plan.trial]):
+        digest = launch.run_trial(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    _say_outcome(plan, quiet=quiet)
+    return Result.of(plan, given, digest)
+
+
+@one_at_a_time
+def rounds(
+    config: Mapping[str, Any] | Config | str | Path | None = None,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
+    model: ModelFactory | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    quiet: bool | None = None,
+    keep_state: bool = True,
+    **overrides: Any,
+) -> Rounds:
+    """Return an iterator over the rounds of one simulation, which runs while the loop asks for the next round.
+
+        rounds = rayfed.rounds("study.yaml", clients=clients)
+        for round in rounds:
+            wandb.log(round.scores)
+            if round.scores["val"] > 0.9:
+                break
+        result = rounds.result()
+
+    Each `Round` is recorded before the loop sees it. A loop that is left early leaves a trial that goes on with
+    resume=true, from the last round. The random generators and settings of torch, NumPy and Python that the body of the
+    loop sees are its own, and do not change the simulation. Bits are those of `rayfed.run`.
+
+    The server runs in this process, its clients on `placement.hosts` processes of Ray or here. Lost hosts are replaced
+    as in `rayfed.run`; if this process ends, resume=true goes on.
+
+    Args:
+        config, clients, model, loss, num_classes, quiet, keep_state, overrides: As for `rayfed.run`.
+
+    Raises:
+        UsageError: The configuration cannot work; nothing was started. What `rayfed.run` raises during the simulation
+            is raised when the next round is asked for.
+    """
+    quiet = _is_quiet(quiet)
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    plan = _planned_run(_config_of(config, overrides), given, quiet=quiet, keep_state=keep_state)
+    return Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
+
+
+def _loop(plan: Plan, given: Given, on_round: OnRound, *, quiet: bool) -> Result:
+    """Run `plan`, and call `on_round` after each round."""
+    finished = Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
+    for round in finished:
+        try:
+            on_round(round)
+        except BaseException as error:
+            finished.throw(error)
+    return finished.result()
+
+
+def _claimed_rounds(plan: Plan, given: Given, *, quiet: bool) -> Generator[Round, None, str]:
+    config = plan.config
+    with claimed(config.results, config.experiment, [plan.trial]):
+        digest = yield from launch.rounds(plan, given, _saved_checkpoints(plan, quiet), quiet=quiet)
+    _say_outcome(plan, quiet=quiet)
+    return digest
+
+
+def _is_quiet(given: bool | None) -> bool:
+    return not is_watched() if given is None else given
+
+
+def _planned_run(config: Config, given: Given, *, quiet: bool, keep_state: bool) -> Plan:
+    """Return the plan of a single run, after all checks that need nothing started."""
     check_run(config.placement)
     check_tracking(config.tracking, config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
@@ -79,15 +158,19 @@ def run(
     check_rounds({plan.trial: config})
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
-    with claimed(config.results, config.experiment, [plan.trial]):
-        digest = launch.run_trial(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    return plan
+
+
+def _say_outcome(plan: Plan, *, quiet: bool) -> None:
+    """Print what a run has measured, unless `quiet`."""
+    config = plan.config
     if not quiet and plan.blueprint.vmap_clients is None:
         number = recorded_value(config.results, config.experiment, plan.trial, "vmap_clients")
         print(f"placement.vmap_clients=auto: measured {number}", file=sys.stderr, flush=True)
     if not quiet and plan.evaluation.stop_rule is not None:
         reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
-        print(f"stopped early: {reason}" if reason else "early stopping: all rounds ran", file=sys.stderr, flush=True)
-    return Result.of(plan, given, digest)
+        line = f"stopped early: {reason}" if reason else "early stopping: all rounds ran"
+        print(line, file=sys.stderr, flush=True)
 
 
 @one_at_a_time
@@ -118,7 +201,7 @@ def sweep(
         HostLost: Ray did not start, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    quiet = not is_watched() if quiet is None else quiet
+    quiet = _is_quiet(quiet)
     drawn = read_space(_values_of(space), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     configs = configurations(drawn)

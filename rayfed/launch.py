@@ -1,13 +1,18 @@
 """Where trials run: in this process (`placement.hosts=0`) or on Ray. Ray is imported only where it is needed."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 
-from rayfed.core.errors import RayNotStarted, StorageError
+from rayfed.core.errors import HostLost, RayNotStarted, StorageError
+from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
 from rayfed.engine.device import breaks_device, release_memory
 from rayfed.experiments import trial
-from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
+from rayfed.experiments.round import Round
 from rayfed.experiments.sweep import (
     Job,
     Populations,
@@ -19,6 +24,82 @@ from rayfed.experiments.sweep import (
 from rayfed.experiments.units import counted
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
+
+
+def rounds(plan: Plan, given: Given, saved: Saved, *, quiet: bool) -> Generator[Round, None, str]:
+    """Run `plan` with its server in this process, and yield each round when it is recorded.
+
+    Between two rounds the caller has its own random generators, kernels and current GPU. What the caller throws into
+    the generator ends the trial, as an error of its own would. A generator that is closed before the last round leaves
+    a trial that goes on with resume=true.
+
+    Returns:
+        The hash of the final state.
+
+    Raises:
+        UsageError: The cluster that was joined lacks the resources.
+        HostLost: Processes of hosts died too often, or the cluster ended.
+        Diverged: A value became infinite or NaN.
+    """
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    with contextlib.ExitStack() as context:
+        context.enter_context(_recorded(recorder))
+        context.enter_context(watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet))
+        begin: Callable[[Saved], trial.Simulation]
+        if plan.config.placement.hosts:
+            from rayfed.distributed.loop import hosts
+
+            begin = context.enter_context(hosts(plan, recorder))
+        else:
+            begin = partial(trial.simulation_here, plan, recorder)
+        return (yield from _rounds(begin, plan, given, recorder, saved))
+
+
+def _rounds(
+    begin: Callable[[Saved], trial.Simulation], plan: Plan, given: Given, recorder: Recorder, saved: Saved
+) -> Generator[Round, None, str]:
+    """Yield the rounds of the simulations that `begin` makes: the first one, and those that follow after lost hosts."""
+    own_state = OwnGlobalState()
+    last = -1  # the last round that was yielded
+    restarts = plan.config.faults.restarts
+    simulation = begin(saved)
+    records = iter(simulation)
+    while True:
+        try:
+            with one_thread_at_a_time, own_state.turn(), simulation.current_device():
+                record = next(records, None)
+        except HostLost as error:
+            if not restarts:
+                recorder.end(plan.trial, trial.failure(error))
+                raise
+            restarts -= 1
+            done = recorder.lost(plan.trial, str(error)).rounds_done
+            note(f"{plan.trial} was lost after round {done} ({error}); it starts again from its last checkpoint")
+            simulation = begin(recorder.saved(plan.trial))
+            records = iter(simulation)
+            continue
+        if record is None:
+            return simulation.outcome
+        if record.round <= last:
+            continue
+        last = record.round
+        try:
+            yield Round(record, simulation, given)
+        except GeneratorExit:
+            simulation.leave()
+            raise
+        except BaseException as error:
+            records.throw(error)
+
+
+@contextlib.contextmanager
+def _recorded(recorder: Recorder) -> Iterator[None]:
+    """Close the recorder after this block, and say which trackers failed."""
+    try:
+        yield
+    finally:
+        for line in recorder.close():
+            note(line)
 
 
 def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
@@ -37,12 +118,8 @@ def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
 
         return tune.run_trial(plan, quiet=quiet)
     recorder = Recorder(plan.config.results, plan.config.experiment)
-    with watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
-        try:
-            return trial.run_trial(plan, recorder, saved=saved)
-        finally:
-            for line in recorder.close():
-                note(line)
+    with _recorded(recorder), watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
+        return trial.run_trial(plan, recorder, saved=saved)
 
 
 def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:

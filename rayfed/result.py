@@ -1,7 +1,7 @@
 """The results of the Python API: the outcome of a run or a sweep, and a report."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.engine.checkpoint import SavedState
 from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.round import Round
 from rayfed.experiments.trained_model import save_module, trained_model
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url, join
@@ -194,6 +195,51 @@ class Result:
         metric, rows = self._metric(), self._last_scores()
         rows = rows[(rows["metric"] == metric) & (rows["split"] == "test")]
         return "" if rows.empty else f"; test {metric} {rows['value'].mean():.4f} after round {rows['round'].max()}"
+
+
+class Rounds(Iterator[Round]):
+    """The rounds of one simulation; see `rayfed.rounds`. In a `with` statement, its end closes the loop."""
+
+    def __init__(self, plan: Plan, given: Given, rounds: Generator[Round, None, str]):
+        self._plan = plan
+        self._given = given
+        self._rounds = rounds
+        self._hash = ""
+
+    @property
+    def trial(self) -> str:
+        """The name of the trial in the tables."""
+        return self._plan.trial
+
+    def __next__(self) -> Round:
+        try:
+            return next(self._rounds)
+        except StopIteration as end:
+            if end.value is not None:  # else it had ended before
+                self._hash = end.value
+            raise
+
+    def throw(self, error: BaseException) -> None:
+        """End the simulation with an error, which is recorded as that of the trial, and raise it."""
+        self._rounds.throw(error)
+
+    def close(self) -> None:
+        """Leave the loop: the state of the last round is saved, and the trial goes on with resume=true."""
+        self._rounds.close()
+
+    def result(self) -> Result:
+        """Leave the loop unless it has ended, and return what `rayfed.run` returns.
+
+        The `weights_hash` is empty if rounds are left.
+        """
+        self.close()
+        return Result.of(self._plan, self._given, self._hash)
+
+    def __enter__(self) -> "Rounds":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)

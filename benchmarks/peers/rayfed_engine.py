@@ -12,7 +12,7 @@ from peers.jobs import plan_of
 from rayfed.distributed.cluster import start_here
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.trial import run_of
+from rayfed.distributed.trial import simulation_on
 from rayfed.experiments.capacity import reserved
 from rayfed.reports.read import read
 
@@ -28,14 +28,13 @@ def main() -> None:
         group = placement_group([bundle for bundle in reserved(config) if bundle], strategy="PACK")
         ray.get(group.ready())
         recorder = RemoteRecorder(start_recorder(config.results, config.experiment, in_sweep=False))
-        run = run_of(plan, recorder, HostPool(reserved(config), group))
+        simulation = simulation_on(plan, recorder, HostPool(reserved(config), group))
         del plan  # whose model is now in the object store
         stamps = []
-        while not run.done:
-            if run.step() is not None:  # the record of a round has been sent to the recorder
+        with simulation.global_settings():
+            for _ in simulation:  # its record has been sent to the recorder
                 stamps.append(time.perf_counter())
-        run.close()
-        weights = run.server_state["weights"]
+        weights = simulation.server_state["weights"]
         metrics = read(config.results, config.experiment).metrics
         ray.shutdown()
     parameters = [weights[name].contiguous().numpy() for name in names]

@@ -9,8 +9,8 @@ import hashlib
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -50,7 +50,8 @@ def floor_share(size: int, fraction: float) -> int:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_turn = threading.RLock()
+one_thread_at_a_time = threading.RLock()
+"""Held by whoever uses the global generators and the kernels of torch, which are one for all threads."""
 
 
 def one_at_a_time(function: F) -> F:
@@ -61,7 +62,7 @@ def one_at_a_time(function: F) -> F:
 
     @functools.wraps(function)
     def in_turn(*args: Any, **kwargs: Any) -> Any:
-        with _turn:
+        with one_thread_at_a_time:
             return function(*args, **kwargs)
 
     return cast(F, in_turn)
@@ -105,30 +106,39 @@ def _seed_torch(value: int) -> None:
 @contextmanager
 def global_generators_seeded(seed: int, purpose: str, **fields: object) -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python, from which a user's code may draw; restore them after."""
-    with _generators_kept():
+    before = _Generators.now()
+    try:
         Streams(seed, everywhere=True).begin(purpose, None, **fields)
         yield
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the global generators of torch (if it is imported), NumPy and Python after this block."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with _torch_generators_kept():
-            yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        before.restore()
 
 
-def _torch_generators_kept() -> AbstractContextManager[Any]:
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return nullcontext()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    kept: AbstractContextManager[Any] = torch.random.fork_rng(devices=list(devices))
-    return kept
+class _Generators(NamedTuple):
+    """The states of the global generators of Python, NumPy, and torch (None where it is not imported)."""
+
+    python: Any
+    numpy: Any
+    torch: Any
+    cuda: Sequence[Any]
+
+    @classmethod
+    def now(cls) -> "_Generators":
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return cls(random.getstate(), np.random.get_state(), None, ())
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        if self.torch is None:
+            return
+        torch: Any = sys.modules["torch"]
+        torch.set_rng_state(self.torch)
+        for device, state in enumerate(self.cuda):
+            torch.cuda.set_rng_state(state, device)
 
 
 def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
@@ -177,22 +187,69 @@ def _old_switches() -> tuple[bool, str]:
     return cudnn, matmul
 
 
+class _GlobalState(NamedTuple):
+    """What a process has one of: the global generators, and the threads and kernels of torch."""
+
+    generators: _Generators
+    threads: int
+    deterministic: bool
+    warn_only: bool
+    old_switches: tuple[bool, str]
+    precisions: Sequence[str]  # of `_fp32_switches`
+
+    @classmethod
+    def now(cls) -> "_GlobalState":
+        import torch
+
+        return cls(
+            _Generators.now(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            _old_switches(),
+            [switch.fp32_precision for switch in _fp32_switches()],
+        )
+
+    def restore(self) -> None:
+        import torch
+
+        self.generators.restore()
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        choose_deterministic(self.deterministic, warn_only=self.warn_only)
+        if _old_switches() != self.old_switches:
+            torch.backends.cudnn.allow_tf32 = self.old_switches[0]
+            torch.set_float32_matmul_precision(self.old_switches[1])
+        # after the old ones, which set them, too
+        for switch, precision in zip(_fp32_switches(), self.precisions, strict=True):
+            switch.fp32_precision = precision
+
+
 @contextmanager
 def global_state_kept() -> Iterator[None]:
     """Restore the global generators, torch's thread count and kernels after this block: a notebook may use them."""
-    import torch
+    before = _GlobalState.now()
+    try:
+        yield
+    finally:
+        before.restore()
 
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    old, present = _old_switches(), [(switch, switch.fp32_precision) for switch in _fp32_switches()]
-    with _generators_kept():
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            choose_deterministic(deterministic, warn_only=warn_only)
-            torch.backends.cudnn.allow_tf32 = old[0]
-            torch.set_float32_matmul_precision(old[1])
-            for switch, precision in present:  # after the old ones, which set them, too
-                switch.fp32_precision = precision
+
+class OwnGlobalState:
+    """The global state of work that is done in turns with other work in the same thread, such as a loop's body.
+
+    Each turn goes on with the state in which the turn before ended. Outside of turns, the others' state holds.
+    """
+
+    def __init__(self) -> None:
+        self._last: _GlobalState | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        with global_state_kept():
+            if self._last is not None:
+                self._last.restore()
+            try:
+                yield
+            finally:
+                self._last = _GlobalState.now()

@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import ray
 import torch
 
 from rayfed.core.errors import HostLost, StorageError
+from rayfed.core.records import Record
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, ray_nodes
 from rayfed.distributed.fleet import RayFleet
@@ -33,7 +34,7 @@ from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
-from rayfed.experiments.trial import TrialRun, local_fleet
+from rayfed.experiments.trial import Simulation, local_fleet
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
 
@@ -79,7 +80,9 @@ class Trials:
             self._plan = opened(plan)
         self._populations = Populations(elsewhere=self._sent_population)
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
-        self._run: TrialRun | None = None
+        self._simulation: Simulation | None = None
+        self._rounds: Iterator[Record] = iter(())
+        self._settings = contextlib.ExitStack()  # of the simulation under way
 
     def step(self, packed: bytes, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
         """Run rounds of the trial of a pickled `Job` until one was scored.
@@ -90,7 +93,7 @@ class Trials:
         Returns:
             The scores, with ENDED set when the trial is over; and whether an error ended it.
         """
-        if self._run is None:
+        if self._simulation is None:
             self._job: Job = ray.cloudpickle.loads(packed)
             self._last: dict[str, Any] = {"round": 0}
         try:
@@ -101,7 +104,7 @@ class Trials:
             if isinstance(error, HostLost) or breaks_device(error):
                 self._settle()
                 raise
-            if self._run is None or not self._run.begun:
+            if self._simulation is None or not self._simulation.begun:
                 where = "" if is_private() else f" (on {socket.gethostname()})"
                 self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
             raised = {} if self._plan is None else {RAISED: ray.cloudpickle.dumps(readable(error))}
@@ -113,11 +116,12 @@ class Trials:
 
     def leave(self) -> None:
         """Release the fleet and the device's memory, and restore torch's global state."""
-        if self._run is None:
+        if self._simulation is None:
             return
         self._settle()
-        self._run.close()
-        self._run = None
+        self._simulation = None
+        self._rounds = iter(())
+        self._settings.close()
         torch.set_default_dtype(self._defaults[0])
         torch.set_num_threads(self._defaults[1])
         release_memory()
@@ -136,38 +140,49 @@ class Trials:
 
     def _scored_round(self, pool: HostPool | None) -> bool:
         """Start the trial unless it runs, and run rounds until one was scored; return whether it has ended."""
-        if (run := self._run) is None:
-            job = self._job
-            print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
-            self._sink.runs_in(job["trial"], this_process())
-            plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
-            goes_on = job["config"].resume or self._sink.has_begun(plan.trial)
-            saved = self._sink.saved(plan.trial) if goes_on else ()
-            self._run = run = run_of(plan, self._sink, pool, saved, at_once=self._at_once)
-        selection, rounds = run.plan.evaluation.selection, run.plan.config.rounds
-        while not run.done:
-            record = run.step()
-            if record is None:
+        if self._simulation is None:
+            self._simulation = self._started(pool)
+            self._rounds = iter(self._simulation)
+            self._settings.enter_context(self._simulation.global_settings())
+        simulation = self._simulation
+        selection = simulation.plan.evaluation.selection
+        for record in self._rounds:
+            scores = record.means(selection.metric, selection.point)
+            if not scores:
                 continue
-            if scores := record.means(selection.metric, selection.point):
-                gain = {GAIN: selection.gain(scores["val"])} if "val" in scores else {}
-                self._last = {"round": record.round, **scores, **gain}
+            self._last = {"round": record.round, **scores}
+            if "val" in scores:
+                self._last[GAIN] = selection.gain(scores["val"])
             # a scheduler that saw the scores of the last round could stop the trial before it is recorded as done
-            if scores and record.round < rounds:
+            if record.round < simulation.plan.config.rounds and not simulation.done:
                 break
-        self._last[BEST] = run.best
-        return run.done
+        self._last[BEST] = simulation.best
+        return simulation.done
+
+    def _started(self, pool: HostPool | None) -> Simulation:
+        """Plan the trial, and return its simulation before its first round."""
+        job = self._job
+        print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
+        self._sink.runs_in(job["trial"], this_process())
+        plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
+        saved: Saved = ()
+        if job["config"].resume or self._sink.has_begun(plan.trial):
+            saved = self._sink.saved(plan.trial)
+        return simulation_on(plan, self._sink, pool, saved, at_once=self._at_once)
 
 
-def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = (), *, at_once: int = 1) -> TrialRun:
-    """Return the run of `plan` with its server in this process and the hosts of `pool`; without it, one host here.
+def simulation_on(
+    plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = (), *, at_once: int = 1
+) -> Simulation:
+    """Return the simulation of `plan` with its server here and the hosts of `pool`; without it, one host here.
 
     Args:
         at_once: The most trials that run at once, among which the memory is divided.
     """
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)
-    device, sent = device_for(gpus, plan.blueprint.model), None
+    device = device_for(gpus, plan.blueprint.model)
+    sent = None
     if pool is not None:
         sent = ray.put(plan.blueprint)
         plan = replace(plan, blueprint=ray.get(sent))  # with the weights in the memory that the hosts read, too
@@ -187,4 +202,4 @@ def run_of(plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = (),
             hosts_at_once=at_once * len(pool.actors),
         )
 
-    return TrialRun(plan, sink, fleet, device, saved=saved, replaceable=True)
+    return Simulation(plan, sink, fleet, device, saved=saved, replaceable=True)

@@ -38,7 +38,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import for_fewer_clients, without_channel
 from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps
-from rayfed.experiments.trial import TrialRun, run_trial
+from rayfed.experiments.trial import Simulation, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
@@ -225,9 +225,11 @@ def _resume(small: _SmallTrial) -> str:
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
             plan = small.small_plan(folder, checkpoint=Checkpoint(every=half))
             fleet = partial(LocalFleet, plan.blueprint, plan.population)
-            with contextlib.closing(TrialRun(plan, recorder, fleet, "cpu")) as run:
-                while run.round < first_rounds:
-                    run.step()
+            simulation = Simulation(plan, recorder, fleet, "cpu")
+            with simulation.global_settings():
+                rounds = iter(simulation)
+                while simulation.round < first_rounds:
+                    next(rounds)
             ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
     if ends[0] != ends[1]:
         raise _Broken(

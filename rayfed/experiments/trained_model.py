@@ -3,27 +3,40 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
-from rayfed.algorithm import Context
+from rayfed.algorithm import Context, State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.modules import copied, recompute
 from rayfed.core.rng import global_state_kept, one_at_a_time
 from rayfed.core.trees import only, without
-from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.evaluation import downloads, participants_of
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import ModelFactory, fresh_module, names_by_id, prepared, renamed
 
 
+class KeptState(Protocol):
+    """The state of a simulation after a round: in a checkpoint, or under way.
+
+    Attributes:
+        round: The round.
+        clients: The states of clients by their id.
+    """
+
+    round: int
+    clients: Mapping[int, State]
+
+    def server(self) -> State: ...
+
+
 @one_at_a_time
 def trained_model(
-    plan: Plan, state: SavedState, given: ModelFactory | nn.Module | None, client: int | None
+    plan: Plan, state: KeptState, given: ModelFactory | nn.Module | None, client: int | None
 ) -> nn.Module:
     """Return a new module, in evaluation mode and on the CPU, with trained weights.
 
@@ -67,7 +80,7 @@ def save_module(module: nn.Module, folder: Path) -> None:
                 part.save_pretrained(str(folder / name))
 
 
-def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
+def _global(plan: Plan, ctx: Context, state: KeptState) -> Any:
     model = plan.blueprint.algorithm.global_model(ctx, state.server())
     if model is None:
         raise UsageError(
@@ -77,7 +90,7 @@ def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
     return model
 
 
-def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
+def _of_client(plan: Plan, ctx: Context, state: KeptState, client: int) -> Any:
     clients, algorithm = plan.population.clients, plan.blueprint.algorithm
     index = ClientIndex(clients.place(client))
     ctx = plan.blueprint.client_context(ctx, plan.population, index)

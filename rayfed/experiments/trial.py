@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import rayfed
 from rayfed.algorithm import State
 from rayfed.core import errors
 from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, error_line
+from rayfed.core.ids import ClientIndex
 from rayfed.core.machine import memory_bytes
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import global_state_kept
@@ -92,10 +93,11 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
     return rows
 
 
-class TrialRun:
-    """A trial under way, one round at a time.
+class Simulation:
+    """A trial under way: iterate over it once; each item is a finished round, which is recorded.
 
-    Every step ends with its round recorded.
+    This is the only loop over rounds: commands, Ray Tune's trainable, and the loop of a user go through it. It uses the
+    process's random generators and kernels, which are the caller's to keep; see `global_settings`.
 
     Args:
         plan, sink: The trial, and the recorder.
@@ -106,6 +108,7 @@ class TrialRun:
             recorded as its end.
 
     Attributes:
+        plan: The trial.
         begun: Whether the recorder knows the trial.
         done: Whether the trial has ended and is recorded as done.
         outcome: The hash of the final state, once it is done.
@@ -121,50 +124,64 @@ class TrialRun:
         saved: Saved = (),
         replaceable: bool = False,
     ):
-        self.plan, self._sink, self._device, self._replaceable = plan, sink, device, replaceable
+        self.plan = plan
+        self._sink = sink
+        self._device = torch.device(device)
+        self._replaceable = replaceable
         self._saved = usable(plan.config, saved)
         self._make_fleet = make_fleet
-        self._fleet: Fleet | None = None
         self._server: Server | None = None
         self._checkpointer: Checkpointer | None = None
-        self._rounds: Iterator[Record] = iter(())
-        self._interval, self._saved_at = 60 * plan.config.checkpoint.minutes, time.monotonic()
+        self._interval = 60 * plan.config.checkpoint.minutes
+        self._saved_at = time.monotonic()
         self.begun = False
-        self._context = contextlib.ExitStack()
-        self.done, self.outcome = False, ""
+        self.done = False
+        self.outcome = ""
 
-    def step(self) -> Record | None:
-        """Run one round and return its record; None if the trial had no round left.
+    def __iter__(self) -> Generator[Record, None, None]:
+        """Run the trial from its start or its checkpoint.
 
-        The trial is recorded as done before the record of its last round is returned, since a scheduler may end the
-        trial whenever a record is reported.
+        The trial is recorded as done before the record of its last round is given out, since a scheduler may end the
+        trial whenever a round is reported. An error that is thrown into the iterator ends the trial as its own would.
 
         Raises:
             Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
             KeyboardInterrupt: Ctrl-C ended the trial; the message says how to continue.
         """
-        if self._server is None:
-            self._context.enter_context(global_state_kept())
-            if torch.device(self._device).type == "cuda":
-                self._context.enter_context(torch.cuda.device(self._device))  # which users' code means by "cuda"
         try:
-            if self.done:
-                return None
-            server = self._server or self._started()
-            record = next(self._rounds, None)
-            if record is not None:
+            server = self._started()
+            for record in server.run():
                 self._recorded(server, record)
-            if record is None or server.finished:
+                if server.finished:
+                    self._finish(server)
+                yield record
+            if not self.done:
                 self._finish(server)
-            return record
+        except GeneratorExit:
+            raise
         except BaseException as error:
             self.failed(error)
             raise
 
-    def close(self) -> None:
-        """Release the fleet, and restore torch's global state."""
-        self._fleet = None
-        self._context.close()
+    @contextlib.contextmanager
+    def global_settings(self) -> Iterator[None]:
+        """Restore what the simulation changes in its process after this block, and make its GPU the current one."""
+        with global_state_kept(), self.current_device():
+            yield
+
+    def current_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which users' code means the server's GPU by "cuda"."""
+        if self._device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.cuda.device(self._device)
+
+    def leave(self) -> None:
+        """Note that the loop was left before its end: keep the state of the last round, from which it can go on."""
+        if self._server is None or self.done:
+            return
+        if self._checkpointer is not None and self._checkpointer.round != self._server.round and self._server.round:
+            self._save()
+        self._sink.end(self.plan.trial, {"status": "interrupted"})
 
     @property
     def round(self) -> int:
@@ -178,15 +195,19 @@ class TrialRun:
 
     @property
     def server_state(self) -> State:
-        """The server's present state; empty before the first step."""
+        """The server's present state; empty before the first round."""
         return self._server.state if self._server is not None else {}
+
+    @property
+    def client_states(self) -> Mapping[ClientIndex, State]:
+        """The present states of the clients that have one; empty before the first round."""
+        return self._server.fleet.states if self._server is not None else {}
 
     def _started(self) -> Server:
         """Make the server, in its saved state or its first one, and begin the trial at the recorder."""
-        if self._fleet is None:
-            self._fleet = self._make_fleet()
         plan = self.plan
-        server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
+        fleet = self._make_fleet()
+        server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, self._device)
         server.evaluator.tell = partial(self._sink.doing, plan.trial)
         names = plan.trial, plan.configuration_hash, rayfed.__version__
         self._checkpointer = Checkpointer(server, self._sink, *names, keep_best=plan.keep_best)
@@ -194,8 +215,9 @@ class TrialRun:
         for line in damaged:
             print(f"rayfed: {line}", file=sys.stderr, flush=True)
         keep_through_round = server.round if self._saved else None
-        number = self._fleet.vmap_clients
-        values = plan.values() | ({} if number is None else {"vmap_clients": number})
+        values = plan.values()
+        if fleet.vmap_clients is not None:
+            values["vmap_clients"] = fleet.vmap_clients
         self._sink.begin(plan.trial, values, plan.config.rounds, keep_through_round, plan.holdings())
         if rows := client_rows(plan.blueprint.algorithm, plan.population):
             self._sink.clients(plan.trial, rows)
@@ -205,7 +227,8 @@ class TrialRun:
         if before < plan.config.rounds:
             detail = f"goes on with rounds={plan.config.rounds}, after rounds={before}"
             self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
-        self.begun, self._server, self._rounds = True, server, server.run()
+        self.begun = True
+        self._server = server
         return server
 
     def _recorded(self, server: Server, record: Record) -> None:
@@ -261,36 +284,39 @@ def run_trial(
     *,
     saved: Saved = (),
     replaceable: bool = False,
-    report: Callable[[Record], None] = lambda record: None,
 ) -> str:
     """Run `plan` from the start or from a checkpoint, and return a hash of the final state.
 
     The state after the last round is kept if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
-        plan, sink, saved, replaceable: See `TrialRun`.
+        plan, sink, saved, replaceable: See `Simulation`.
         make_fleet: Makes the hosts; None: the clients train in this process.
         device: The device of the server; None: the device that the configuration reserves.
-        report: Called after each round.
 
     Raises:
         Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
     """
+    if make_fleet is None:
+        simulation = simulation_here(plan, sink, saved)
+    else:
+        simulation = Simulation(plan, sink, make_fleet, device or "cpu", saved=saved, replaceable=replaceable)
+    with simulation.global_settings():
+        try:
+            for _ in simulation:
+                pass
+        except KeyboardInterrupt as error:
+            if not error.args and not simulation.done:  # it came between two rounds
+                simulation.failed(error)
+            raise
+    return simulation.outcome
+
+
+def simulation_here(plan: Plan, sink: Recorder, saved: Saved = ()) -> Simulation:
+    """Return the simulation of `plan` with its server and all clients in this process."""
     gpus = servers_gpus(plan.config)
-    place = device_for(gpus, plan.blueprint.model) if device is None else torch.device(device)
-    make_fleet = make_fleet or (lambda: local_fleet(plan, place, gpus))
-    run = TrialRun(plan, sink, make_fleet, place, saved=saved, replaceable=replaceable)
-    try:
-        while not run.done:
-            if (record := run.step()) is not None:
-                report(record)
-    except KeyboardInterrupt as error:
-        if not error.args and not run.done:  # it came between two steps
-            run.failed(error)
-        raise
-    finally:
-        run.close()
-    return run.outcome
+    device = device_for(gpus, plan.blueprint.model)
+    return Simulation(plan, sink, lambda: local_fleet(plan, device, gpus), device, saved=saved)
 
 
 def local_fleet(plan: Plan, device: torch.device, gpus: float, *, share: float = 1.0) -> LocalFleet:

@@ -13,7 +13,7 @@ from helpers.federations import Net, as_mappings, blobs
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
 from rayfed.experiments.trained_model import save_module
-from rayfed.experiments.trial import TrialRun
+from rayfed.experiments.trial import Simulation
 
 
 class Own(nn.Module):
@@ -214,14 +214,16 @@ class TestSelectedRound:
     @pytest.mark.parametrize("options", [{}, pytest.param({"checkpoint.every": 3}, marks=pytest.mark.slow)])
     def test_survives_the_end_of_its_process(self, run, tmp_path, options, monkeypatch):
         whole = run("ditto", **self.MANY)
-        options, step, steps = options | self.MANY | {"results": str(tmp_path / "ended")}, TrialRun.step, []
+        options, rounds = options | self.MANY | {"results": str(tmp_path / "ended")}, Simulation.__iter__
 
-        def ended(trial):
-            steps.append(step(trial))
-            return steps[-1] if len(steps) < 5 else sys.exit()
+        def ended(simulation):
+            for number, record in enumerate(rounds(simulation), 1):
+                if number == 5:
+                    sys.exit()
+                yield record
 
         with monkeypatch.context() as patch:
-            patch.setattr(TrialRun, "step", ended)
+            patch.setattr(Simulation, "__iter__", ended)
             with pytest.raises(SystemExit):
                 run("ditto", **options)
         again = run("ditto", **options, resume=True)

@@ -12,7 +12,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.machine import memory_bytes
 from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.trial import run_of
+from rayfed.distributed.trial import simulation_on
 from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -38,7 +38,7 @@ def four_cpus():
 )
 def test_trials_without_hosts(tmp_path, options, at_once, share):
     plan = make_plan(Config.read({"results": str(tmp_path), "rounds": 1} | options))
-    run = run_of(plan, Recorder(str(tmp_path), "run"), None, at_once=at_once)
+    run = simulation_on(plan, Recorder(str(tmp_path), "run"), None, at_once=at_once)
     fleet = run._make_fleet()
     assert fleet.states._kept._room == pytest.approx(share * memory_bytes() / 4)
     assert fleet.host.data._room == pytest.approx(room_for(None, "cpu", share))
@@ -46,7 +46,7 @@ def test_trials_without_hosts(tmp_path, options, at_once, share):
 
 def test_a_given_limit_is_that_of_a_trial(tmp_path):
     plan = make_plan(Config.read({"results": str(tmp_path), "rounds": 1, "state.memory": 0.5}))
-    fleet = run_of(plan, Recorder(str(tmp_path), "run"), None, at_once=100)._make_fleet()
+    fleet = simulation_on(plan, Recorder(str(tmp_path), "run"), None, at_once=100)._make_fleet()
     assert fleet.states._kept._room == 2**29
 
 

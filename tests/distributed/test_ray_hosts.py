@@ -400,7 +400,7 @@ class TestThroughTheApi:
 
         def loss(logits, y):
             if os.getpid() == driver:
-                return logits.sum()
+                return logits.mean()
             if kind == "error":
                 raise ZeroDivisionError("my own mistake")
             if kind == "two arguments":

@@ -12,7 +12,7 @@ from rayfed.engine.evaluation import EarlyStopping, StopRule
 from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.trial import TrialRun, resume_message
+from rayfed.experiments.trial import Simulation, resume_message
 from rayfed.records.recorder import Recorder
 
 QUICK = TWO_CLIENTS | {"rounds": 12}
@@ -124,10 +124,11 @@ class TestTrial:
         values = STOPPING | {"results": str(tmp_path), "checkpoint.every": 1}
         plan = make_plan(Config.read(values))
         recorder = Recorder(str(tmp_path), "run")
-        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
-        for _ in range(4):  # one of the two evaluations without an improvement
-            run.step()
-        run.close()
+        simulation = Simulation(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
+        with simulation.global_settings():
+            rounds = iter(simulation)
+            for _ in range(4):  # one of the two evaluations without an improvement
+                next(rounds)
         recorder.close()
         saved = Recorder(str(tmp_path), "run").saved(plan.trial)
         assert resume_message(plan.config, saved) == "continues after round 4"

@@ -11,7 +11,7 @@ from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sweep import error_lines
-from rayfed.experiments.trial import TrialRun, failure, run_trial
+from rayfed.experiments.trial import Simulation, failure, run_trial
 from rayfed.records.progress import Progress
 from rayfed.records.recorder import Recorder
 from rayfed.reports.read import read, read_events
@@ -100,11 +100,12 @@ class TestCheckpointsByTheClock:
 
         monkeypatch.setattr(Checkpointer, "save", timed)
         recorder = Recorder(str(folder), "run")
-        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
-        while not run.done:
-            clock.now += 60
-            run.step()
-        run.close()
+        simulation = Simulation(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
+        with simulation.global_settings():
+            steps = iter(simulation)
+            while not simulation.done:
+                clock.now += 60
+                next(steps)
         return rounds, recorder.saved(plan.trial)
 
     def test_are_due_after_minutes_if_any_and_deleted_when_the_trial_is_done(self, tmp_path, monkeypatch):

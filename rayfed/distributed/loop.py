@@ -1,0 +1,51 @@
+"""A trial on Ray with its server in this process, for a loop over its rounds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from rayfed.distributed.cluster import connect
+from rayfed.distributed.fleet import sendable
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.trial import simulation_on
+from rayfed.distributed.user_modules import register_user_modules, to_send
+from rayfed.experiments.capacity import reserved
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.trial import Simulation
+from rayfed.records.checkpoints import Saved
+from rayfed.records.recorder import Recorder
+
+
+@contextmanager
+def hosts(plan: Plan, recorder: Recorder) -> Iterator[Callable[[Saved], Simulation]]:
+    """Reserve what `plan` needs, and give a function that starts its hosts anew and returns its simulation.
+
+    The function takes the checkpoints to continue from.
+
+    Raises:
+        UsageError: The cluster that was joined lacks the resources.
+    """
+    connect(plan.config.placement, dashboard=False)
+    register_user_modules()
+    files = to_send(plan.sources)
+    plan = replace(plan, population=sendable(plan.population), sources=())
+    bundles = reserved(plan.config)
+    group = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
+    ray.get(group.ready())
+    pools: list[HostPool] = []
+
+    def begin(saved: Saved) -> Simulation:
+        for lost in pools:
+            lost.close()
+        pools[:] = [HostPool(bundles, group, files, plan.trial)]
+        return simulation_on(plan, recorder, pools[0], saved)
+
+    try:
+        yield begin
+    finally:
+        for pool in pools:
+            pool.close()
+        remove_placement_group(group)
