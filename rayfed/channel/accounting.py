@@ -64,7 +64,10 @@ def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int, a
     from opacus.accountants.utils import get_noise_multiplier
 
     target = {"target_epsilon": epsilon, "target_delta": delta, "epsilon_tolerance": 0.002 * epsilon}
-    more = {"alphas": orders()} if accountant == "rdp" else {}
+    if accountant == "rdp":
+        more = {"alphas": orders()}
+    else:
+        more = {}
     with warnings.catch_warnings(action="ignore"):  # more orders would give slightly tighter bounds
         sigma: float = get_noise_multiplier(**target, sample_rate=rate, steps=steps, accountant=accountant, **more)
     return sigma

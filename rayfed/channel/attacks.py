@@ -81,7 +81,10 @@ class LabelFlip(Attack):
     poisons: ClassVar[bool] = True
 
     def poisoned(self, ctx: Context, batch: Batch) -> Batch:
-        classes = batch.y.flip(1) if batch.y.ndim == 2 else ctx.task.num_classes - 1 - batch.y
+        if batch.y.ndim == 2:
+            classes = batch.y.flip(1)
+        else:
+            classes = ctx.task.num_classes - 1 - batch.y
         return batch._replace(y=classes)
 
 
@@ -143,7 +146,10 @@ class Alie(Attack):
     z: float | None = option(None, low=0, help="z, standard deviations from the mean; null: the paper's")
 
     def crafted(self, honest: Updates, attackers: int) -> State:
-        z = alie_z(len(honest) + attackers, attackers) if self.z is None else self.z
+        if self.z is None:
+            z = alie_z(len(honest) + attackers, attackers)
+        else:
+            z = self.z
         return honest.each(lambda u: u.mean(0) - z * u.std(0, correction=0))
 
 
@@ -152,7 +158,9 @@ def alie_z(clients: int, attackers: int) -> float:
     honest = clients - attackers
     supporters = clients // 2 + 1 - attackers
     share = (honest - supporters) / honest
-    return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
+    if 0 < share < 1:
+        return max(0.0, NormalDist().inv_cdf(share))
+    return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +223,8 @@ class Around(NamedTuple):
 
 def _around(honest: Updates, direction: str) -> Around:
     squares = torch.zeros(len(honest), dtype=torch.float64)
-    products, length = torch.zeros_like(squares), squares.new_zeros(())
+    products = torch.zeros_like(squares)
+    length = squares.new_zeros(())
     for u in honest.columns():
         p = _direction(u, direction)
         apart = u.mean(0) - u
@@ -229,7 +238,9 @@ def _direction(u: Tensor, direction: str) -> Tensor:
     """Return p [numbers] for the updates [h, numbers]; γ makes up for the length of p."""
     if direction == "std":
         return -u.std(0, correction=0)
-    return -u.mean(0).sign() if direction == "sign" else -u.mean(0)
+    if direction == "sign":
+        return -u.mean(0).sign()
+    return -u.mean(0)
 
 
 def _largest_roots(a: Tensor, half_b: Tensor, c: Tensor) -> Tensor:
@@ -260,7 +271,9 @@ class Trigger:
 
     def stamped(self, x: Tensor, inputs: InputSpec) -> Tensor:
         """Return images [n, channels, height, width], normalised as `inputs` says, with the square."""
-        white = [(1 - mean) / std for mean, std in zip(inputs.mean, inputs.std, strict=True)]
+        white = []
+        for mean, std in zip(inputs.mean, inputs.std, strict=True):
+            white.append((1 - mean) / std)
         stamped = x.clone()
         stamped[..., -self.size :, -self.size :] = torch.tensor(white).to(x).view(-1, 1, 1)
         return stamped

@@ -40,7 +40,9 @@ class Channel:
     @property
     def clip(self) -> float:
         """The first clipping bound; infinite without privacy."""
-        return math.inf if self.privacy is None else self.privacy.clip
+        if self.privacy is None:
+            return math.inf
+        return self.privacy.clip
 
     @property
     def gathers(self) -> bool:
@@ -75,7 +77,9 @@ class Channel:
     def neighbours(self) -> str:
         """The notion of neighbouring federations."""
         is_local = self.privacy is not None and self.privacy.local
-        return ADDED if self.sampling == "poisson" and not is_local else REPLACED
+        if self.sampling == "poisson" and not is_local:
+            return ADDED
+        return REPLACED
 
     def composition(self, rounds: int, clients: int, cohort: int) -> Composition:
         """Return how often the first `rounds` rounds with cohorts of that size use a client's data, at most."""
@@ -84,11 +88,16 @@ class Channel:
             cycle = max(1, clients // cohort)  # 1: a cohort of unseen clients may exceed N
             steps = math.ceil(rounds / cycle) * self.exchanges
         amplifies = self.neighbours == ADDED and self.privacy is not None and self.privacy.counts_sampling
-        return Composition(self.cohort / clients if amplifies else 1.0, steps)
+        rate = 1.0
+        if amplifies:
+            rate = self.cohort / clients
+        return Composition(rate, steps)
 
     def multiplier(self, ctx: Context) -> float:
         """Return the scale of the noise over the most that one client can change."""
-        return 0.0 if self.privacy is None else self.privacy.multiplier(self._composition(ctx, ctx.rounds))
+        if self.privacy is None:
+            return 0.0
+        return self.privacy.multiplier(self._composition(ctx, ctx.rounds))
 
     def _composition(self, ctx: Context, rounds: int) -> Composition:
         return self.composition(rounds, ctx.task.num_clients, len(ctx.cohort))
@@ -111,5 +120,7 @@ class Channel:
         epsilon = privacy.spent(self.multiplier(ctx), so_far)
         if epsilon is None:
             return None
-        other = f" of a deployment with cohorts of {privacy.noise_cohort}" if privacy.noise_cohort else ""
+        other = ""
+        if privacy.noise_cohort:
+            other = f" of a deployment with cohorts of {privacy.noise_cohort}"
         return Spent(epsilon, f"client{other}", privacy.failure, privacy.accounting, self.neighbours)

@@ -34,7 +34,9 @@ def check_channel_on(channel: Channel, problem: ProblemSpec) -> None:
 
 def _faults(channel: Channel, problem: ProblemSpec) -> Iterator[str]:
     """Yield what is wrong with a rule or an attack, in one line each."""
-    rule, attack, cohort = channel.rule, channel.attack, problem.cohort
+    rule = channel.rule
+    attack = channel.attack
+    cohort = problem.cohort
     least = rule.least(channel.byzantine)
     if cohort < least:
         yield (
@@ -57,7 +59,9 @@ def _faults(channel: Channel, problem: ProblemSpec) -> Iterator[str]:
 
 
 def _check_privacy(channel: Channel, problem: ProblemSpec) -> None:
-    privacy, rule, cohort = channel.privacy, channel.rule, problem.cohort
+    privacy = channel.privacy
+    rule = channel.rule
+    cohort = problem.cohort
     assert privacy is not None, "there is privacy"
     clients = problem.task.num_clients
     if cohort == 1 and not privacy.local:

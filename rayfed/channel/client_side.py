@@ -38,7 +38,10 @@ def compressed(channel: Channel, sent: State, base: State, memory: State) -> tup
         raise BadHook(
             f"finish sent {len(update)} numbers, and {len(error)} before; compression.feedback=true needs as many"
         )
-    whole = update if error is None else update + error
+    if error is None:
+        whole = update
+    else:
+        whole = update + error
     decoded = compression.decoded(whole, sizes)
     if compression.feedback and not compression.loses_nothing:
         memory = {"error": whole - decoded}
@@ -63,10 +66,13 @@ def within_bound(channel: Channel, sent: State, base: State, bound: float | Tens
 
 def clipped_centrally(channel: Channel, sent: State, base: State, bound: float | Tensor) -> State:
     """Return what is left of `sent` after the clipping that the server does or trusts clients to do."""
-    rule, privacy = channel.rule, channel.privacy
+    rule = channel.rule
+    privacy = channel.privacy
     if privacy is not None and not privacy.local:
         sent = clipped_privately(privacy, sent, base, bound)
-    return clipped(sent, base, rule.bound, 2) if isinstance(rule, NormBound) else sent
+    if isinstance(rule, NormBound):
+        return clipped(sent, base, rule.bound, 2)
+    return sent
 
 
 def clipped_privately(privacy: Privacy, sent: State, base: State, bound: float | Tensor) -> State:
@@ -86,6 +92,8 @@ def with_noise(privacy: Privacy, sent: State, multiplier: float, sensitivity: fl
         return sent
 
     def noisy(value: Tensor) -> Tensor:
-        return value if is_counter(value) else value + privacy.noise_like(value, multiplier * sensitivity)
+        if is_counter(value):
+            return value
+        return value + privacy.noise_like(value, multiplier * sensitivity)
 
     return tree_map(noisy, sent)  # type: ignore[no-any-return]

@@ -104,11 +104,14 @@ class RandK(Compression):
     share: float = option(0.01, above=0, high=1, help="share of the numbers that is sent")
 
     def decoded(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
-        n, count = len(vector), _count(self.share, len(vector))
+        n = len(vector)
+        count = _count(self.share, len(vector))
         if count == n:
             return vector
         places = torch.randperm(n)[:count].to(vector.device)
-        factor = 1.0 if self.feedback else n / count
+        factor = 1.0
+        if not self.feedback:
+            factor = n / count
         return torch.zeros_like(vector).index_copy_(0, places, factor * vector[places])
 
     def nbytes(self, sizes: Sequence[int]) -> int:
@@ -168,7 +171,10 @@ class Sign(Compression):
 
 
 def _scaled_signs(part: Tensor) -> Tensor:
-    scale = part.abs().mean() if part.numel() else part.new_zeros(())
+    if part.numel():
+        scale = part.abs().mean()
+    else:
+        scale = part.new_zeros(())
     return torch.where(part < 0, -scale, scale)
 
 
@@ -184,7 +190,10 @@ class Cast(Compression):
     def decoded(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         if self.type == "int8":
             return torch.cat([_rounded_to_int8(part) for part in vector.split(list(sizes))])
-        dtype = torch.bfloat16 if self.type == "bf16" else torch.float16
+        if self.type == "bf16":
+            dtype = torch.bfloat16
+        else:
+            dtype = torch.float16
         largest = torch.finfo(dtype).max
         return vector.clamp(-largest, largest).to(dtype).to(vector.dtype)
 
@@ -195,7 +204,10 @@ class Cast(Compression):
 
 
 def _rounded_to_int8(part: Tensor) -> Tensor:
-    scale = part.abs().amax() / _INT8 if part.numel() else part.new_zeros(())
+    if part.numel():
+        scale = part.abs().amax() / _INT8
+    else:
+        scale = part.new_zeros(())
     if not scale > 0:
         return torch.zeros_like(part)
     return (part / scale).round() * scale

@@ -43,18 +43,29 @@ class Downlink:
     ) -> Mapping[str, int]:
         """Return the bytes that `clients` download: the differences since they heard last, or everything if less."""
         replica: State = memory.get("replica", {})
-        sent = {name: size * len(clients) for name, size in bytes_by_field(without(down, replica)).items()}
+        sent = {}
+        for name, size in bytes_by_field(without(down, replica)).items():
+            sent[name] = size * len(clients)
         if not replica:
             return sent
         whole = nbytes(replica)
         encoded = self._encoded_bytes(replica)
-        heard = [int(memory["heard"][client]) for client in clients]
-        each = [min(whole, (round - last) * encoded) if last else whole for last in heard]
+        heard = []
+        for client in clients:
+            heard.append(int(memory["heard"][client]))
+        each = []
+        for last in heard:
+            if last:
+                each.append(min(whole, (round - last) * encoded))
+            else:
+                each.append(whole)
         return {"+".join(replica): sum(each)} | sent
 
     def _encoded_bytes(self, replica: State) -> int:
         """Return the length of an encoded difference, in which integers are sent as they are."""
-        tensors = [tensor for _, tensor in named_tensors(replica)]
+        tensors = []
+        for _, tensor in named_tensors(replica):
+            tensors.append(tensor)
         counters = [tensor.nbytes for tensor in tensors if is_counter(tensor)]
         sizes = [as_real(tensor).numel() for tensor in tensors if not is_counter(tensor)]
         return self.compression.nbytes(sizes) + sum(counters)

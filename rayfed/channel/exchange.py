@@ -41,7 +41,9 @@ class ChannelExchange(Delegate):
 
     @property
     def averaged(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.channel.gathers else self.target.averaged
+        if self.channel.gathers:
+            return ()
+        return self.target.averaged
 
     @property
     def prepares_batches(self) -> bool:
@@ -81,10 +83,13 @@ class ChannelExchange(Delegate):
         attack = self.channel.attack
         if attack is not None and attack.poisons and self.channel.attacks(ctx):
             batch = attack.poisoned(ctx, batch)
-        return self.target.prepare(ctx, batch) if self.target.prepares_batches else batch
+        if self.target.prepares_batches:
+            return self.target.prepare(ctx, batch)
+        return batch
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = self.target.finish(ctx, work, own(client), own(down), data)
+        own_client = own(client)
+        kept, up = self.target.finish(ctx, work, own_client, own(down), data)
         sent = only(up, self.target.averaged)
         base = received(sent, own(down), ctx.task.untrained)
         private = made_private(self.channel, ctx, sent, base)
@@ -97,17 +102,23 @@ class ChannelExchange(Delegate):
             changed = clipped_centrally(self.channel, changed, base, bound)
         if self.channel.gathers and self.channel.changes_of_start:
             changed = changes(changed, base, ctx.task.untrained)
-        return remembering(ctx, kept, client, memory), up | changed | ({CHANNEL: note} if note else {})
+        up = up | changed
+        if note:
+            up = up | {CHANNEL: note}
+        return remembering(ctx, kept, client, memory), up
 
     def sent_bytes(self, up: State) -> Mapping[str, int]:
         compression = self.channel.compression
         sent = only(up, self.target.averaged)
-        tensors = [tensor for _, tensor in named_tensors(sent)]
+        tensors = []
+        for _, tensor in named_tensors(sent):
+            tensors.append(tensor)
         sizes = [as_real(tensor).numel() for tensor in tensors if not is_counter(tensor)]
         if compression is None or not sizes:
             return bytes_by_field(up)
         counters = sum(tensor.nbytes for tensor in tensors if is_counter(tensor))
-        return {"+".join(sent): compression.nbytes(sizes) + counters} | bytes_by_field(without(up, sent))
+        bytes_of_sent = compression.nbytes(sizes) + counters
+        return {"+".join(sent): bytes_of_sent} | bytes_by_field(without(up, sent))
 
     # On the server, after clients have trained
 
@@ -116,8 +127,10 @@ class ChannelExchange(Delegate):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         memory = memory_of(ctx, server)
-        before = own(self.broadcast(ctx, server)) if self._looks_back else {}
-        cohort = Cohort(replies.mean, [reply.up.get(CHANNEL, {}) for reply in replies.each], replies.weights)
+        before: State = {}
+        if self._looks_back:
+            before = own(self.broadcast(ctx, server))
+        cohort = Cohort(replies.mean, _notes(replies), replies.weights)
         bound = self._bound(ctx, memory)
         if self.channel.gathers:
             cohort, memory = self._combined(ctx, before, replies, memory, bound)
@@ -126,8 +139,12 @@ class ChannelExchange(Delegate):
         if adapted is not bound:
             memory = memory | {"clip": adapted}
         mean = ctx.task.to_memory_format(with_variances(ctx, mean))
-        gathered = self.target.averaged if self.channel.gathers else ()
-        each = [reply._replace(up=without(reply.up, {CHANNEL, *gathered})) for reply in replies.each]
+        gathered: Sequence[str] = ()
+        if self.channel.gathers:
+            gathered = self.target.averaged
+        each = []
+        for reply in replies.each:
+            each.append(reply._replace(up=without(reply.up, {CHANNEL, *gathered})))
         state = self.target.aggregate(ctx, own(server), Replies(mean, each, replies.weights))
         if self._downlink is not None:
             memory = self._downlink.next_memory(before, self.target.broadcast(ctx, state), memory, ctx)
@@ -143,8 +160,10 @@ class ChannelExchange(Delegate):
     ) -> tuple[Cohort, State]:
         """Return what the rule makes of the updates of a cohort, and the memory with the rule's."""
         buffers = ctx.task.untrained
-        values = [only(reply.up, self.target.averaged) for reply in replies.each]
-        notes: Sequence[State] = [reply.up.get(CHANNEL, {}) for reply in replies.each]
+        values = []
+        for reply in replies.each:
+            values.append(only(reply.up, self.target.averaged))
+        notes: Sequence[State] = _notes(replies)
         if not any(values):
             return Cohort({}, notes, replies.weights), memory
         base = received(values[0], before, buffers)
@@ -155,16 +174,23 @@ class ChannelExchange(Delegate):
             values, notes = clipped_here(self.channel, values, base, bound)
         updates = Updates(values, base, replies.weights, buffers)
         mean, kept = self.channel.rule.combine(updates, self.channel.byzantine, memory.get("rule", {}))
-        return Cohort(mean, notes, replies.weights), memory | ({"rule": kept} if kept else {})
+        if kept:
+            memory = memory | {"rule": kept}
+        return Cohort(mean, notes, replies.weights), memory
 
     def _bound(self, ctx: Context, memory: State) -> Tensor:
         """Return the present clipping bound; infinite without privacy."""
-        return memory["clip"] if "clip" in memory else torch.tensor(self.channel.clip, device=ctx.task.device)
+        bound: Tensor = torch.tensor(self.channel.clip, device=ctx.task.device)
+        if "clip" in memory:
+            bound = memory["clip"]
+        return bound
 
     @property
     def _downlink(self) -> Downlink | None:
         compression = self.channel.compression
-        return None if compression is None or compression.down is None else Downlink(compression.down)
+        if compression is None or compression.down is None:
+            return None
+        return Downlink(compression.down)
 
 
 # The field of the channel, with an entry for each exchange of a round
@@ -172,7 +198,9 @@ class ChannelExchange(Delegate):
 
 def own(state: State) -> State:
     """Return a state or payload without the channel's field, as the method knows it."""
-    return without(state, {CHANNEL}) if CHANNEL in state else state
+    if CHANNEL in state:
+        return without(state, {CHANNEL})
+    return state
 
 
 def memory_of(ctx: Context, state: State) -> State:
@@ -182,7 +210,16 @@ def memory_of(ctx: Context, state: State) -> State:
     return memory
 
 
+def _notes(replies: Replies) -> list[State]:
+    """Return what each client says to the channel beside what it sends."""
+    return [reply.up.get(CHANNEL, {}) for reply in replies.each]
+
+
 def remembering(ctx: Context, state: State, before: State, memory: State) -> State:
     """Return the method's next `state` with what the channel keeps; other exchanges keep what they had `before`."""
-    kept = before.get(CHANNEL, {}) | ({str(ctx.exchange): memory} if memory else {})
-    return own(state) | ({CHANNEL: kept} if kept else {})
+    kept = before.get(CHANNEL, {})
+    if memory:
+        kept = kept | {str(ctx.exchange): memory}
+    if kept:
+        return own(state) | {CHANNEL: kept}
+    return own(state)

@@ -36,7 +36,8 @@ from rayfed.channel.mechanisms import laplace_like
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 
-REPLACED, ADDED = "replace a client", "add or remove a client"
+REPLACED = "replace a client"
+ADDED = "add or remove a client"
 """The notions of neighbouring federations."""
 
 
@@ -167,11 +168,15 @@ class Gaussian(Privacy):
 
     def noise_on_bits(self, cohort: int) -> float:
         """Return σ_b for a cohort."""
-        return cohort / 20 if self.bits_noise is None else self.bits_noise
+        if self.bits_noise is None:
+            return cohort / 20
+        return self.bits_noise
 
     def bits_sensitivity(self, is_poisson: bool) -> float:
         """Return s, the most that a client can change the sum of bits − 1/2."""
-        return 0.5 if is_poisson else 1.0
+        if is_poisson:
+            return 0.5
+        return 1.0
 
     def of_updates(self, sigma: float, bits_noise: float, sensitivity: float) -> float:
         """Return z_Δ, the noise multiplier that is left for the updates beside the bits.

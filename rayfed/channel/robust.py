@@ -184,7 +184,10 @@ class Bulyan(Rule):
         left = list(range(len(squared)))
         chosen: list[int] = []
         for _ in range(len(squared) - 2 * byzantine):
-            scores = krum_scores(squared[left][:, left], byzantine) if len(left) > 1 else torch.zeros(1)
+            if len(left) > 1:
+                scores = krum_scores(squared[left][:, left], byzantine)
+            else:
+                scores = torch.zeros(1)
             chosen.append(left.pop(int(scores.argmin())))
         return chosen
 
@@ -223,7 +226,8 @@ class GeometricMedian(Rule):
         for _ in range(self.iterations):
             apart = _distances_to(products, coefficients)
             nearness = shares / apart.clamp(min=self.smoothing)
-            before, coefficients = coefficients, nearness / nearness.sum()
+            before = coefficients
+            coefficients = nearness / nearness.sum()
             if torch.allclose(before, coefficients, rtol=0, atol=1e-12):
                 break
         return coefficients
@@ -254,14 +258,20 @@ class CentredClipping(Rule):
     iterations: int = option(1, low=1, help="steps in a round")
 
     def combine(self, updates: Updates, byzantine: int, memory: State) -> tuple[State, State]:
-        centre = [value for _, value in named_tensors(memory)]
-        further = [centre] if centre else []
+        centre = []
+        for _, value in named_tensors(memory):
+            centre.append(value)
+        further = []
+        if centre:
+            further = [centre]
         own, of_centre = self._coefficients(updates.products(*further), updates.shares)
         places = iter(centre)
 
         def of_tensor(u: Tensor) -> Tensor:
             moved: Tensor = torch.tensordot(own.to(u), u, 1)
-            return moved + of_centre * next(places).to(u) if centre else moved
+            if centre:
+                return moved + of_centre * next(places).to(u)
+            return moved
 
         kept: list[Tensor] = []
 

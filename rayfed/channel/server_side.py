@@ -31,31 +31,45 @@ def with_crafted(channel: Channel, values: Sequence[State], base: State, replies
     Without an honest client, attackers see what they would have sent themselves.
     """
     attack = channel.attack
-    bad = [place for place, reply in enumerate(replies) if reply.client in channel.attackers]
+    bad = []
+    for place, reply in enumerate(replies):
+        if reply.client in channel.attackers:
+            bad.append(place)
     if attack is None or not bad:
         return list(values)
     honest = [place for place in range(len(values)) if place not in bad]
     seen = [values[place] for place in honest or bad]
     crafted = attack.crafted(Updates(seen, base, [1 / len(seen)] * len(seen)), len(bad))
-    return [crafted if place in bad else value for place, value in enumerate(values)]
+    others = list(values)
+    for place in bad:
+        others[place] = crafted
+    return others
 
 
 def clipped_here(
     channel: Channel, values: Sequence[State], base: State, bound: Tensor
 ) -> tuple[list[State], list[State]]:
     """Return (the clipped fields of each client, its note whether it was within the bound)."""
-    plain: Any = bound if channel.privacy is not None and channel.privacy.adapts else float(bound)
-    notes = [within_bound(channel, value, base, bound) for value in values]
+    plain: Any = float(bound)
+    if channel.privacy is not None and channel.privacy.adapts:
+        plain = bound
+    notes = []
+    for value in values:
+        notes.append(within_bound(channel, value, base, bound))
     return [clipped_centrally(channel, value, base, plain) for value in values], notes
 
 
 def protected(channel: Channel, ctx: Context, cohort: Cohort, base: State, bound: Tensor) -> tuple[State, Tensor]:
     """Return (the mean of a cohort with noise, the next clipping bound); `base` is what updates are relative to."""
-    privacy, mean = channel.privacy, cohort.mean
+    privacy = channel.privacy
+    mean = cohort.mean
     if privacy is None or privacy.local:
         return mean, bound
     weights = cohort.weights or [1.0] * len(cohort.notes)
-    counted = [note for note, weight in zip(cohort.notes, weights, strict=True) if weight]
+    counted = []
+    for note, weight in zip(cohort.notes, weights, strict=True):
+        if weight:
+            counted.append(note)
     if channel.sampling == "poisson":
         mean = _scaled(mean, base, len(counted) / channel.cohort)
     multiplier = channel.multiplier(ctx)
@@ -71,8 +85,12 @@ class _Bits:
     """The bits by which the clipping bound adapts."""
 
     def __init__(self, channel: Channel, privacy: Gaussian, bits: Sequence[int]):
-        self._bits, self._is_poisson = bits, channel.sampling == "poisson"
-        self._clients = channel.cohort if self._is_poisson else len(bits)
+        self._bits = bits
+        self._is_poisson = channel.sampling == "poisson"
+        if self._is_poisson:
+            self._clients = channel.cohort
+        else:
+            self._clients = len(bits)
         self._noise_cohort = privacy.noise_cohort or self._clients
         self.noise = privacy.noise_on_bits(self._noise_cohort)
         self.sensitivity = privacy.bits_sensitivity(self._is_poisson)
@@ -87,21 +105,29 @@ class _Bits:
 
 def with_variances(ctx: Context, mean: State) -> State:
     """Return `mean` with running variances of at least 0: noise and attackers may make them negative."""
-    modules = [network.module for network in (ctx.task.model, *ctx.task.modules.values())]
+    modules = []
+    for network in (ctx.task.model, *ctx.task.modules.values()):
+        modules.append(network.module)
     names = {name for module in modules for name in batch_norm_statistics(module) if name.endswith(_VARIANCE)}
 
     def walk(value: Any, name: str) -> Any:
         if isinstance(value, Mapping):
             return {key: walk(below, key) for key, below in value.items()}
-        return value.clamp(min=0) if name in names and isinstance(value, Tensor) else value
+        if name in names and isinstance(value, Tensor):
+            return value.clamp(min=0)
+        return value
 
-    return {field: walk(value, field) for field, value in mean.items()} if names else mean
+    if names:
+        return {field: walk(value, field) for field, value in mean.items()}
+    return mean
 
 
 def _scaled(mean: State, base: State, factor: float) -> State:
     """Return `mean` with its update multiplied by `factor`."""
 
     def scale(value: Tensor, start: Tensor) -> Tensor:
-        return value if is_counter(value) else start + factor * (value - start)
+        if is_counter(value):
+            return value
+        return start + factor * (value - start)
 
     return tree_map(scale, mean, base)  # type: ignore[no-any-return]

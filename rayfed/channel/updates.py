@@ -36,16 +36,30 @@ def received(sent: State, down: State, buffers: Container[str]) -> State:
 
     def counterpart(value: Any, other: Any, name: str) -> Any:
         if isinstance(value, Mapping):
-            below = other if isinstance(other, Mapping) else {}
+            if isinstance(other, Mapping):
+                below = other
+            else:
+                below = {}
             return {key: counterpart(value[key], below.get(key), key) for key in value}
         if isinstance(value, (list, tuple)):
-            others = other if isinstance(other, (list, tuple)) and len(other) == len(value) else [None] * len(value)
+            if isinstance(other, (list, tuple)) and len(other) == len(value):
+                others = other
+            else:
+                others = [None] * len(value)
             return type(value)(counterpart(one, two, "") for one, two in zip(value, others, strict=True))
         if not isinstance(value, Tensor):
             return value
-        candidates = [other, *_buffers_called(name, down)] if name in buffers else [other]
-        alike = [tensor for tensor in candidates if _is_alike(tensor, value)]
-        return alike[0] if alike else value.new_zeros(()).expand(value.shape)
+        if name in buffers:
+            candidates = [other, *_buffers_called(name, down)]
+        else:
+            candidates = [other]
+        alike = []
+        for tensor in candidates:
+            if _is_alike(tensor, value):
+                alike.append(tensor)
+        if alike:
+            return alike[0]
+        return value.new_zeros(()).expand(value.shape)
 
     return {name: counterpart(value, down.get(name), name) for name, value in sent.items()}
 
@@ -62,8 +76,13 @@ def _is_alike(tensor: Any, value: Tensor) -> bool:
 
 def flat_update(sent: State, base: State) -> tuple[Tensor, list[int]]:
     """Return the update as a vector, and the numbers of entries of its tensors, in order."""
-    parts = [_difference(value, start) for value, start in _pairs(sent, base)]
-    vector = torch.cat(parts) if parts else torch.zeros(0)
+    parts = []
+    for value, start in _pairs(sent, base):
+        parts.append(_difference(value, start))
+    if parts:
+        vector = torch.cat(parts)
+    else:
+        vector = torch.zeros(0)
     return vector, [part.numel() for part in parts]
 
 
@@ -100,7 +119,9 @@ def _by_name(change: Callable[[Tensor, Tensor], Tensor], sent: State, base: Stat
         if isinstance(value, (list, tuple)):
             return type(value)(walk(one, two, "") for one, two in zip(value, start, strict=True))
         stays = not isinstance(value, Tensor) or is_counter(value) or name in buffers
-        return value if stays else change(value, start)
+        if stays:
+            return value
+        return change(value, start)
 
     return {name: walk(value, base[name], name) for name, value in sent.items()}
 
@@ -110,7 +131,9 @@ def clipped(sent: State, base: State, bound: float | Tensor, order: int) -> Stat
     factor = (bound / norm(sent, base, order)).clamp(max=1)
 
     def clip(value: Tensor, start: Tensor) -> Tensor:
-        return value if is_counter(value) else start + factor * (value - start)
+        if is_counter(value):
+            return value
+        return start + factor * (value - start)
 
     return tree_map(clip, sent, base)  # type: ignore[no-any-return]
 
@@ -139,11 +162,16 @@ class Updates:
     """
 
     def __init__(self, values: Sequence[State], base: State, weights: Sequence[float], buffers: Container[str] = ()):
-        self.values, self.base = list(values), base
-        self._weights, self._buffers = list(weights), buffers
+        self.values = list(values)
+        self.base = base
+        self._weights = list(weights)
+        self._buffers = buffers
         given = torch.tensor(self._weights, dtype=torch.float64)
         self.mass = float(given.sum())
-        self.shares = given / self.mass if self.mass else torch.full_like(given, 1 / len(given))
+        if self.mass:
+            self.shares = given / self.mass
+        else:
+            self.shares = torch.full_like(given, 1 / len(given))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -235,4 +263,6 @@ def _stacked(values: Sequence[Tensor], start: Tensor) -> Tensor:
 
 def _like(numbers: Tensor, value: Tensor) -> Tensor:
     """Return real `numbers` as complex ones if `value` is complex."""
-    return torch.view_as_complex(numbers) if value.is_complex() else numbers
+    if value.is_complex():
+        return torch.view_as_complex(numbers)
+    return numbers

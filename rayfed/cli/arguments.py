@@ -35,7 +35,9 @@ def start_ray_meanwhile(sources: Sequence[Mapping[str, Any]]) -> None:
     A configuration that is then refused ends this process, and Ray with it.
     """
     placement = merged(*sources).get("placement")
-    hosts = placement.get("hosts") if isinstance(placement, Mapping) else 0
+    if not isinstance(placement, Mapping):
+        return
+    hosts = placement.get("hosts")
     if isinstance(hosts, int) and hosts > 0:
         with contextlib.suppress(ImportError):  # what needs Ray says so
             from rayfed.distributed.cluster import begin

@@ -32,13 +32,22 @@ def execute(options: argparse.Namespace) -> int:
 
     broken = 0
     for finding in iter_findings(config):
-        mark = "ok" if finding.kept else "BROKEN"
+        mark = "BROKEN"
+        if finding.kept:
+            mark = "ok"
         print(checklist_line(mark, finding.subject, finding.found), flush=True)
         broken += not finding.kept
-    print(f"the contract is broken in {broken} part{'s' * (broken != 1)}" if broken else "the contract is kept")
-    return 1 if broken else 0
+    if broken == 0:
+        print("the contract is kept")
+        return 0
+    parts = "parts"
+    if broken == 1:
+        parts = "part"
+    print(f"the contract is broken in {broken} {parts}")
+    return 1
 
 
 def checklist_line(mark: str, subject: str, found: str) -> str:
     """Return an entry of a checklist, as `rayfed doctor` prints it, too: what was checked, and what was found."""
-    return textwrap.fill(f"{mark:8} {subject:11} {found}", 118, subsequent_indent=" " * 21, break_on_hyphens=False)
+    line = f"{mark:8} {subject:11} {found}"
+    return textwrap.fill(line, 118, subsequent_indent=" " * 21, break_on_hyphens=False)

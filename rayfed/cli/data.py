@@ -26,14 +26,22 @@ def execute(options: argparse.Namespace) -> int:
     if not options.names:
         print(f"folder of datasets: {datasets_folder(options.root)}")
         for source in sources().values():
-            here = "here" if source.present(options.root) else "by hand" if source.by_hand else "-"
+            if source.present(options.root):
+                here = "here"
+            elif source.by_hand:
+                here = "by hand"
+            else:
+                here = "-"
             print(f"  {source.name:18}{source.size:>13}  {here:8} {source.licence}")
         print("rayfed data NAME says more. Other datasets are embedded, drawn, or your own files: rayfed list datasets")
         for name in packaged():
             kind = resolve(name, DATASETS, where="data.name")
             print(f"{name} comes with rayfed, under its own licence: {kind.licence}")
         return 0
-    print("\n\n".join(text for name in options.names for text in _texts(name, options.root)))
+    texts = []
+    for name in options.names:
+        texts.extend(_texts(name, options.root))
+    print("\n\n".join(texts))
     return 0
 
 
@@ -44,22 +52,29 @@ def packaged() -> list[str]:
 
 def _texts(name: str, root: str | None) -> list[str]:
     """Return the description of each source of a dataset, or of the source called `name`."""
-    found = [source for source in sources().values() if name in source.datasets]
+    found = []
+    for source in sources().values():
+        if name in source.datasets:
+            found.append(source)
     found = found or [source for source in sources().values() if name == source.name]
     if found:
         return [_text(source, name, root) for source in found]
     if name not in DATASETS:
-        raise UsageError(f"{name}: no such dataset; {suggestion(name, [*sources(), *DATASETS])}")
+        known = [*sources(), *DATASETS]
+        raise UsageError(f"{name}: no such dataset; {suggestion(name, known)}")
     kind = resolve(name, DATASETS, where="data.name")
     if name in packaged():
         lines = [name, f"  page      {kind.page}", f"  licence   {kind.licence}", "  here      it comes with rayfed"]
         return ["\n".join(lines)]
-    what = "needs no files" if getattr(kind, "embedded", False) else "reads your own files"
+    what = "reads your own files"
+    if getattr(kind, "embedded", False):
+        what = "needs no files"
     return [f"{name}: {what}, so there is nothing to download; rayfed list {name}"]
 
 
 def _text(source: Source, dataset: str, root: str | None) -> str:
-    dataset = dataset if dataset in source.datasets else source.datasets[0]
+    if dataset not in source.datasets:
+        dataset = source.datasets[0]
     lines = [
         source.name,
         f"  page      {source.page}",
@@ -67,11 +82,15 @@ def _text(source: Source, dataset: str, root: str | None) -> str:
         f"  read by   {', '.join(source.datasets)}",
         f"  contains  {source.expected}",
     ]
-    how = " ".join(filter(None, ["rayfed partition", f"data.name={dataset}", source.options, "data.download=true"]))
+    words = ["rayfed partition", f"data.name={dataset}", source.options, "data.download=true"]
+    how = " ".join(filter(None, words))
     if source.by_hand:
-        lines, how = [*lines, f"  by hand   {source.by_hand}"], "put the files there"
+        lines = [*lines, f"  by hand   {source.by_hand}"]
+        how = "put the files there"
     else:
         lines.append(f"  download  {source.size} from {source.address}")
-    if place := source.present(root):
+    place = source.present(root)
+    if place:
         return "\n".join([*lines, f"  here      {place}"])
-    return "\n".join([*lines, f"  missing   {source.home(root)}", f"  get it    {how}"])
+    lines += [f"  missing   {source.home(root)}", f"  get it    {how}"]
+    return "\n".join(lines)

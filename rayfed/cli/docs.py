@@ -14,10 +14,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     folder = packaged_folder("docs")
-    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    pages = {}
+    for path in sorted(folder.glob("*.md")):
+        pages[path.stem] = path.read_text(encoding="utf-8")
     if options.page is None:
         width = max(map(len, pages))
-        titles = [f"  {name:<{width}}  {text.splitlines()[0].lstrip('# ')}" for name, text in pages.items()]
+        titles = []
+        for name, text in pages.items():
+            title = text.splitlines()[0].lstrip("# ")
+            titles.append(f"  {name:<{width}}  {title}")
         print("\n".join([f"Documentation in {folder}; rayfed docs PAGE prints a page:", *titles]))
         return 0
     name = options.page.removesuffix(".md")

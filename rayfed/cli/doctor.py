@@ -24,11 +24,22 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.experiments.machine_checks import machine_checks  # imports torch
 
     problems = 0
-    for check in itertools.chain(machine_checks(), [] if options.no_ray else ray_checks()):
-        mark = "PROBLEM" if check.remedy else "ok"
+    checks = machine_checks()
+    if not options.no_ray:
+        checks = itertools.chain(checks, ray_checks())
+    for check in checks:
+        mark = "ok"
+        if check.remedy:
+            mark = "PROBLEM"
         print(checklist_line(mark, check.subject, check.found), flush=True)
         if check.remedy:
             print(checklist_line("", "remedy:", check.remedy))
             problems += 1
-    print(f"{problems} problem{'s' * (problems != 1)} found" if problems else "no problem found")
-    return 1 if problems else 0
+    if problems == 0:
+        print("no problem found")
+        return 0
+    found = "problems"
+    if problems == 1:
+        found = "problem"
+    print(f"{problems} {found} found")
+    return 1

@@ -47,9 +47,8 @@ def config_keys() -> str:
             lines.append(_entry(field.name, default_text(field), field.metadata["help"]))
     for name, group in GROUPS.items():
         lines += _entries(group, f"{name}.")
-    lines.append(
-        _entry("metrics.NAME", "", f"also measure {', '.join(KINDS['metrics'])}; true, or its keys (rayfed list)")
-    )
+    names = ", ".join(KINDS["metrics"])
+    lines.append(_entry("metrics.NAME", "", f"also measure {names}; true, or its keys (rayfed list)"))
     return "\n".join(lines)
 
 
@@ -63,32 +62,50 @@ def space_keys() -> str:
 
 def partition_keys() -> str:
     """Return one entry per key that decides which client holds which examples."""
-    fields = [field for field in dataclasses.fields(Config) if field.name in ("leave_out", "seed")]
-    entries = [_entry(field.name, default_text(field), field.metadata["help"]) for field in fields]
+    fields = []
+    for field in dataclasses.fields(Config):
+        if field.name in ("leave_out", "seed"):
+            fields.append(field)
+    entries = []
+    for field in fields:
+        entries.append(_entry(field.name, default_text(field), field.metadata["help"]))
     return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), *entries])
 
 
 def named_choices(kind: str, *, keys: bool = True) -> str:
     """Return one entry per name of a registry, with its keys if wanted; `kind` is one of `KINDS`."""
-    lines = ["metrics.NAME=true, or metrics.NAME.KEY=VALUE" if kind == "metrics" else f"{kind}.name=NAME"]
+    lines = [f"{kind}.name=NAME"]
+    if kind == "metrics":
+        lines = ["metrics.NAME=true, or metrics.NAME.KEY=VALUE"]
     for name in KINDS[kind]:
         text = summary(kind, name)
-        lines.append(_entry(name, "", text) if kind == "metrics" else f"  {name:20} {text}")
-        lines += [f"    {line}" for line in _keys_of(kind, name)] if keys else []
+        if kind == "metrics":
+            lines.append(_entry(name, "", text))
+        else:
+            lines.append(f"  {name:20} {text}")
+        if keys:
+            lines += [f"    {line}" for line in _keys_of(kind, name)]
     if kind == "metrics":
         path = "classification.MulticlassMatthewsCorrCoef={num_classes: 10}"
-        lines.append(_entry(f"{PREFIX}PATH", "", f"any metric of torchmetrics, such as metrics.{PREFIX}{path}"))
+        example = f"any metric of torchmetrics, such as metrics.{PREFIX}{path}"
+        lines.append(_entry(f"{PREFIX}PATH", "", example))
     return "\n".join(lines)
 
 
 def one_choice(kind: str, name: str) -> str:
     """Return what there is to know about one name of a registry: its description, its paper, and its keys."""
-    chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
+    if kind == "metrics":
+        chosen = f"metrics.{name}=true"
+    else:
+        chosen = f"{kind}.name={name}"
     text = textwrap.indent(description(kind, name), "  ")
-    lines = [chosen, "", *([text, ""] if text else [])]
+    lines = [chosen, ""]
+    if text:
+        lines += [text, ""]
     if kind == "algorithm":
         source = summary(kind, name)
-        lines += [f"  source: {source}"] if source else []
+        if source:
+            lines.append(f"  source: {source}")
         lines += [*_traits_of(name), ""]
     return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
 
@@ -96,15 +113,22 @@ def one_choice(kind: str, name: str) -> str:
 def _traits_of(name: str) -> list[str]:
     """Return the traits of an algorithm that differ from the defaults; for a wrapper, those with its default base."""
     cls = resolve(name, KINDS["algorithm"], where="algorithm")
-    traits = cls().traits if isinstance(cls.traits, property) else cls.traits
-    words = "; ".join(f"{trait} = {_as_yaml(value)}" for trait, value in traits.declared().items())
+    if isinstance(cls.traits, property):
+        traits = cls().traits
+    else:
+        traits = cls.traits
+    declared = traits.declared().items()
+    words = "; ".join(f"{trait} = {_as_yaml(value)}" for trait, value in declared)
     if not words:
         return []
     return [textwrap.fill(f"traits: {words}", 118, initial_indent="  ", subsequent_indent=" " * 10)]
 
 
 def _keys_of(kind: str, name: str) -> list[str]:
-    prefix = f"metrics.{name}." if kind == "metrics" else f"{kind}."
+    if kind == "metrics":
+        prefix = f"metrics.{name}."
+    else:
+        prefix = f"{kind}."
     return list(_entries(resolve(name, KINDS[kind], where=kind), prefix))
 
 
@@ -133,7 +157,9 @@ def _as_yaml(value: Any) -> str:
 def _names(*kinds: str) -> Iterator[str]:
     """Yield the entries of the keys that choose something by name: of `kinds`, or of all."""
     for kind in kinds or [kind for kind in KINDS if kind != "metrics"]:
-        name = "fedavg" if kind == "algorithm" else COMPONENTS[kind] or "null"
+        name = "fedavg"
+        if kind != "algorithm":
+            name = COMPONENTS[kind] or "null"
         words = f"{_MEANINGS[kind]}; rayfed list {kind} shows all, with their keys {kind}.KEY"
         yield _entry(f"{kind}.name", name, words)
 
@@ -141,11 +167,19 @@ def _names(*kinds: str) -> Iterator[str]:
 def _entries(kind: Any, prefix: str) -> Iterator[str]:
     for field in dataclasses.fields(kind):
         if field.init:
-            yield _entry(f"{prefix}{field.name}", default_text(field), field.metadata.get("help", ""))
+            text = field.metadata.get("help", "")
+            yield _entry(f"{prefix}{field.name}", default_text(field), text)
 
 
 def _entry(name: str, default: str, words: str) -> str:
-    left = f"  {name}{f' = {default}' if default else ''}"
-    first = " " * 38 if len(left) > 36 else left.ljust(38)
+    left = f"  {name}"
+    if default:
+        left += f" = {default}"
+    if len(left) > 36:
+        first = " " * 38
+    else:
+        first = left.ljust(38)
     text = textwrap.fill(words, 118, initial_indent=first, subsequent_indent=" " * 38)
-    return f"{left}\n{text}" if len(left) > 36 else text
+    if len(left) > 36:
+        return f"{left}\n{text}"
+    return text

@@ -23,14 +23,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "List everything that can be chosen by name, and the packaged search spaces. With a kind, such as algorithms, "
         "list its names with their keys, defaults and meanings; with a name, such as fedprox, explain it."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds ({', '.join([*KINDS, 'spaces'])}) and names")
+    kinds = ", ".join([*KINDS, "spaces"])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds ({kinds}) and names")
 
 
 def execute(options: argparse.Namespace) -> int:
     if not options.names:
-        print("\n\n".join([*(named_choices(kind, keys=False) for kind in KINDS), _spaces(short=True), _MORE]))
+        choices = []
+        for kind in KINDS:
+            choices.append(named_choices(kind, keys=False))
+        print("\n\n".join([*choices, _spaces(short=True), _MORE]))
     else:
-        print("\n\n".join(text for name in options.names for text in _texts(_ALSO.get(name, name))))
+        texts: list[str] = []
+        for name in options.names:
+            texts.extend(_texts(_ALSO.get(name, name)))
+        print("\n\n".join(texts))
     return 0
 
 
@@ -40,19 +47,30 @@ def _texts(name: str) -> Iterator[str]:
     Raises:
         UsageError: There is neither.
     """
-    kinds, spaces = [kind for kind, table in KINDS.items() if name in table], packaged_spaces()
+    kinds = []
+    for kind, table in KINDS.items():
+        if name in table:
+            kinds.append(kind)
+    spaces = packaged_spaces()
     if name == "spaces":
         yield _spaces()
     elif name in KINDS:
         yield named_choices(name)
     elif not kinds and name not in spaces:
-        near = suggestion(name, [*KINDS, "spaces", *_ALSO, *itertools.chain(*KINDS.values()), *spaces])
-        known = near if near.startswith("did you mean") else f"kinds: {', '.join([*KINDS, 'spaces'])}"
+        names = itertools.chain(*KINDS.values())
+        near = suggestion(name, [*KINDS, "spaces", *_ALSO, *names, *spaces])
+        if near.startswith("did you mean"):
+            known = near
+        else:
+            known = f"kinds: {', '.join([*KINDS, 'spaces'])}"
         raise UsageError(f"{name}: no such kind or name; {known}")
     else:
         yield from (one_choice(kind, name) for kind in kinds)
         if name in spaces:
-            yield "\n".join([f"rayfed sweep {name}", *(f"  {line}" for line in _opening(name)), f"  {spaces[name]}"])
+            lines = []
+            for line in _opening(name):
+                lines.append(f"  {line}")
+            yield "\n".join([f"rayfed sweep {name}", *lines, f"  {spaces[name]}"])
 
 
 def _spaces(*, short: bool = False) -> str:
@@ -60,13 +78,17 @@ def _spaces(*, short: bool = False) -> str:
     lines = ["rayfed sweep SPACE"]
     for name in packaged_spaces():
         if short:
-            lines.append(f"  {name:20} {textwrap.shorten(' '.join(_opening(name)), 97, placeholder=' …')}")
+            opening = " ".join(_opening(name))
+            text = textwrap.shorten(opening, 97, placeholder=" …")
+            lines.append(f"  {name:20} {text}")
         else:
-            lines += [f"  {name}", *(f"      {line}" for line in _opening(name))]
+            lines.append(f"  {name}")
+            lines += [f"      {line}" for line in _opening(name)]
     return "\n".join(lines)
 
 
 def _opening(name: str) -> list[str]:
     """Return the comment that opens the file of a packaged space."""
     lines = packaged_spaces()[name].read_text(encoding="utf-8").splitlines()
-    return [line.removeprefix("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    comments = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return [line.removeprefix("#").strip() for line in comments]

@@ -60,13 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def as_ctrl_c(number: int, frame: Any) -> None:
         received.append(number)
         handler = signal.getsignal(signal.SIGINT)
-        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+        if callable(handler):
+            handler(number, frame)
+        else:
+            signal.default_int_handler(number, frame)
 
     try:
         # SLURM, Kubernetes and `timeout` send SIGTERM; `timeout` sends it to the process and to its group
         with on_signal(signal.SIGTERM, as_ctrl_c, signal.SIG_IGN):
             try:
-                code = _code(list(sys.argv[1:] if arguments is None else arguments))
+                if arguments is None:
+                    arguments = sys.argv[1:]
+                code = _code(list(arguments))
             except SystemExit as done:  # argparse raises it after --help
                 code = int(done.code or 0)
             sys.stdout.flush()  # otherwise the interpreter would fail to flush at exit, and print so
@@ -74,10 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter would fail to write it at exit
         return UNREAD
     except KeyboardInterrupt as error:
-        print(f"rayfed: {error.args[0] if error.args else 'interrupted'}", file=sys.stderr)
+        reason = "interrupted"
+        if error.args:
+            reason = error.args[0]
+        print(f"rayfed: {reason}", file=sys.stderr)
         code = INTERRUPTED
     gc.freeze()  # otherwise the interpreter would search all modules for garbage at exit, for most of a second
-    return TERMINATED if code == INTERRUPTED and received else code
+    if code == INTERRUPTED and received:
+        return TERMINATED
+    return code
 
 
 def _code(arguments: Sequence[str]) -> int:
@@ -92,7 +102,9 @@ def _code(arguments: Sequence[str]) -> int:
         return _execute(arguments[0], arguments[1:])
     except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
         print(f"rayfed: {printable(str(error))}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        if isinstance(error, UsageError):
+            return 2
+        return 1
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":
             raise
@@ -143,10 +155,13 @@ def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
         return
     from rayfed.core.options import suggestion
 
-    first, key = unknown[0], unknown[0].lstrip("-")
+    first = unknown[0]
+    key = unknown[0].lstrip("-")
     if not first.startswith("-"):
         raise UsageError(f"{first}: unexpected argument; see {parser.prog} --help")
     if "=" in key:
         raise UsageError(f"{first}: a key is written without dashes: {key}")
-    options = [option for action in parser._actions for option in action.option_strings]
+    options: list[str] = []
+    for action in parser._actions:
+        options.extend(action.option_strings)
     raise UsageError(f"{first}: no such option of {parser.prog}; {suggestion(first, options)}")

@@ -75,20 +75,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    name, folder = check_name(options.name, "NAME"), working_folder()
-    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    name = check_name(options.name, "NAME")
+    folder = working_folder()
+    parts = name.split("_")
+    class_name = "".join(part[:1].upper() + part[1:] for part in parts)
     if options.kind == "sweep":
-        files, commands = {f"{name}.yaml": _SWEEP}, [f"rayfed sweep {shlex.quote(name)}.yaml"]
+        files = {f"{name}.yaml": _SWEEP}
+        commands = [f"rayfed sweep {shlex.quote(name)}.yaml"]
     else:
         kind, template, more = _CODE[options.kind]
-        files = {f"{name}.py": template, f"test_{name}.py": _TEST.replace("$kind", kind)}
-        commands = [f"rayfed run {kind}.name={name}:{class_name}{more} rounds=3", f"python -m pytest test_{name}.py"]
+        test = _TEST.replace("$kind", kind)
+        files = {f"{name}.py": template, f"test_{name}.py": test}
+        chosen = f"{kind}.name={name}:{class_name}{more}"
+        commands = [f"rayfed run {chosen} rounds=3", f"python -m pytest test_{name}.py"]
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"{name}: not a name that Python can import; use letters, digits and _")
-    if there := [file for file in files if (folder / file).exists()]:
+    there = [file for file in files if (folder / file).exists()]
+    if there:
         raise UsageError(f"{there[0]}: is there already, and nothing is overwritten; choose another name")
     for file, text in files.items():
         with writing(folder / file):
-            (folder / file).write_text(text.replace("$name", name).replace("$Name", class_name), encoding="utf-8")
-    print("\n".join([f"written: {', '.join(files)}; to run:", *(f"  {command}" for command in commands)]))
+            named = text.replace("$name", name).replace("$Name", class_name)
+            (folder / file).write_text(named, encoding="utf-8")
+    print(f"written: {', '.join(files)}; to run:")
+    for command in commands:
+        print(f"  {command}")
     return 0

@@ -32,19 +32,24 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.data.partitions.summary import class_counts, describe, save_contact_sheet
     from rayfed.reports.charts import chart, recorded
 
-    data, partition = config.data, config.partition
+    data = config.data
+    partition = config.partition
     dataset, parts = load_partitioned(
         data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed
     )
     print(describe(dataset, parts))
     if options.save:
         save(dataset, parts, options.save)
-        no_validation = "" if any(len(part.val) for part in parts) else " partition.validation=0"
+        no_validation = " partition.validation=0"
+        if any(len(part.val) for part in parts):
+            no_validation = ""
         print(f"saved: partition.name=file partition.file={options.save}{no_validation}")
     if options.plot:
-        counts, domains = class_counts(dataset, parts), [dataset.client_domain(part) for part in parts]
+        counts = class_counts(dataset, parts)
+        domains = [dataset.client_domain(part) for part in parts]
         panel = recorded.counts_panel(range(len(parts)), domains, counts)
-        caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, parts)}"
+        digest = partition_hash(dataset, parts)
+        caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {digest}"
         chart.save(chart.Chart(panel, caption), options.plot)
         print(f"plot: {options.plot}")
     if options.examples:

@@ -46,25 +46,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         'algorithm, or "algorithm hyperparameters" as in the table',
     )
     parser.add_argument("--plot", metavar="FILE", help="write a plot as FILE.png, FILE.pdf or FILE.svg")
-    parser.add_argument(
-        "--kind",
-        choices=KINDS,
-        help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
-    )
+    kinds = "; ".join(f"{name}: {kind.shows}" for name, kind in KINDS.items())
+    parser.add_argument("--kind", choices=KINDS, help=f"kind of plot: {kinds} (default: curves)")
     parser.add_argument("--x", dest="kind", choices=("bytes", "clock", "epsilon"), help="axis of curves, as --kind")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.compare is not None and len(options.compare) not in (0, 2):
-        raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
+        given = f"{len(options.compare)}: {' '.join(options.compare)}"
+        raise UsageError(f"--compare: expected no name or two, got {given}")
     if options.kind is not None and options.plot is None:
         raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
-    pairs, unpaired = ([], []) if options.compare is None else _pairs(tables, view, options.compare)
-    stars = {one.experiment: stars_against_best(one) for one in pairs}
+    pairs: list[Pairs] = []
+    unpaired: list[str] = []
+    if options.compare is not None:
+        pairs, unpaired = _pairs(tables, view, options.compare)
+    stars = {}
+    for one in pairs:
+        stars[one.experiment] = stars_against_best(one)
     answers = [
         render(options.folder, options.experiment, view, width=width, format=options.format, stars=stars, tables=tables)
     ]
@@ -72,8 +75,10 @@ def execute(options: argparse.Namespace) -> int:
     if options.format == "csv":  # which has no notes
         for _, fault in tables.faults:
             print(f"rayfed: left out: {fault}", file=sys.stderr)
+    elif options.format == "latex":
+        answers += [f"% {note}" for note in unpaired]
     else:
-        answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
+        answers += [textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
         answers.append(target_text(tables, options.target, view, width=width))
     answers += _files(options, tables, view)
@@ -91,7 +96,8 @@ def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs
     """
     if names:
         return [compare(tables, view, names)], []
-    pairs, errors = [], {}
+    pairs = []
+    errors = {}
     for name in sorted(set(tables.trials["experiment"])):
         try:
             pairs.append(compare(of_experiment(tables, name), view))
@@ -99,7 +105,11 @@ def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs
             errors[name] = error
     if errors and not pairs:
         raise next(iter(errors.values()))
-    return pairs, [f"{name}: no pairs; {str(error).removeprefix('compare: ')}." for name, error in errors.items()]
+    unpaired = []
+    for name, refusal in errors.items():
+        reason = str(refusal).removeprefix("compare: ")
+        unpaired.append(f"{name}: no pairs; {reason}.")
+    return pairs, unpaired
 
 
 def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]:

@@ -47,7 +47,8 @@ def execute(options: argparse.Namespace) -> int:
     try:
         result = run(config, quiet=False, keep_state=False)
     except Exception as error:
-        if not (notes := getattr(error, "__notes__", [])):
+        notes = getattr(error, "__notes__", [])
+        if not notes:
             raise
         print(f"rayfed: {error_line(error)}; {notes[-1]}", file=sys.stderr)
         return 1

@@ -51,7 +51,9 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.api import run_sweep  # imports torch, which takes seconds
 
     try:
-        code = 1 if run_sweep(space, configs) else 0
+        code = 0
+        if run_sweep(space, configs):
+            code = 1
     except KeyboardInterrupt as error:
         if not error.args:
             raise  # nothing was started
@@ -99,4 +101,7 @@ def _results(config: Config) -> str:
     except OSError as error:
         location = f"{config.results}/{config.experiment}/curves.png"
         return f"{text}\nno plot: {location}: cannot be written ({error.strerror or error})"
-    return f"{text}\nPlot: {absolute(home.location) if home.local else home.location}/curves.png"
+    folder = home.location
+    if home.local:
+        folder = str(absolute(folder))
+    return f"{text}\nPlot: {folder}/curves.png"

@@ -32,17 +32,27 @@ def copied_with_functions(module: M, memo: dict[int, Any]) -> M:
     for function, twin in twins:
         twin.__defaults__ = copy.deepcopy(function.__defaults__, memo)
         twin.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-        for cell, own in zip(function.__closure__ or (), twin.__closure__ or (), strict=True):
+        cells = function.__closure__ or ()
+        twin_cells = twin.__closure__ or ()
+        for cell, own in zip(cells, twin_cells, strict=True):
             own.cell_contents = copy.deepcopy(cell.cell_contents, memo)
     return result
 
 
 def _functions_over_parts(module: nn.Module) -> list[types.FunctionType]:
     """Return the functions in `module` from which one of its layers or tensors can be reached."""
-    parts = {id(layer) for layer in module.modules()}
-    parts |= {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    parts = set()
+    for layer in module.modules():
+        parts.add(id(layer))
+    tensors = (*module.parameters(), *module.buffers())
+    parts |= set(map(id, tensors))
     functions = (part for part in _reached([module]) if isinstance(part, types.FunctionType))
-    return [function for function in functions if any(id(part) in parts for part in _reached(_values(function)))]
+    found = []
+    for function in functions:
+        reached = _reached(_values(function))
+        if any(id(part) in parts for part in reached):
+            found.append(function)
+    return found
 
 
 def _twin(function: types.FunctionType) -> types.FunctionType:

@@ -11,7 +11,9 @@ from rayfed.core.task import Loss
 
 def in_double(value: Tensor) -> Tensor:
     """Return a tensor in float64, unless it holds integers, truth values or complex numbers."""
-    return value.double() if value.is_floating_point() else value
+    if value.is_floating_point():
+        return value.double()
+    return value
 
 
 def module_in_double(module: nn.Module) -> nn.Module:
@@ -26,6 +28,10 @@ def loss_in_double(loss: Loss) -> Loss:
     if isinstance(loss, nn.Module):
         return copy.deepcopy(loss).double()
     if isinstance(loss, functools.partial):
-        tensors = {key: in_double(value) for key, value in loss.keywords.items() if isinstance(value, Tensor)}
-        return functools.partial(loss_in_double(loss.func), *loss.args, **(loss.keywords | tensors))
+        tensors = {}
+        for key, value in loss.keywords.items():
+            if isinstance(value, Tensor):
+                tensors[key] = in_double(value)
+        inner = loss_in_double(loss.func)
+        return functools.partial(inner, *loss.args, **(loss.keywords | tensors))
     return loss

@@ -14,6 +14,7 @@ _RAYFED = Path(__file__).parents[1]
 _FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
 _LONGEST = 500  # characters of a message
 _LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{50})")
+_SECRETS = re.compile(r"://\S*@")
 _LONGEST_VALUE = 200  # characters of a value in a message
 _MORE_ROOM = (
     "; give less to do at once (local.batch_size, placement.vmap_clients), keep less there "
@@ -37,7 +38,12 @@ def printable(text: str) -> str:
     """Return `text` with escapes in place of characters that do not show, such as line ends and a terminal's codes."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+    letters = []
+    for letter in text:
+        if not letter.isprintable():
+            letter = _escaped(letter)
+        letters.append(letter)
+    return "".join(letters)
 
 
 def _escaped(letter: str) -> str:
@@ -50,7 +56,9 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than some thousand digits
         text = f"a {type(value).__name__} of very many digits"
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[:_LONGEST_VALUE]}…"
 
 
 class Diverged(RuntimeError):
@@ -76,7 +84,8 @@ class StorageError(RuntimeError):
 @functools.cache
 def is_user_file(file: str) -> bool:
     """Return whether `file` belongs neither to rayfed, nor to Python, nor to an installed package."""
-    path, real = Path(file), Path(os.path.realpath(file))
+    path = Path(file)
+    real = Path(os.path.realpath(file))
     if {"site-packages", "dist-packages"} & {*path.parts, *real.parts}:
         return False
     paths = sysconfig.get_paths()
@@ -98,7 +107,9 @@ def is_user_module(name: str) -> bool:
         return True
     with contextlib.suppress(Exception):  # of names without a module, and of modules without a file
         spec: Any = importlib.util.find_spec(name.partition(".")[0])
-        return is_user_file(spec.origin if spec.has_location else spec.submodule_search_locations[0])
+        if spec.has_location:
+            return is_user_file(spec.origin)
+        return is_user_file(spec.submodule_search_locations[0])
     return False
 
 
@@ -111,15 +122,35 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     text = " ".join(str(error).split())
-    message = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    if text:
+        message = f"{type(error).__name__}: {text[:_LONGEST]}"
+    else:
+        message = type(error).__name__
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__ == "torch":
         message = message.rstrip(".") + _MORE_ROOM
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    in_rayfed = [frame for frame in frames if Path(frame[0]).is_relative_to(_RAYFED)]
-    callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(_RAYFED / "core")]
+    in_rayfed = []
+    for frame in frames:
+        if Path(frame[0]).is_relative_to(_RAYFED):
+            in_rayfed.append(frame)
+    core = _RAYFED / "core"
+    callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(core)]
     places = [frame for frame in frames if is_user_file(frame[0])] or callers or in_rayfed
     if not places:
         return message
     file, line, function = places[-1]
-    path = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
+    if Path(file).is_relative_to(Path.cwd()):
+        path = os.path.relpath(file)
+    else:
+        path = file
     return f"{message} ({path}, line {line}, in {function})"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of `error` on one line, without secrets of URLs, or the name of its class."""
+    return without_secrets(" ".join(str(error).split())) or type(error).__name__
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without what stands between :// and @, where URLs have users and passwords."""
+    return _SECRETS.sub("://…@", text)

@@ -43,8 +43,10 @@ class ExactSum:
         untrained: Container[str] = (),
         equal: dict[Path, Tensor | None] | None = None,
     ):
-        self._value, self.dtypes = value, dtypes
-        self._untrained, self.equal = untrained, equal or {}
+        self._value = value
+        self.dtypes = dtypes
+        self._untrained = untrained
+        self.equal = equal or {}
         self._only: tuple[Any, float] | None = None  # the single term, which is smaller than its float64 sum
 
     @property
@@ -56,7 +58,8 @@ class ExactSum:
     def value(self) -> Any:
         """The sum in float64, before it is rounded to the dtypes of the trees; None where nothing was added."""
         if self._only is not None:
-            (tree, weight), self._only = self._only, None
+            tree, weight = self._only
+            self._only = None
             self._add([tree], [weight])
         return self._value
 
@@ -73,18 +76,30 @@ class ExactSum:
 
     def _add(self, trees: Sequence[Any], weights: Sequence[float]) -> None:
         if self._value is None:
-            self._value, self.dtypes = tree_map(_zero, trees[0]), tree_map(lambda leaf: leaf.dtype, trees[0])
-            self.equal = dict(_leaves(trees[0], self._untrained)) if self._untrained else {}
+            self._value = tree_map(_zero, trees[0])
+            self.dtypes = tree_map(lambda leaf: leaf.dtype, trees[0])
+            self.equal = {}
+            if self._untrained:
+                self.equal = dict(_leaves(trees[0], self._untrained))
         for tree in trees:
             if any(leaf is not None for leaf in self.equal.values()):
                 self._compare(dict(_leaves(tree, self._untrained)))
         alone = len(trees) == 1
         pairs: list[tuple[Tensor, Tensor]] = []
-        tree_map(lambda t, *of: pairs.append((t, of[0] if alone else _stacked(of))), self._value, *trees)
+
+        def collect(total: Tensor, *of_trees: Tensor) -> None:
+            terms = of_trees[0]
+            if not alone:
+                terms = _stacked(of_trees)
+            pairs.append((total, terms))
+
+        tree_map(collect, self._value, *trees)
         on_gpu: list[tuple[Tensor, Tensor]] = []
         for total, leaf in pairs:
             if is_counter(total):
-                torch.maximum(total, leaf if alone else leaf.amax(0), out=total)
+                if not alone:
+                    leaf = leaf.amax(0)
+                torch.maximum(total, leaf, out=total)
             elif total.device.type == "cpu":
                 _add_in_cache(as_real(total), as_real(leaf), weights)
             else:
@@ -103,11 +118,20 @@ class ExactSum:
 
     def equal_to(self, tree: Any) -> dict[Path, Tensor | None]:
         """Return `equal` without the leaves that differ from those of `tree`, where it has them."""
-        known = dict(_leaves(tree, {path[-1] for path in self.equal}))
-        return {path: leaf if _same_bits(leaf, known.get(path, leaf)) else None for path, leaf in self.equal.items()}
+        names = {path[-1] for path in self.equal}
+        known = dict(_leaves(tree, names))
+        equal = dict(self.equal)
+        for path, leaf in self.equal.items():
+            if not _same_bits(leaf, known.get(path, leaf)):
+                equal[path] = None
+        return equal
 
     def _compare(self, leaves: dict[Path, Tensor | None]) -> None:
-        self.equal = {path: leaf if _same_bits(leaf, leaves[path]) else None for path, leaf in self.equal.items()}
+        equal = dict(self.equal)
+        for path, leaf in self.equal.items():
+            if not _same_bits(leaf, leaves[path]):
+                equal[path] = None
+        self.equal = equal
 
     def result(self) -> Any:
         """Return the sum in the dtypes of the trees that were added."""
@@ -127,15 +151,28 @@ def _leaves(tree: Any, names: Container[str], path: Path = ()) -> Iterator[tuple
 
 
 def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+    if a is None or b is None:
         return False
-    return torch.equal(*(as_real(x).view(_INTEGERS[as_real(x).element_size()]) for x in (a, b.to(a.device))))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(_as_integers(a), _as_integers(b.to(a.device)))
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as integers."""
+    real = as_real(tensor)
+    return real.view(_INTEGERS[real.element_size()])
 
 
 def _zero(leaf: Tensor) -> Tensor:
     """Return the sum of no terms like `leaf`."""
-    dtype = torch.complex128 if leaf.is_complex() else torch.float64
-    return leaf.clone() if is_counter(leaf) else torch.zeros_like(leaf, dtype=dtype)
+    if leaf.is_complex():
+        dtype = torch.complex128
+    else:
+        dtype = torch.float64
+    if is_counter(leaf):
+        return leaf.clone()
+    return torch.zeros_like(leaf, dtype=dtype)
 
 
 def _add_in_cache(total: Tensor, terms: Tensor, weights: Sequence[float]) -> None:
@@ -143,50 +180,69 @@ def _add_in_cache(total: Tensor, terms: Tensor, weights: Sequence[float]) -> Non
 
     A piece is some rows of a single large term, or all of several small terms.
     """
-    terms = terms if terms.dtype in (torch.float32, torch.float64) else terms.float()
+    if terms.dtype not in (torch.float32, torch.float64):
+        terms = terms.float()
     sums = np.atleast_1d(total.numpy())
     values = terms.numpy(force=True).reshape(len(weights), *sums.shape)
-    factors = (np.array(weights) / _GRID).reshape(-1, *[1] * sums.ndim)
+    factors = np.array(weights) / _GRID
+    factors = factors.reshape(-1, *[1] * sums.ndim)
     size = max(1, sums.size)
-    rows, together = max(1, _IN_CACHE * len(sums) // size), max(1, _IN_CACHE // size)
+    rows = max(1, _IN_CACHE * len(sums) // size)
+    together = max(1, _IN_CACHE // size)
     with np.errstate(all="ignore"):  # of infinities and NaN
         for first in range(0, len(sums), rows):
             for i in range(0, len(weights), together):
-                piece = values[i : i + together, first : first + rows].astype(np.float64)
+                some = values[i : i + together, first : first + rows]
+                piece = some.astype(np.float64)
                 piece *= factors[i : i + together]
                 np.rint(piece, out=piece)
                 piece *= _GRID
-                sums[first : first + rows] += piece[0] if len(piece) == 1 else piece.sum(0)
+                if len(piece) == 1:
+                    sums[first : first + rows] += piece[0]
+                else:
+                    sums[first : first + rows] += piece.sum(0)
 
 
 def _add_in_groups(pairs: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) -> None:
     """Add Σ weights[i]·terms[i] to each total on a GPU, in few launches."""
     for group in _groups(pairs):
-        terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
+        terms = []
+        for _, leaf in group:
+            terms.append(leaf.to(torch.float64, copy=True))
         if len(weights) == 1:
             torch._foreach_mul_(terms, weights[0] / _GRID)
         else:
-            factors = torch.tensor(weights, dtype=torch.float64).to(terms[0].device, non_blocking=True) / _GRID
-            torch._foreach_mul_(terms, [factors.view(-1, *[1] * total.dim()) for total, _ in group])
+            on_cpu = torch.tensor(weights, dtype=torch.float64)
+            factors = on_cpu.to(terms[0].device, non_blocking=True) / _GRID
+            of_terms = []
+            for total, _ in group:
+                of_terms.append(factors.view(-1, *[1] * total.dim()))
+            torch._foreach_mul_(terms, of_terms)
         torch._foreach_round_(terms)
-        sums = terms if len(weights) == 1 else [term.sum(0) for term in terms]
+        if len(weights) == 1:
+            sums = terms
+        else:
+            sums = [term.sum(0) for term in terms]
         torch._foreach_add_([total for total, _ in group], sums, alpha=_GRID)
 
 
 def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Cut totals and their terms [...] or [n, ...] by rows into groups of about `_AT_ONCE` numbers."""
-    group, size = list[tuple[Tensor, Tensor]](), 0
+    group = list[tuple[Tensor, Tensor]]()
+    size = 0
     for total, terms in pairs:
         pieces = [(total, terms)]
         if total.dim() and terms.numel() > _AT_ONCE:
             rows = max(1, _AT_ONCE * len(total) // terms.numel())
-            pieces = list(zip(total.split(rows), terms.split(rows, terms.dim() - total.dim()), strict=True))
+            parts = terms.split(rows, terms.dim() - total.dim())
+            pieces = list(zip(total.split(rows), parts, strict=True))
         for piece in pieces:
             group.append(piece)
             size += piece[1].numel()
             if size >= _AT_ONCE:
                 yield group
-                group, size = [], 0
+                group = []
+                size = 0
     if group:
         yield group
 
@@ -195,9 +251,11 @@ def _stacked(leaves: Sequence[Tensor]) -> Tensor:
     """Return `leaves` stacked along a new leading dimension, as a view where they are slices of a stacked tensor."""
     first = leaves[0]
     step = int(leaves[1].storage_offset()) - int(first.storage_offset())
-    if step < 0 or any(_place(leaf, i * step) != _place(first, 0) for i, leaf in enumerate(leaves)):
+    at_start = _place(first, 0)
+    if step < 0 or any(_place(leaf, i * step) != at_start for i, leaf in enumerate(leaves)):
         return torch.stack(list(leaves))
-    return first.as_strided((len(leaves), *first.shape), (step, *first.stride()))
+    shape = (len(leaves), *first.shape)
+    return first.as_strided(shape, (step, *first.stride()))
 
 
 def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
@@ -205,8 +263,11 @@ def _place(leaf: Tensor, shift: int) -> tuple[Any, ...]:
 
     A storage is known by its object, because the storage of a tensor subclass may have no address.
     """
-    return leaf.untyped_storage()._cdata, leaf.storage_offset() - shift, leaf.dtype, leaf.shape, leaf.stride()
+    offset = leaf.storage_offset() - shift
+    return leaf.untyped_storage()._cdata, offset, leaf.dtype, leaf.shape, leaf.stride()
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:
-    return torch.maximum(total, term) if is_counter(total) else total.add_(term.to(total.device))
+    if is_counter(total):
+        return torch.maximum(total, term)
+    return total.add_(term.to(total.device))

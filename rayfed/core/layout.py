@@ -34,7 +34,8 @@ class Leaf(NamedTuple):
         return slice(self.start, self.start + -(-self.nbytes // 4))
 
     def __str__(self) -> str:
-        return f"{self.name} {'x'.join(map(str, self.shape)) or 'scalar'}"
+        shape = "x".join(map(str, self.shape))
+        return f"{self.name} {shape or 'scalar'}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Layout:
     @classmethod
     def of(cls, parts: Sequence[tuple[str, str, tuple[int, ...]]], *, by_name: bool) -> "Layout":
         """Return the layout of parts that are given as names, dtypes and shapes of one row."""
-        leaves, start = list[Leaf](), 0
+        leaves = list[Leaf]()
+        start = 0
         for name, dtype, shape in parts:
             leaves.append(Leaf(name, dtype, shape, start))
             start = leaves[-1].words.stop
@@ -71,41 +73,60 @@ class Layout:
 
     def shapes(self) -> Any:
         """Return the shapes of the parts, as a dict or a tuple."""
-        shapes = {leaf.name: leaf.shape for leaf in self.leaves}
-        return shapes if self.by_name else tuple(shapes.values())
+        shapes = {}
+        for leaf in self.leaves:
+            shapes[leaf.name] = leaf.shape
+        if self.by_name:
+            return shapes
+        return tuple(shapes.values())
 
     def normalised(self, mean: tuple[float, ...], std: tuple[float, ...]) -> "Layout":
         """Return the layout with the normalisation of a dataset, which is that of its only part of uint8."""
         images = [leaf for leaf in self.leaves if leaf.dtype == "uint8"]
         if len(images) != 1:
             return self
-        return replace(self, leaves=tuple(x._replace(mean=mean, std=std) if x in images else x for x in self.leaves))
+        leaves = []
+        for leaf in self.leaves:
+            if leaf in images:
+                leaf = leaf._replace(mean=mean, std=std)
+            leaves.append(leaf)
+        return replace(self, leaves=tuple(leaves))
 
     def pack(self, parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Return the rows of `parts`, int32 [n, words], in `out` if it is given."""
         rows = len(parts[0])
-        out = np.empty((rows, self.words), np.int32) if out is None else out
+        if out is None:
+            out = np.empty((rows, self.words), np.int32)
         out[:] = 0  # behind the bytes of each part
         cells = out.view(np.uint8)
         for leaf, values in zip(self.leaves, parts, strict=True):
-            flat = np.ascontiguousarray(values, leaf.dtype).reshape(rows, math.prod(leaf.shape))
-            cells[:, 4 * leaf.start : 4 * leaf.start + leaf.nbytes] = flat.view(np.uint8)
+            size = math.prod(leaf.shape)
+            flat = np.ascontiguousarray(values, leaf.dtype).reshape(rows, size)
+            first = 4 * leaf.start
+            cells[:, first : first + leaf.nbytes] = flat.view(np.uint8)
         return out
 
     def integers(self, rows: np.ndarray) -> np.ndarray:
         """Return the numbers in packed rows [n, words] that stand for words or categories, int64 [n, ...]."""
         leaves = [leaf for leaf in self.leaves if leaf.dtype in ("int32", "int64")]
-        parts = (rows[:, leaf.words].copy().view(leaf.dtype) for leaf in leaves)
-        return np.concatenate([np.empty((len(rows), 0), np.int64), *parts], axis=1)
+        parts = [np.empty((len(rows), 0), np.int64)]
+        for leaf in leaves:
+            parts.append(rows[:, leaf.words].copy().view(leaf.dtype))
+        return np.concatenate(parts, axis=1)
 
     def unpack(self, x: Tensor) -> Any:
         """Return the parts of a packed batch [batch, words], as a dict or a tuple; pixels are normalised floats."""
-        parts = {leaf.name: _part(leaf, x) for leaf in self.leaves}
-        return parts if self.by_name else tuple(parts.values())
+        parts = {}
+        for leaf in self.leaves:
+            parts[leaf.name] = _part(leaf, x)
+        if self.by_name:
+            return parts
+        return tuple(parts.values())
 
     def example(self, rows: int) -> Tensor:
         """Return packed rows of fixed noise, with zeros in parts of integers."""
-        x, generator = torch.zeros(rows, self.words, dtype=torch.int32), torch.Generator().manual_seed(0)
+        x = torch.zeros(rows, self.words, dtype=torch.int32)
+        generator = torch.Generator().manual_seed(0)
         for leaf in self.leaves:
             if leaf.dtype == "float32":
                 noise = torch.randn(rows, math.prod(leaf.shape), generator=generator)
@@ -114,11 +135,17 @@ class Layout:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the model for a packed batch; others are left as they are."""
-        x = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.shape[1:] != (self.words,):
+        x = None
+        if len(args) == 1 and not kwargs:
+            x = args[0]
+        if not isinstance(x, Tensor) or x.dtype != torch.int32:
+            return None
+        if x.shape[1:] != (self.words,):
             return None
         parts = self.unpack(x)
-        return ((), parts) if self.by_name else (parts, {})
+        if self.by_name:
+            return ((), parts)
+        return (parts, {})
 
     def attach(self, module: nn.Module) -> Any:
         """Let `module` take packed batches; return the handle of the hook.
@@ -126,13 +153,17 @@ class Layout:
         Raises:
             UsageError: The model's forward pass does not take these parts.
         """
-        parts, signature, kind = self.shapes(), inspect.signature(module.forward), type(module).__name__
+        parts = self.shapes()
+        signature = inspect.signature(module.forward)
+        kind = type(module).__name__
         try:
-            signature.bind(**parts) if self.by_name else signature.bind(*parts)
+            if self.by_name:
+                signature.bind(**parts)
+            else:
+                signature.bind(*parts)
         except TypeError as error:
-            raise UsageError(
-                f"model {kind}: forward takes {', '.join(signature.parameters)}; the inputs are {self} ({error})"
-            ) from error
+            taken = ", ".join(signature.parameters)
+            raise UsageError(f"model {kind}: forward takes {taken}; the inputs are {self} ({error})") from error
         return module.register_forward_pre_hook(self, with_kwargs=True)
 
 
@@ -145,15 +176,20 @@ def layout_of(module: nn.Module) -> Layout | None:
 def _part(leaf: Leaf, x: Tensor) -> Tensor:
     words = x[:, leaf.words].clone(memory_format=torch.contiguous_format)  # a view may begin where int64 cannot
     dtype = getattr(torch, leaf.dtype)
-    values = _viewed(words, torch.uint8)[:, : leaf.nbytes] if dtype.itemsize == 1 else _viewed(words, dtype)
+    if dtype.itemsize == 1:
+        values = _viewed(words, torch.uint8)[:, : leaf.nbytes]
+    else:
+        values = _viewed(words, dtype)
     values = values.reshape(len(x), *leaf.shape)
     if dtype == torch.bool:
         return values != 0
     if dtype != torch.uint8:
         return values
     if len(leaf.mean) == 1:  # without a copy to the device
-        return values.float().mul(1 / (255 * leaf.std[0])).sub(leaf.mean[0] / leaf.std[0])
-    mean, std = (x.new_tensor(numbers, dtype=torch.float32).view(-1, 1, 1) for numbers in (leaf.mean, leaf.std))
+        scale = leaf.std[0]
+        return values.float().mul(1 / (255 * scale)).sub(leaf.mean[0] / scale)
+    mean = x.new_tensor(leaf.mean, dtype=torch.float32).view(-1, 1, 1)
+    std = x.new_tensor(leaf.std, dtype=torch.float32).view(-1, 1, 1)
     return values.float().mul(1 / (255 * std)).sub(mean / std)
 
 

@@ -18,8 +18,8 @@ SCHEDULES = {
 class LrSchedule:
     """The same rate in all rounds, and the base class of all schedules.
 
-    A schedule is the factor s(r) by which learning rates are multiplied in round r = 1, 2, … The first W = `warmup`
-    rounds have s(r) = r/W; `after_warmup` gives the factors after that.
+    A schedule is the factor s(r) by which learning rates are multiplied in round r = 1, 2, and so on. The first
+    W = `warmup` rounds have s(r) = r/W; `after_warmup` gives the factors after that.
     """
 
     depends_on_rounds: ClassVar[bool] = False
@@ -75,7 +75,8 @@ class Cosine(LrSchedule):
     floor: float = option(0.0, low=0, below=1, help="share of the rate towards which it falls")
 
     def after_warmup(self, t: int, rounds: int) -> float:
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * t / rounds)) / 2
+        cosine = math.cos(math.pi * t / rounds)
+        return self.floor + (1 - self.floor) * (1 + cosine) / 2
 
 
 CONSTANT = LrSchedule()

@@ -43,12 +43,15 @@ def nvidia_smi(fields: str, of: str = "gpu", *, gpu: str | None = None) -> str:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return ""
 
 
 def versions(*packages: str) -> dict[str, str | None]:
     """Return the versions of Python and of packages; None for a package that is not installed."""
-    found: dict[str, str | None] = {"Python": platform.python_version(), **dict.fromkeys(packages)}
+    found: dict[str, str | None] = {"Python": platform.python_version()}
+    found |= dict.fromkeys(packages)
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

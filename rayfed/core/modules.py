@@ -32,8 +32,8 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
     """Return the names, as in `module.state_dict()`, of all parameters and buffers of batch-norm layers.
 
     The type of a layer decides, not its name. A search for "bn" finds 85% of the batch-norm tensors of ResNet-18 (it
-    misses `downsample.1`) and none of those of MobileNet, EfficientNet, DenseNet or ShuffleNet, on which FedBN would
-    silently become FedAvg.
+    misses `downsample.1`). It finds none of those of MobileNet, EfficientNet, DenseNet or ShuffleNet: FedBN would
+    silently become FedAvg on these.
 
     The layers are BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses, and all other layers with running statistics
     (InstanceNorm with `track_running_stats=True`, frozen batch norm, a user's own layer): in evaluation mode, they too
@@ -43,7 +43,9 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
     for prefix, layer in module.named_modules(remove_duplicate=False):
         if _normalises_by_statistics(layer):
             tensors = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
-            names.update(f"{prefix}.{name}" if prefix else name for name, _ in tensors)
+            for name, _ in tensors:
+                path = f"{prefix}.{name}" if prefix else name
+                names.add(path)
     return frozenset(names)
 
 
@@ -54,11 +56,18 @@ def batch_norm_layers(module: nn.Module) -> list[nn.Module]:
 
 def batch_norm_statistics(module: nn.Module) -> frozenset[str]:
     """Return the subset of `batch_norm_names` that is not trained: running means, variances and batch counts."""
-    return frozenset(name for name in batch_norm_names(module) if name.rsplit(".", 1)[-1] in _STATISTICS)
+    found = set()
+    for name in batch_norm_names(module):
+        *_, last = name.split(".")
+        if last in _STATISTICS:
+            found.add(name)
+    return frozenset(found)
 
 
 def _normalises_by_statistics(layer: nn.Module) -> bool:
-    buffers = {name for name, _ in layer.named_buffers(recurse=False)}
+    buffers = set()
+    for name, _ in layer.named_buffers(recurse=False):
+        buffers.add(name)
     return isinstance(layer, _BatchNorm) or {"running_mean", "running_var"} <= buffers
 
 
@@ -69,11 +78,23 @@ def constant_names(module: nn.Module, *, frozen_batch_norm: bool = False) -> fro
     of batch-norm layers if `frozen_batch_norm`.
     """
     layers = list(module.modules())
-    transient = [(layer._buffers, getattr(layer, "_non_persistent_buffers_set", ())) for layer in layers]
-    kept = {id(value) for buffers, names in transient for name, value in buffers.items() if name not in names}
+    transient = []
+    for layer in layers:
+        transient.append((layer._buffers, getattr(layer, "_non_persistent_buffers_set", ())))
+    kept = set()
+    for buffers, names in transient:
+        for name, value in buffers.items():
+            if name not in names:
+                kept.add(id(value))
     frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-    passing = [name for name, value in module.named_buffers() if id(value) not in kept]
-    return frozenset([*frozen, *passing]) | (batch_norm_names(module) if frozen_batch_norm else frozenset())
+    passing = []
+    for name, value in module.named_buffers():
+        if id(value) not in kept:
+            passing.append(name)
+    constants = frozenset([*frozen, *passing])
+    if frozen_batch_norm:
+        return constants | batch_norm_names(module)
+    return constants
 
 
 def set_singular_vectors(module: nn.Module) -> None:
@@ -84,12 +105,20 @@ def set_singular_vectors(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, ParametrizationList) and any(map(_has_vectors, layer)):
-            count = 1 if layer.is_tensor else layer.ntensors
-            weights = [layer.original] if layer.is_tensor else [getattr(layer, f"original{i}") for i in range(count)]
+            count = 1
+            if not layer.is_tensor:
+                count = layer.ntensors
+            if layer.is_tensor:
+                weights = [layer.original]
+            else:
+                weights = []
+                for i in range(count):
+                    weights.append(getattr(layer, f"original{i}"))
             step: Any
             for step in layer:
                 if _has_vectors(step):
-                    step._u, step._v = _singular_vectors(step._reshape_weight_to_matrix(weights[0]), step._u)
+                    matrix = step._reshape_weight_to_matrix(weights[0])
+                    step._u, step._v = _singular_vectors(matrix, step._u)
                 weights = [step(*weights)]
         for hook in _old_hooks(layer):
             matrix = hook.reshape_weight_to_matrix(getattr(layer, f"{hook.name}_orig"))
@@ -106,7 +135,8 @@ def spectral_layers(module: nn.Module) -> list[tuple[list[str], list[str]]]:
         if new or any(_old_hooks(layer)):
             parameters = layer.named_parameters(prefix, recurse=new)
             buffers = layer.named_buffers(prefix, recurse=new)
-            layers.append(([name for name, _ in parameters], [name for name, _ in buffers]))
+            names = [name for name, _ in parameters]
+            layers.append((names, [name for name, _ in buffers]))
     return layers
 
 
@@ -121,15 +151,29 @@ def _old_hooks(layer: nn.Module) -> Iterator[Any]:
 
 def _singular_vectors(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first left and right singular vectors of `matrix`, with the sign that is closer to that of `u`."""
-    threads, exact = torch.get_num_threads(), matrix.detach().to("cpu", torch.float64)
+    threads = torch.get_num_threads()
+    exact = matrix.detach().to("cpu", torch.float64)
     torch.set_num_threads(1)  # the number of threads changes rounding
     try:
         is_wide = exact.shape[0] <= exact.shape[1]
-        gram = exact @ exact.mT if is_wide else exact.mT @ exact
+        if is_wide:
+            gram = exact @ exact.mT
+        else:
+            gram = exact.mT @ exact
         first = torch.linalg.eigh(gram).eigenvectors[:, -1]
-        other = F.normalize((exact.mT if is_wide else exact) @ first, dim=0)
-        left, right = (first, other) if is_wide else (other, first)
-        sign = -1 if left @ u.detach().to(left) < 0 else 1
+        towards_other = exact
+        if is_wide:
+            towards_other = exact.mT
+        other = F.normalize(towards_other @ first, dim=0)
+        if is_wide:
+            left = first
+            right = other
+        else:
+            left = other
+            right = first
+        sign = 1
+        if left @ u.detach().to(left) < 0:
+            sign = -1
     finally:
         torch.set_num_threads(threads)
     return (sign * left).to(u), (sign * right).to(u)
@@ -142,8 +186,13 @@ def copied(module: M, tensors: Mapping[int, Tensor] | None = None) -> M:
     normalisation have. They are copied without their graph. Functions that use the module's layers or tensors, such as
     `lambda x: self.b(self.a(x))`, use those of the copy.
     """
-    attributes = (value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor))
-    results = {id(value): value.detach().clone() for value in attributes if not value.is_leaf}
+    attributes = []
+    for layer in module.modules():
+        attributes += [value for value in vars(layer).values() if isinstance(value, Tensor)]
+    results = {}
+    for value in attributes:
+        if not value.is_leaf:
+            results[id(value)] = value.detach().clone()
     return copied_with_functions(module, results | dict(tensors or {}))
 
 
@@ -154,9 +203,13 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     Layers may initialise themselves by their first batch, and count or keep what they see. Frozen parameters are taken
     to be constants. Lazy layers keep the weights that they get.
     """
-    layers = [layer for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
+    layers = []
+    for layer in module.modules():
+        if not isinstance(layer, torch.jit.ScriptModule):
+            layers.append(layer)
     trained = [value for value in module.parameters() if value.requires_grad]
-    tensors: list[Tensor] = [value for value in (*trained, *module.buffers()) if not is_lazy(value)]
+    all_tensors = (*trained, *module.buffers())
+    tensors: list[Tensor] = [value for value in all_tensors if not is_lazy(value)]
     values = [value.detach().clone() for value in tensors]
     attributes = [_Attributes(layer) for layer in layers if not _has_lazy_tensors(layer)]
     try:
@@ -175,7 +228,10 @@ class _Attributes:
     def __init__(self, layer: nn.Module):
         self._layer = layer
         self._values = dict(vars(layer))
-        containers = [value for value in self._values.values() if isinstance(value, (list, dict, set, deque))]
+        containers = []
+        for value in self._values.values():
+            if isinstance(value, (list, dict, set, deque)):
+                containers.append(value)
         self._contents = [(container, container.copy()) for container in containers]
 
     def put_back(self) -> None:
@@ -205,7 +261,8 @@ def recompute(module: nn.Module) -> None:
 
 def has_convolutions(module: nn.Module) -> bool:
     """Return whether the tensors of four dimensions belong into channels-last memory format; see `Task`."""
-    return any(isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) for layer in module.modules())
+    kinds = (nn.Conv2d, nn.ConvTranspose2d)
+    return any(isinstance(layer, kinds) for layer in module.modules())
 
 
 class Parcel(NamedTuple):
@@ -222,10 +279,15 @@ class Parcel(NamedTuple):
         if isinstance(module, torch.jit.ScriptModule):  # which pickle refuses
             torch.jit.save(module, buffer := io.BytesIO())
             return cls(buffer.getvalue(), [])
-        tensors, empty, convolves = [], dict[int, Tensor](), has_convolutions(module)
+        tensors = []
+        empty = dict[int, Tensor]()
+        convolves = has_convolutions(module)
         for tensor in (*module.parameters(), *module.buffers()):
             value = tensor.detach()
-            sides = [0, 2, 3, 1] if convolves and value.dim() == 4 else list(range(value.dim()))
+            if convolves and value.dim() == 4:
+                sides = [0, 2, 3, 1]
+            else:
+                sides = list(range(value.dim()))
             flat = value.cpu().permute(sides).contiguous()
             empty[id(tensor)] = hole = copy.copy(tensor)
             hole.data = flat.new_empty(0)
@@ -240,9 +302,12 @@ class Parcel(NamedTuple):
                 flat = torch.from_numpy(array)
             if flat.data_ptr() % ALIGNMENT:  # Ray aligns large arrays
                 flat = flat.clone()
-            hole.data = flat.view(dtype).reshape(shape).permute(np.argsort(sides).tolist())
+            places = np.argsort(sides).tolist()
+            hole.data = flat.view(dtype).reshape(shape).permute(places)
         script = isinstance(self.module, bytes)
-        module: nn.Module = torch.jit.load(io.BytesIO(self.module)) if script else self.module
+        module: nn.Module = self.module
+        if script:
+            module = torch.jit.load(io.BytesIO(self.module))
         return module
 
 

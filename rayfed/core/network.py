@@ -28,7 +28,8 @@ _backward: "list[Network] | None" = None
 def vectorised() -> Iterator[None]:
     """Mark a block in which steps run under `torch.vmap`, where gradients must come from `torch.func`."""
     global _vectorised
-    previous, _vectorised = _vectorised, True
+    previous = _vectorised
+    _vectorised = True
     try:
         yield
     finally:
@@ -55,7 +56,8 @@ def _held_for_backward() -> Iterator[list["Network"]]:
     try:
         yield _backward
     finally:
-        networks, _backward = _backward, None
+        networks = _backward
+        _backward = None
         for network in networks:
             network.release()
 
@@ -94,10 +96,10 @@ class _Run(NamedTuple):
 class Network:
     """A module used as a template: `network(weights, x)` runs it with the given weights and has no side effects.
 
-    The weights are placed directly in the module's parameter and buffer dictionaries, with a tenth of the overhead that
-    `torch.func.functional_call` adds to a step of a small network. This also works under `torch.vmap`. Without it, the
-    module's own tensors get the same values, so that everything else that holds them (lists, closures, hooks) computes
-    with these values, too.
+    The weights are placed directly in the module's parameter and buffer dictionaries. That takes a tenth of the time
+    that `torch.func.functional_call` adds to a step of a small network. This also works under `torch.vmap`. Without it,
+    the module's own tensors get the same values, so that everything else that holds them (lists, closures, hooks)
+    computes with these values, too.
 
     Args:
         module: The template. The network takes it over; do not use it elsewhere.
@@ -110,12 +112,19 @@ class Network:
 
     def __init__(self, module: nn.Module, *, frozen_batch_norm: bool = False):
         self.module = module
-        self._frozen = batch_norm_layers(module) if frozen_batch_norm else []
+        if frozen_batch_norm:
+            self._frozen = batch_norm_layers(module)
+        else:
+            self._frozen = []
         self._training: bool | None = None
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
         named = parameters | buffers
         fixed = constant_names(module, frozen_batch_norm=frozen_batch_norm)
-        self.constants = {name: value.detach() for name, value in named.items() if name in fixed}
+        self.constants = {}
+        for name, value in named.items():
+            if name in fixed:
+                self.constants[name] = value.detach()
         self.parameters = tuple(name for name in parameters if name not in fixed)
         self.buffers = tuple(name for name in buffers if name not in fixed)
         self._slots = _slots(module, named, fixed)
@@ -138,9 +147,10 @@ class Network:
         in_training = _backward is not None and self._differentiates(weights)
         if in_training and self._holds_others(weights):
             return self._second().run(weights, fn, train=train)
-        shared = () if train else self._read_only
-        buffers = {name: weights[name] if name in shared else weights[name].clone() for name in self.buffers}
-        placed = _Run(weights | buffers if buffers else weights, train)
+        buffers = self._copied_buffers(weights, train=train)
+        if buffers:
+            weights = weights | buffers
+        placed = _Run(weights, train)
         if in_training:
             self._hold(placed)
         elif not _vectorised:
@@ -148,10 +158,7 @@ class Network:
         self._place(placed)
         try:
             result = fn(self.module)
-            for table, name, key, _, _ in self._buffer_slots:
-                value = table[name] if name in table else None  # noqa: SIM401 - TorchScript's tables have no `get`
-                if value is not buffers[key] and isinstance(value, Tensor):
-                    buffers[key] = value.detach()
+            self._take_assigned(buffers)
             if not in_training and not _vectorised:
                 self._notice_writes(placed)
             return result, buffers
@@ -160,6 +167,28 @@ class Network:
                 self._put_back()
             elif self._held is not placed:
                 self._place(self._held)
+
+    def _copied_buffers(self, weights: Weights, *, train: bool) -> Weights:
+        """Return the buffers for a forward pass: copies, except of those that it only reads."""
+        shared = frozenset[str]()
+        if not train:
+            shared = self._read_only
+        buffers = {}
+        for name in self.buffers:
+            if name in shared:
+                buffers[name] = weights[name]
+            else:
+                buffers[name] = weights[name].clone()
+        return buffers
+
+    def _take_assigned(self, buffers: Weights) -> None:
+        """Put into `buffers` what the forward pass has assigned in their place."""
+        for table, name, key, _, _ in self._buffer_slots:
+            if name not in table:  # TorchScript has tables without `get`
+                continue
+            value = table[name]
+            if value is not buffers[key] and isinstance(value, Tensor):
+                buffers[key] = value.detach()
 
     def _place(self, run: _Run) -> None:
         """Place weights in the module, and set its mode."""
@@ -192,7 +221,9 @@ class Network:
 
     def _differentiates(self, weights: Weights) -> bool:
         """Return whether gradients with respect to `weights` are wanted."""
-        return torch.is_grad_enabled() and any(weights[name].requires_grad for name in self.parameters)
+        if not torch.is_grad_enabled():
+            return False
+        return any(weights[name].requires_grad for name in self.parameters)
 
     def _holds_others(self, weights: Weights) -> bool:
         """Return whether other weights are in place until the backward pass is over."""
@@ -221,7 +252,8 @@ class Network:
                 own: Tensor = slot.values.clone()
                 if isinstance(slot.tensor, nn.Parameter):
                     own = nn.Parameter(own, slot.tensor.requires_grad)
-                at_rest[id(slot.tensor)] = at_rest.setdefault(id(slot.table[slot.name]), own)
+                other = id(slot.table[slot.name])
+                at_rest[id(slot.tensor)] = at_rest.setdefault(other, own)
             self._other = Network(copied(self.module, at_rest), frozen_batch_norm=bool(self._frozen))
         return self._other
 
@@ -242,12 +274,19 @@ class Network:
         written = self._written.get(run.train, self.parameters)
         if not written:
             return run
-        return run._replace(weights=weights | {name: weights[name].clone() for name in written})
+        copies = {}
+        for name in written:
+            copies[name] = weights[name].clone()
+        return run._replace(weights=weights | copies)
 
     def _notice_writes(self, run: _Run) -> None:
         """Find out, after the first run in a mode, which parameters the forward pass writes to."""
         if run.train not in self._written:
-            self._written[run.train] = [name for name in self.parameters if run.weights[name]._version > 0]
+            written = []
+            for name in self.parameters:
+                if run.weights[name]._version > 0:
+                    written.append(name)
+            self._written[run.train] = written
 
     def __call__(self, weights: Weights, *args: Any, train: bool = True) -> tuple[Any, Weights]:
         """Run the forward pass of the module with `weights`; return the output and the buffers after the call."""
@@ -264,27 +303,41 @@ class Network:
             return type(tree)(map(self.consistent, tree))
         if not isinstance(tree, dict):
             return tree
-        initial = {slot.key: slot.values for slot in self._slots}
-        shapes = {name: getattr(value, "shape", None) for name, value in tree.items()}  # a stack has another one
-        there = {name for name, value in initial.items() if shapes.get(name) == value.shape}
+        initial = {}
+        for slot in self._slots:
+            initial[slot.key] = slot.values
+        shapes = {}
+        for name, value in tree.items():
+            shapes[name] = getattr(value, "shape", None)  # a stack has another one
+        there = set()
+        for name, value in initial.items():
+            if shapes.get(name) == value.shape:
+                there.add(name)
         there |= self.constants.keys()
-        vectors = [buffers for names, buffers in self._spectral_layers if there.issuperset(names + buffers)]
+        whole = [buffers for names, buffers in self._spectral_layers if there.issuperset(names + buffers)]
+        vectors = list(itertools.chain(*whole))
         if not vectors:
             return {key: self.consistent(value) for key, value in tree.items()}
         with torch.no_grad():
             buffers = self.run(initial | tree, set_singular_vectors, train=False)[1]
-        return tree | {name: buffers[name] for names in vectors for name in names if name in tree}
+        return tree | {name: buffers[name] for name in vectors if name in tree}
 
     def draw_weights(self) -> Weights:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
-        devices = {slot.key: slot.values.device for slot in self._slots}
+        devices = {}
+        for slot in self._slots:
+            devices[slot.key] = slot.values.device
         module = copied(self.module).cpu()
-        for value in module.parameters():
-            value.data = value.data.contiguous()  # numbers are drawn in the order of memory
+        for parameter in module.parameters():
+            parameter.data = parameter.data.contiguous()  # numbers are drawn in the order of memory
         for layer in module.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
-        return {name: value.to(devices[name]) for name, value in weights_of(module).items() if name in devices}
+        drawn = {}
+        for name, value in weights_of(module).items():
+            if name in devices:
+                drawn[name] = value.to(devices[name])
+        return drawn
 
 
 def _slots(module: nn.Module, named: Mapping[str, Tensor], fixed: Container[str]) -> list[_Slot]:
@@ -296,7 +349,8 @@ def _slots(module: nn.Module, named: Mapping[str, Tensor], fixed: Container[str]
             for name, value in table.items():
                 if value is None or first_name[id(value)] in fixed:
                     continue
-                slots.append(_Slot(table, name, first_name[id(value)], value, value.detach()))
+                key = first_name[id(value)]
+                slots.append(_Slot(table, name, key, value, value.detach()))
     return slots
 
 
@@ -306,7 +360,9 @@ def logits_of(returned: Any) -> Any:
         return returned.get("logits", returned)
     if not isinstance(returned, Tensor) and hasattr(returned, "logits"):
         return returned.logits
-    return returned[0] if isinstance(returned, (tuple, list)) and returned else returned
+    if isinstance(returned, (tuple, list)) and returned:
+        return returned[0]
+    return returned
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -320,8 +376,8 @@ def gradients(
 ) -> tuple[Weights, Tensor, Any]:
     """Differentiate a loss with respect to the weights `trained`.
 
-    For one client at a time this is `torch.autograd.grad` on leaves, as fast as a plain training loop
-    (`torch.func.grad` took 1.3 to 2 times as long). Under `torch.vmap` it is `torch.func`.
+    For one client at a time this is `torch.autograd.grad` on leaves, as fast as a plain training loop;
+    `torch.func.grad` took 1.3 to 2 times as long. Under `torch.vmap` it is `torch.func`.
 
     Args:
         loss: Function of the weights that returns a scalar and an auxiliary tree.
@@ -335,7 +391,9 @@ def gradients(
         if _vectorised:
             grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(trained)
             return grads, value, aux
-        leaves = {name: _leaf(value, create_graph=create_graph) for name, value in trained.items()}
+        leaves = {}
+        for name, value in trained.items():
+            leaves[name] = _leaf(value, create_graph=create_graph)
         with torch.enable_grad():
             value, aux = loss(leaves)
             found = _derivatives(value, leaves, networks, create_graph=create_graph)
@@ -360,10 +418,15 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
         return {}
     names = {id(leaf): name for name, leaf in leaves.items()}
     own = list(itertools.chain.from_iterable(network.own_parameters() for network in networks))
-    inputs = [*leaves.values(), *(tensor for _, tensor, _ in own)]
+    own_tensors = [tensor for _, tensor, _ in own]
+    inputs = [*leaves.values(), *own_tensors]
     grads = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
-    found = {name: grad for name, grad in zip(leaves, grads, strict=False) if grad is not None}
-    for (key, _, weight), grad in zip(own, grads[len(leaves) :], strict=True):
+    found = {}
+    for name, grad in zip(leaves, grads, strict=False):
+        if grad is not None:
+            found[name] = grad
+    grads_of_own = grads[len(leaves) :]
+    for (key, _, weight), grad in zip(own, grads_of_own, strict=True):
         if grad is None:
             continue
         if weight.grad_fn is not None:
@@ -371,7 +434,9 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
                 f"model: computes with {key} outside of the layer that has it, and this method trains a mixture of "
                 "weights; read the weight from its layer, such as self.layer.weight"
             )
-        name = names.get(id(weight))
-        if name is not None:
-            found[name] = found[name] + grad if name in found else grad
+        leaf = names.get(id(weight))
+        if leaf in found:
+            found[leaf] = found[leaf] + grad
+        elif leaf is not None:
+            found[leaf] = grad
     return {name: found[name] for name in leaves if name in found}

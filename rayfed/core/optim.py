@@ -26,12 +26,18 @@ def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | fl
     Every argument is a list with one entry per value, or a single one for all values.
     """
     if is_vectorised():
-        columns = (arg if isinstance(arg, list) else itertools.repeat(arg) for arg in args)
-        return [getattr(value, method)(*row, **options) for value, *row in zip(values, *columns, strict=False)]
+        columns = []
+        for arg in args:
+            columns.append(arg if isinstance(arg, list) else itertools.repeat(arg))
+        rows = zip(values, *columns, strict=False)
+        return [getattr(value, method)(*row, **options) for value, *row in rows]
     if not values:
         return []
-    returned: list[Tensor] | None = getattr(torch, f"_foreach_{method}")(values, *args, **options)
-    return values if returned is None else returned
+    together = getattr(torch, f"_foreach_{method}")
+    returned: list[Tensor] | None = together(values, *args, **options)
+    if returned is None:
+        return values
+    return returned
 
 
 def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = frozenset()) -> Weights:
@@ -39,12 +45,17 @@ def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = fr
 
     Gradients in `plain_names` neither count nor change.
     """
-    regular = {name: grad for name, grad in grads.items() if name not in plain_names}
+    regular = {}
+    for name, grad in grads.items():
+        if name not in plain_names:
+            regular[name] = grad
     if not regular:
         return grads
-    norm = torch.stack([as_real(grad).square().sum() for grad in regular.values()]).sum().sqrt()
+    squares = [as_real(grad).square().sum() for grad in regular.values()]
+    norm = torch.stack(squares).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-    return grads | dict(zip(regular, foreach("mul", list(regular.values()), factor), strict=True))
+    scaled = foreach("mul", list(regular.values()), factor)
+    return grads | dict(zip(regular, scaled, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +82,35 @@ class SGD:
         """Return the initial state: zero momentum for every trained weight, or nothing without momentum."""
         if not self.momentum:
             return {}
-        return {"momentum": {k: torch.zeros_like(v) for k, v in trained.items() if k not in self.plain_names}}
+        momentum = {}
+        for name, value in trained.items():
+            if name not in self.plain_names:
+                momentum[name] = torch.zeros_like(value)
+        return {"momentum": momentum}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
-        names = [name for name in grads if name not in self.plain_names]
+        names = []
+        for name in grads:
+            if name not in self.plain_names:
+                names.append(name)
         updates = [grads[name] for name in names]
         if self.weight_decay:
-            updates = foreach("add", updates, [weights[name] for name in names], alpha=self.weight_decay)
+            decayed = [weights[name] for name in names]
+            updates = foreach("add", updates, decayed, alpha=self.weight_decay)
         if self.momentum:
             buffers = [state["momentum"][name] for name in names]
             foreach("mul_", buffers, self.momentum)
             foreach("add_", buffers, updates)
-            updates = foreach("add", updates, buffers, alpha=self.momentum) if self.nesterov else buffers
+            if self.nesterov:
+                updates = foreach("add", updates, buffers, alpha=self.momentum)
+            else:
+                updates = buffers
         updated = grads | dict(zip(names, updates, strict=True))
-        add_([weights[name] for name in updated], list(updated.values()), alpha=-self.lr)
+        values = [weights[name] for name in updated]
+        add_(values, list(updated.values()), alpha=-self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +133,18 @@ class Adam:
 
     def init(self, trained: Weights) -> dict[str, Any]:
         """Return the initial state: zero moments and step count."""
-        moments = {k: v for k, v in trained.items() if k not in self.plain_names}
-        zeros = [{k: torch.zeros_like(v) for k, v in moments.items()} for _ in range(2)]
-        device = next(iter(trained.values())).device if trained else None
-        return {"first": zeros[0], "second": zeros[1], "steps": torch.zeros((), device=device)}
+        moments = {}
+        for k, v in trained.items():
+            if k not in self.plain_names:
+                moments[k] = v
+        zeros = []
+        for _ in range(2):
+            zeros.append({k: torch.zeros_like(v) for k, v in moments.items()})
+        device = None
+        if trained:
+            device = next(iter(trained.values())).device
+        steps = torch.zeros((), device=device)
+        return {"first": zeros[0], "second": zeros[1], "steps": steps}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
@@ -122,12 +153,15 @@ class Adam:
         state["steps"].add_(1)
         first_scale = 1 - self.betas[0] ** state["steps"]
         second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
-        plain = [name for name in grads if name in self.plain_names]
-        add_([weights[name] for name in plain], [grads[name] for name in plain], alpha=-self.lr)
+        plain = []
+        for name in grads:
+            if name in self.plain_names:
+                plain.append(name)
+        plain_weights = [weights[name] for name in plain]
+        add_(plain_weights, [grads[name] for name in plain], alpha=-self.lr)
         names = [name for name in grads if name not in self.plain_names]
-        values, gradients, firsts, seconds = (
-            [as_real(tree[name]) for name in names] for tree in (weights, grads, state["first"], state["second"])
-        )
+        trees = (weights, grads, state["first"], state["second"])
+        values, gradients, firsts, seconds = ([as_real(tree[name]) for name in names] for tree in trees)
         if self.weight_decay and self.decoupled:
             foreach("mul_", values, 1 - self.lr * self.weight_decay)
         elif self.weight_decay:
@@ -135,7 +169,8 @@ class Adam:
         foreach("mul_", firsts, self.betas[0])
         foreach("add_", firsts, gradients, alpha=1 - self.betas[0])
         foreach("mul_", seconds, self.betas[1])
-        foreach("add_", seconds, foreach("mul", gradients, gradients), alpha=1 - self.betas[1])
+        squares = foreach("mul", gradients, gradients)
+        foreach("add_", seconds, squares, alpha=1 - self.betas[1])
         roots = foreach("div", foreach("sqrt", seconds), second_scale)
         updates = foreach("mul", firsts, self.lr / first_scale)
         foreach("sub_", values, foreach("div", updates, foreach("add", roots, self.eps)))

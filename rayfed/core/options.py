@@ -1,7 +1,7 @@
 """Declaration and validation of options.
 
-Everything that can be configured (an algorithm, a dataset, a partition, a model, a section of the configuration) is a
-frozen dataclass whose fields are declared with `option`: a default, a help text and a range. `build` creates such an
+Everything that can be configured is a frozen dataclass: an algorithm, a dataset, a partition, a model, or a section of
+the configuration. Its fields are declared with `option`: a default, a help text and a range. `build` creates such an
 object from the plain values that YAML or the command line provide. Invalid values raise a one-line `UsageError` that
 names the key, the value and what is allowed.
 """
@@ -67,7 +67,10 @@ def option(
         elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
-    metadata: dict[str, Any] = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    metadata: dict[str, Any] = {"help": help}
+    for name, bound in bounds.items():
+        if bound is not None:
+            metadata[name] = bound
     if elsewhere:
         metadata["elsewhere"] = dict(elsewhere)
     if isinstance(default, (list, dict)):
@@ -109,9 +112,11 @@ def checked_options(
         if name in values and name in apart:
             arguments[name] = values[name]
         elif name in values:
-            arguments[name] = checked(values[name], hints[name], field.metadata, where=f"{where}.{name}")
+            hint = hints[name]
+            arguments[name] = checked(values[name], hint, field.metadata, where=f"{where}.{name}")
         elif is_required(field):
-            raise UsageError(f"{where}.{name}: required ({field.metadata.get('help', 'no default')})")
+            meaning = field.metadata.get("help", "no default")
+            raise UsageError(f"{where}.{name}: required ({meaning})")
     return arguments
 
 
@@ -132,8 +137,10 @@ def key_path(key: str) -> list[str]:
     if not colon:
         return key.split(".")
     parts = names.split(".")
-    end = next((place for place, part in enumerate(parts, 1) if part[:1].isupper()), 1)
-    return [group, f"{module}:{'.'.join(parts[:end])}", *parts[end:]]
+    ends = (place for place, part in enumerate(parts, 1) if part[:1].isupper())
+    end = next(ends, 1)
+    attribute = ".".join(parts[:end])
+    return [group, f"{module}:{attribute}", *parts[end:]]
 
 
 def _check_decorated(cls: type, where: str) -> None:
@@ -142,13 +149,17 @@ def _check_decorated(cls: type, where: str) -> None:
         if not dataclasses.is_dataclass(base) or "__dataclass_params__" in vars(base):
             continue
         hints = vars(base).get("__annotations__", {})
-        declared = [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
-        declared += [name for name, value in vars(base).items() if isinstance(value, dataclasses.Field)]
+        declared = []
+        for name, hint in hints.items():
+            if "ClassVar" not in str(hint):
+                declared.append(name)
+        for name, value in vars(base).items():
+            if isinstance(value, dataclasses.Field):
+                declared.append(name)
         if declared:
-            raise UsageError(
-                f"{where}: {base.__module__}:{base.__qualname__} declares {declared[0]} but is not a dataclass; "
-                "decorate it with @dataclass(frozen=True, kw_only=True)"
-            )
+            name = f"{base.__module__}:{base.__qualname__}"
+            remedy = "decorate it with @dataclass(frozen=True, kw_only=True)"
+            raise UsageError(f"{where}: {name} declares {declared[0]} but is not a dataclass; {remedy}")
 
 
 def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> Any:
@@ -162,19 +173,24 @@ def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> 
     Raises:
         UsageError: The value has the wrong type or is out of range.
     """
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = typing.get_args(hint)
+    else:
+        kinds = (hint,)
     value = _without_numpy(value)
     if value is None and (type(None) in kinds or Any in kinds):
         return None
     # Try the value's own type first, so that 1.0 stays a float for int | float. Try str last: it accepts numbers too.
-    for kind in sorted(kinds, key=lambda kind: (kind is not type(value), kind is str)):
+    in_order = sorted(kinds, key=lambda kind: (kind is not type(value), kind is str))
+    for kind in in_order:
         if kind is not type(None):
             valid, converted = _convert(value, kind)
             if valid:
                 _check_bounds(converted, bounds, where)
                 return converted
     expected = " or ".join(_type_name(kind) for kind in kinds)
-    raise UsageError(f"{where}={shown(value)}: expected {expected}, got {_describe(value, kinds)}")
+    got = _describe(value, kinds)
+    raise UsageError(f"{where}={shown(value)}: expected {expected}, got {got}")
 
 
 def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
@@ -186,24 +202,11 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     if kind is bool:
         return isinstance(value, bool), value
     if kind is int:
-        value = _with_numbers(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        return isinstance(value, int) and not isinstance(value, bool), value
+        return _convert_to_int(value)
     if kind is float:
-        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
-            try:
-                return True, float(value)
-            except ValueError:
-                return False, value
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number, _as_float(value) if is_number else value
+        return _convert_to_float(value)
     if kind is str:
-        if isinstance(value, os.PathLike):
-            return True, os.fspath(value)
-        if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
-            return True, str(value)  # YAML reads a folder 2024-01-01 as a date and a domain 2010 as an integer
-        return isinstance(value, str), value
+        return _convert_to_str(value)
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return False, value
@@ -211,8 +214,36 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
         pairs = [_convert(item, inner) for item in value]
         return all(valid for valid, _ in pairs), origin(item for _, item in pairs)
     if origin is dict or kind is dict:
-        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return False, value
+        return True, dict(value)
     return isinstance(value, kind), value
+
+
+def _convert_to_int(value: Any) -> tuple[bool, Any]:
+    value = _with_numbers(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return isinstance(value, int) and not isinstance(value, bool), value
+
+
+def _convert_to_float(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
+        try:
+            return True, float(value)
+        except ValueError:
+            return False, value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return True, _as_float(value)
+    return False, value
+
+
+def _convert_to_str(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, os.PathLike):
+        return True, os.fspath(value)
+    if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
+        return True, str(value)  # YAML reads a folder 2024-01-01 as a date and a domain 2010 as an integer
+    return isinstance(value, str), value
 
 
 def arguments_for(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,9 +259,14 @@ def arguments_for(function: Callable[..., Any], options: Mapping[str, Any]) -> d
     arguments = {}
     for name, value in options.items():
         parameter = parameters.get(name)
-        kinds = (parameter.annotation, type(parameter.default)) if parameter else ()
-        arguments[name] = value if {str, "str"} & set(kinds) else _with_numbers(value)
-        if {int, "int"} & set(kinds) and isinstance(arguments[name], float):
+        kinds: set[Any] = set()
+        if parameter:
+            kinds = {parameter.annotation, type(parameter.default)}
+        if {str, "str"} & kinds:
+            arguments[name] = value
+        else:
+            arguments[name] = _with_numbers(value)
+        if {int, "int"} & kinds and isinstance(arguments[name], float):
             arguments[name] = _convert(arguments[name], int)[1]
     return arguments
 
@@ -238,7 +274,9 @@ def arguments_for(function: Callable[..., Any], options: Mapping[str, Any]) -> d
 def _with_numbers(value: Any) -> Any:
     """Return `value` with numbers in place of strings such as 5e-1, also in lists and mappings."""
     if isinstance(value, str):
-        return float(value) if _WRITTEN_FLOAT.fullmatch(value) else value
+        if _WRITTEN_FLOAT.fullmatch(value):
+            return float(value)
+        return value
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_with_numbers(item) for item in value)
     if isinstance(value, Mapping):
@@ -251,24 +289,35 @@ def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return -math.inf if value < 0 else math.inf
+        if value < 0:
+            return -math.inf
+        return math.inf
 
 
 def is_int64(value: object) -> bool:
     """Return whether `value` is an integer that 64 bits hold, as every column of integers in the results does."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return -(2**63) <= value < 2**63
 
 
 def _without_numpy(value: Any) -> Any:
     """Return a NumPy scalar as Python's own, without an import of NumPy, which a command line does not need."""
     numpy = sys.modules.get("numpy")
-    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value.item()
+    return value
 
 
 def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if "choices" in bounds and item not in bounds["choices"]:
-            choices = [str(choice).lower() if isinstance(choice, bool) else choice for choice in bounds["choices"]]
+            choices = []
+            for choice in bounds["choices"]:
+                if isinstance(choice, bool):
+                    choices.append(str(choice).lower())
+                else:
+                    choices.append(choice)
             raise UsageError(f"{where}={shown(item)}: {suggestion(item, choices)}")
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             continue
@@ -288,7 +337,9 @@ def _check_size(item: int | float, where: str) -> None:
         return
     smallest, largest = _FLOAT32
     if item and not smallest <= abs(item) <= largest:
-        size = "small" if abs(item) < smallest else "large"
+        size = "large"
+        if abs(item) < smallest:
+            size = "small"
         numbers = f"{smallest:.2g} to {largest:.2g}"
         raise UsageError(f"{where}={item}: is too {size} for float32, of which the numbers are {numbers}")
 
@@ -307,17 +358,27 @@ def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) in (list, tuple):
         (inner, *_) = typing.get_args(kind)
         plural = {int: "integers", float: "numbers", str: "strings"}
-        return f"a list of {plural[inner]}" if inner in plural else "a list"
-    return "a mapping" if typing.get_origin(kind) is dict or kind is dict else getattr(kind, "__name__", str(kind))
+        if inner in plural:
+            return f"a list of {plural[inner]}"
+        return "a list"
+    if typing.get_origin(kind) is dict or kind is dict:
+        return "a mapping"
+    return getattr(kind, "__name__", str(kind))
 
 
 def _describe(value: Any, kinds: Sequence[Any]) -> str:
     """Describe what is wrong with `value`: its type, the invalid item of a list, or how to write a search space."""
-    lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
+    lists = []
+    for kind in kinds:
+        if typing.get_origin(kind) in (list, tuple):
+            lists.append(kind)
     if isinstance(value, (list, tuple)) and lists:
         (inner, *_) = typing.get_args(lists[0])
         wrong = next(item for item in value if not _convert(item, inner)[0])
-        return f"{shown(wrong)} in it{unquoted(wrong) if inner is str else ''}"
+        hint = ""
+        if inner is str:
+            hint = unquoted(wrong)
+        return f"{shown(wrong)} in it{hint}"
     if isinstance(value, bool) and (str in kinds or list[str] in kinds):
         return f"bool{unquoted(value)}"
     if isinstance(value, (list, tuple)) and value:
@@ -326,22 +387,28 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
         (key,) = map(str, value)
         if key in SPACE_KINDS:
             return f"a search space, {{{key}: …}}; rayfed sweep searches it, a single run takes one value"
-        if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
+        near = difflib.get_close_matches(key, SPACE_KINDS, n=1)
+        if near:
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
-    return "null" if value is None else type(value).__name__
+    if value is None:
+        return "null"
+    return type(value).__name__
 
 
 def unquoted(value: Any) -> str:
     """Return what to do about a word that YAML reads as true or false, as the end of a message; empty for others."""
     if not isinstance(value, bool):
         return ""
-    words = '"on" or "yes"' if value else '"off" or "no"'
+    words = '"off" or "no"'
+    if value:
+        words = '"on" or "yes"'
     return f"; in YAML on, off, yes and no mean true and false, so write the word in quotes, such as {words}"
 
 
 def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageError:
     """Return the error for a key that is none of the `known` keys."""
-    return UsageError(f"{prefix}{name}: no such key; {suggestion(name, known, prefix=prefix)}")
+    remedy = suggestion(name, known, prefix=prefix)
+    return UsageError(f"{prefix}{name}: no such key; {remedy}")
 
 
 def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:

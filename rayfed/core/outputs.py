@@ -1,19 +1,19 @@
 """The meaning of a model's outputs, which decides how they are scored beside their loss.
 
-- "classes": an output [classes] per example; the largest is the predicted class. The loss is cross-entropy, or labels
-  are whole numbers from 0 and, from equal outputs, a step down the gradient of the loss raises the output of the
-  example's own class most.
+- "classes": an output [classes] per example; the largest is the predicted class. The loss is cross-entropy, or another
+  loss of classes: labels are whole numbers from 0. From equal outputs, a step down the gradient raises the output of
+  the example's own class most.
 - "binary": one output per example, the logit of class 1 against class 0; class 1 is predicted if it is positive. All
-  labels are 0 or 1 and, wherever the outputs are, a step down the gradient raises those of 1 and lowers those of 0, as
-  by `binary_cross_entropy_with_logits`, inside any function and with any class weights.
-- "positions": the same at every position of an example: outputs [classes, ...] or [..., classes] and labels [...], or a
-  logit for each of the labels 0 and 1 of a mask, which has two axes or more.
+  labels are 0 or 1. Wherever the outputs are, a step down the gradient raises those of 1 and lowers those of 0. So does
+  `binary_cross_entropy_with_logits`, inside any function and with any class weights.
+- "positions": the same at every position of an example. Outputs are [classes, ...] or [..., classes], and labels [...].
+  Or there is a logit for each of the labels 0 and 1 of a mask, which has two axes or more.
 - "labels": a logit for each of several labels [labels] of 0 and 1.
-- "numbers": as many outputs as labels, by a loss that depends on their differences alone and grows with each of them,
-  such as the squared, absolute or Huber error. Labels are not all 0 and 1, unless they are floats.
+- "numbers": as many outputs as labels. The loss depends on their differences alone and grows with each of them: the
+  squared, absolute or Huber error, for example. Labels are not all 0 and 1, unless they are floats.
 - "survival": one output per example, its risk, and labels [event, time]: the event is 0 or 1. The loss depends on the
-  order of the times alone and not on a number that is added to all outputs; from equal outputs, a step raises the risk
-  of the first event and lowers that of the last patient without one, as by Cox's partial likelihood.
+  order of the times alone and not on a number that is added to all outputs. From equal outputs, a step raises the risk
+  of the first event and lowers that of the last patient without one. So does Cox's partial likelihood.
 - "unknown": anything else, such as soft labels, several outputs per number, and probabilities in place of a logit.
 
 Losses are recognised by their values, since users write their own functions.
@@ -21,7 +21,7 @@ Losses are recognised by their values, since users write their own functions.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -50,7 +50,8 @@ class Outputs(NamedTuple):
     ignored: int | None = None
 
 
-CLASSES, UNKNOWN = Outputs(), Outputs("unknown")
+CLASSES = Outputs()
+UNKNOWN = Outputs("unknown")
 
 
 def scored_values(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -66,24 +67,37 @@ def scored_values(outputs: Outputs, values: Tensor, y: Tensor) -> tuple[Tensor, 
     if kind == "survival":
         return values.reshape(len(y)), y
     if kind in ("labels", "numbers"):
-        return values.reshape(y.shape), y.long() if kind == "labels" else y
+        if kind == "labels":
+            y = y.long()
+        return values.reshape(y.shape), y
     if kind == "binary" or axis is None:
         logit = values.reshape(-1)
-        values, y = torch.stack([torch.zeros_like(logit), logit], 1), y.reshape(-1).long()
+        values = torch.stack([torch.zeros_like(logit), logit], 1)
+        y = y.reshape(-1).long()
     elif kind == "positions":
-        values, y = values.movedim(axis, -1).reshape(-1, values.shape[axis]), y.reshape(-1)
+        classes = values.shape[axis]
+        values = values.movedim(axis, -1).reshape(-1, classes)
+        y = y.reshape(-1)
     if ignored is not None:
         counts = y != ignored
-        values, y = values[counts], y[counts]
+        values = values[counts]
+        y = y[counts]
     return values, y
 
 
 def labels_without_loss(loss: Callable[..., Any], outputs: Outputs) -> tuple[int, ...]:
     """Return the labels that `loss` leaves out of its mean: the ignored one, and classes of weight 0."""
-    options = loss.keywords if isinstance(loss, functools.partial) else {"weight": getattr(loss, "weight", None)}
+    if isinstance(loss, functools.partial):
+        options = loss.keywords
+    else:
+        options = {"weight": getattr(loss, "weight", None)}
     weight = options.get("weight")
-    classes = (weight == 0).nonzero().flatten().tolist() if isinstance(weight, Tensor) and weight.ndim == 1 else []
-    ignored = [] if outputs.ignored is None else [outputs.ignored]
+    classes = []
+    if isinstance(weight, Tensor) and weight.ndim == 1:
+        classes = (weight == 0).nonzero().flatten().tolist()
+    ignored = []
+    if outputs.ignored is not None:
+        ignored = [outputs.ignored]
     return (*ignored, *classes)
 
 
@@ -97,7 +111,8 @@ def with_loss(y: Tensor, without: Sequence[int]) -> tuple[Tensor, Tensor]:
     has_loss = torch.ones_like(y, dtype=torch.bool)
     for label in without:
         has_loss = has_loss & (y != label)
-    other = next(label for label in range(len(without) + 1) if label not in without)
+    with_loss = (label for label in range(len(without) + 1) if label not in without)
+    other = next(with_loss)
     return torch.where(has_loss.any(), y, other), has_loss.any()
 
 
@@ -109,51 +124,91 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
         shape: Shape of the output for one example.
         labels: The labels of all examples, in parts [n, ...] of one type.
     """
-    labels, shape = [y for y in labels if y.size], tuple(shape)
+    labels = [y for y in labels if y.size]
+    shape = tuple(shape)
     if not labels:
         return UNKNOWN
-    form, dtype = labels[0].shape[1:], torch.from_numpy(labels[0][:0]).dtype
-    is_integer, is_bits = not dtype.is_floating_point, all(bool(((y == 0) | (y == 1)).all()) for y in labels)
+    form = labels[0].shape[1:]
+    dtype = torch.from_numpy(labels[0][:0]).dtype
+    is_integer = not dtype.is_floating_point
+    is_bits = all(map(_are_bits, labels))
     for axis in dict.fromkeys((1, len(shape))) if is_integer else ():
-        if len(shape) == len(form) + 1 and (*shape[: axis - 1], *shape[axis:]) == form:
+        if len(shape) != len(form) + 1:
+            continue
+        if (*shape[: axis - 1], *shape[axis:]) == form:
             found = _of_classes(loss, shape, axis, labels)
             if found is not None:
                 return found
     if form == (2,) and math.prod(shape) == 1 and are_survival(labels):
-        return Outputs("survival", axis=None) if _orders_risks(loss, shape, dtype) else UNKNOWN
+        if _orders_risks(loss, shape, dtype):
+            return Outputs("survival", axis=None)
+        return UNKNOWN
     if math.prod(shape) != math.prod(form):
         return UNKNOWN
     if is_bits and _separates_bits(loss, shape, form, dtype):
         if shape in ((), (1,)) and len(form) < 2:
             return Outputs("binary")
-        return Outputs("labels" if len(form) == 1 else "positions", axis=None)
+        kind: Kind = "positions"
+        if len(form) == 1:
+            kind = "labels"
+        return Outputs(kind, axis=None)
     if (dtype.is_floating_point or not is_bits) and _grows_with_differences(loss, shape, form, dtype):
         return Outputs("numbers", axis=None)
     return UNKNOWN
+
+
+def _are_bits(labels: np.ndarray) -> bool:
+    """Return whether all labels are 0 or 1."""
+    return bool(((labels == 0) | (labels == 1)).all())
 
 
 def _of_classes(
     loss: Callable[..., Any], shape: tuple[int, ...], axis: int, labels: Sequence[np.ndarray]
 ) -> Outputs | None:
     """Return the meaning of outputs whose `axis` has the classes; None if labels or loss are not those of classes."""
-    kind: Kind = "positions" if len(shape) > 1 else "classes"
-    classes, bounds = shape[axis - 1], (min(y.min() for y in labels), max(y.max() for y in labels))
-    outside = []
-    if bounds[0] < 0 or bounds[1] >= classes:
-        outside = np.unique(np.concatenate([y[(y < 0) | (y >= classes)] for y in labels])).tolist()
-    function = loss.func if isinstance(loss, functools.partial) else loss
+    kind: Kind = "classes"
+    if len(shape) > 1:
+        kind = "positions"
+    classes = shape[axis - 1]
+    outside = _labels_outside(labels, classes)
+    function = loss
+    if isinstance(loss, functools.partial):
+        function = loss.func
     is_cross_entropy = function is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    if (is_cross_entropy or hasattr(loss, "ignore_index")) and axis == 1:
-        options = loss.keywords if isinstance(loss, functools.partial) else vars(loss)
-        index = options.get("ignore_index", -100)
+    if axis == 1 and (is_cross_entropy or hasattr(loss, "ignore_index")):
+        index = _options_of(loss).get("ignore_index", -100)
         if outside and outside != [index]:
             return None
+        if is_cross_entropy and any((y == index).any() for y in labels):
+            return Outputs(kind, axis, index)
         if is_cross_entropy:
-            return Outputs(kind, axis, index if any((y == index).any() for y in labels) else None)
+            return Outputs(kind, axis, None)
     if len(outside) > 1 or classes < 2:
         return None
     ignored = _ignored_by_gradient(loss, shape, axis, classes, outside)
-    return None if ignored is False else Outputs(kind, axis, ignored)
+    if ignored is False:
+        return None
+    return Outputs(kind, axis, ignored)
+
+
+def _options_of(loss: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the options of a loss: those that a `partial` gives, else its attributes."""
+    if isinstance(loss, functools.partial):
+        return loss.keywords
+    return vars(loss)
+
+
+def _labels_outside(labels: Sequence[np.ndarray], classes: int) -> list[int]:
+    """Return the different labels that are none of 0 to `classes` - 1, in ascending order."""
+    lowest = min(y.min() for y in labels)
+    highest = max(y.max() for y in labels)
+    if lowest >= 0 and highest < classes:
+        return []
+    parts = []
+    for y in labels:
+        parts.append(y[(y < 0) | (y >= classes)])
+    outside: list[int] = np.unique(np.concatenate(parts)).tolist()
+    return outside
 
 
 def _ignored_by_gradient(
@@ -164,36 +219,56 @@ def _ignored_by_gradient(
     From equal outputs, descending a loss of classes raises the output of the own class most.
     """
     positions = math.prod(shape) // classes
-    count = max(-(-min(classes, _MOST_CLASSES) // positions), min(8, max(1, _MOST_VALUES // math.prod(shape))))
+    for_all_classes = -(-min(classes, _MOST_CLASSES) // positions)
+    within_memory = max(1, _MOST_VALUES // math.prod(shape))
+    count = max(for_all_classes, min(8, within_memory))
     order = torch.randperm(count * positions, generator=torch.Generator().manual_seed(0))
     y = order % classes
     if outside:
         y[order % 4 == 0] = outside[0]
-    (gradient,) = _gradients(loss, (count, *shape), [0.0], y.reshape(count, *shape[: axis - 1], *shape[axis:]))
+    labels = y.reshape(count, *shape[: axis - 1], *shape[axis:])
+    (gradient,) = _gradients(loss, (count, *shape), [0.0], labels)
     if gradient is None:
         return False
     gradient = gradient.movedim(axis, -1).reshape(-1, classes)
     without = (gradient == 0).all(1)
     ignored = y[without].unique().tolist()
-    if len(ignored) > 1 or ignored == y.unique().tolist() or (outside and ignored != outside):
+    if len(ignored) > 1 or ignored == y.unique().tolist():
+        return False
+    if outside and ignored != outside:
         return False
     if ignored and bool((y[~without] == ignored[0]).any()):
         return False
-    (values, predicted), own = (-gradient[~without]).topk(2), y[~without]
-    if not bool((predicted[:, 0] == own).all() and (values[:, 0] > values[:, 1]).all()):
+    values, predicted = (-gradient[~without]).topk(2)
+    own = y[~without]
+    is_own_first = (predicted[:, 0] == own).all()
+    is_own_alone = (values[:, 0] > values[:, 1]).all()
+    if not bool(is_own_first and is_own_alone):
         return False
-    return int(ignored[0]) if ignored else None
+    if ignored:
+        return int(ignored[0])
+    return None
 
 
 def _separates_bits(
     loss: Callable[..., Any], shape: tuple[int, ...], form: tuple[int, ...], dtype: torch.dtype
 ) -> bool:
     """Return whether, from any outputs, descending `loss` raises those of the label 1 and lowers those of 0."""
-    y = torch.randint(2, (6, *form), generator=torch.Generator().manual_seed(0))
-    y[:2], y[2:4] = 0, 1  # where one of them is all labels, a softmax over them has no gradient
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (6, *form), generator=rng)
+    # where one of them is all labels, a softmax over them has no gradient
+    y[:2] = 0
+    y[2:4] = 1
     signs = (2 * y - 1).reshape(6, *shape)
     gradients = _gradients(loss, signs.shape, _LOGITS, y.to(dtype))
-    return all(gradient is not None and bool((-gradient.sign() == signs).all()) for gradient in gradients)
+    return all(_descends_towards(signs, gradient) for gradient in gradients)
+
+
+def _descends_towards(signs: Tensor, gradient: Tensor | None) -> bool:
+    """Return whether a step against the gradient moves every output in the direction of its sign."""
+    if gradient is None:
+        return False
+    return bool((-gradient.sign() == signs).all())
 
 
 def _grows_with_differences(
@@ -202,16 +277,17 @@ def _grows_with_differences(
     """Return whether `loss` depends on the differences of outputs and labels alone, and grows with each of them."""
     rng = torch.Generator().manual_seed(0)
     y = (5 * torch.randn(4, *form, generator=rng)).round()
-    differences = torch.randn(4, *shape, generator=rng).sign() * torch.tensor([0.25, 0.5, 2.0, 4.0]).reshape(
-        4, *(1 for _ in shape)
-    )
+    sizes = torch.tensor([0.25, 0.5, 2.0, 4.0]).reshape(4, *[1] * len(shape))
+    differences = torch.randn(4, *shape, generator=rng).sign() * sizes
     values = []
     for shift in (0, 3):
         given = y + shift
-        (gradient,) = _gradients(loss, (4, *shape), [given.reshape(4, *shape) + differences], given.to(dtype))
-        if gradient is None or not bool((gradient.sign() == differences.sign()).all()):
+        outputs = given.reshape(4, *shape) + differences
+        (gradient,) = _gradients(loss, (4, *shape), [outputs], given.to(dtype))
+        if not _descends_towards(-differences.sign(), gradient):
             return False
-        values.append(float(loss(given.reshape(4, *shape) + differences, given.to(dtype))))
+        value = loss(outputs, given.to(dtype))
+        values.append(float(value))
     return math.isclose(values[0], values[1], rel_tol=1e-3)
 
 
@@ -227,7 +303,8 @@ def are_survival(labels: Sequence[np.ndarray]) -> bool:
 
 def _orders_risks(loss: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Return whether `loss` is one of survival, by four patients."""
-    events, times = torch.tensor([0, 1, 1, 0]), torch.tensor([4, 1, 3, 2])
+    events = torch.tensor([0, 1, 1, 0])
+    times = torch.tensor([4, 1, 3, 2])
     outputs = torch.tensor([0.5, -1.0, 2.0, 0.0]).reshape(4, *shape)
     y = torch.stack([events, times], 1).to(dtype)
     of_squares = torch.stack([events, times**2], 1).to(dtype)

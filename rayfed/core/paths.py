@@ -61,12 +61,16 @@ def expanded(path: str | Path) -> Path:
 def lasting(path: str | Path) -> str:
     """Return `path`, below the home if it is relative and Ray Jobs copied the working folder: Ray deletes the copy."""
     copied = _RAYS_COPIES in working_folder().parts and "://" not in str(path)
-    return str(Path.home() / path if copied else path)
+    if copied:
+        return str(Path.home() / path)
+    return str(path)
 
 
 def looked_in(path: str | Path) -> str:
     """Return " in FOLDER" for the message that a relative `path` does not exist, "" if it is absolute."""
-    return "" if expanded(path).is_absolute() else f" in {working_folder()}"
+    if expanded(path).is_absolute():
+        return ""
+    return f" in {working_folder()}"
 
 
 def check_name(name: str, what: str) -> str:
@@ -77,9 +81,11 @@ def check_name(name: str, what: str) -> str:
     Raises:
         UsageError: The name cannot be used; the message begins with `what`.
     """
-    if not name or name[0] in "._" or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
+    is_begun_well = bool(name) and name[0] not in "._"
+    if not is_begun_well or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
         raise UsageError(f'{what}={name!r}: use a name without / \\ : * ? " < > | that does not begin with . or _')
-    if (length := len(name.encode())) > MOST_BYTES:
+    length = len(name.encode())
+    if length > MOST_BYTES:
         raise UsageError(f"{what}={name[:20]}…: a name of {length} bytes; use at most {MOST_BYTES}")
     return name
 

@@ -34,8 +34,8 @@ class Score:
         client: The client's number in the partition, or `SERVER`.
         value: Accuracies are fractions of 1.
         unseen: Whether the client took no part in training.
-        higher_is_better: What the metric declares, or else `select.mode`, or else what the words of the metric's name
-            say (`lower_is_better_by_name`), as for a scalar that an algorithm logs.
+        higher_is_better: What the metric declares, or else `select.mode`. The words of the metric's name decide where
+            there is neither (`lower_is_better_by_name`): for a scalar that an algorithm logs, for example.
     """
 
     client: int = field(default=SERVER, metadata=INT32)
@@ -95,7 +95,7 @@ class Event:
 class Record:
     """The scores and the costs of a round.
 
-    Rounds have the same numbers everywhere: 0 is the setup before the first round, 1 to R are the rounds, and R + 1 is
+    Rounds have the same numbers everywhere. 0 is the setup before the first round, and 1 to R are the rounds. R + 1 is
     the final stage after the last round.
 
     Attributes:
@@ -154,21 +154,29 @@ class Record:
     @property
     def balance(self) -> float | None:
         """The mean over hosts of their seconds of work, as a share of the busiest host's; None without work."""
-        return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
+        if any(self.busy):
+            return sum(self.busy) / len(self.busy) / max(self.busy)
+        return None
 
     @property
     def clients_per_second(self) -> float | None:
         """The clients of the round divided by its seconds; None if it took no time."""
-        return self.cohort / self.seconds["total"] if self.seconds["total"] > 0 else None
+        if self.seconds["total"] > 0:
+            return self.cohort / self.seconds["total"]
+        return None
 
     def add_work(self, busy: Mapping[int, float], predicted: Mapping[int, float] | None) -> None:
         """Add the seconds of one exchange, by the position of the host."""
         hosts = range(max(busy, default=-1) + 1)
-        self.busy = _added(self.busy, [busy.get(host, 0.0) for host in hosts])
+        seconds = []
+        for host in hosts:
+            seconds.append(busy.get(host, 0.0))
+        self.busy = _added(self.busy, seconds)
         if predicted is None or self.predicted is None:
             self.predicted = None
         else:
-            self.predicted = _added(self.predicted, [predicted.get(host, 0.0) for host in hosts])
+            expected = [predicted.get(host, 0.0) for host in hosts]
+            self.predicted = _added(self.predicted, expected)
 
     def means(self, metric: str, point: str) -> dict[str, float]:
         """Return the mean of `metric` at `point` by split, over the participants that have a value; NaN if none has.
@@ -178,9 +186,11 @@ class Record:
         values: dict[tuple[str, bool], list[float]] = {}
         for score in self.scores:
             if score.metric == metric and score.point == point and not score.unseen:
-                values.setdefault((score.split, score.client != SERVER), []).append(score.value)
+                key = (score.split, score.client != SERVER)
+                values.setdefault(key, []).append(score.value)
         # of equal splits the last one stays, that of the clients
-        return {split: _mean(of_key) for (split, _), of_key in sorted(values.items())}
+        in_order = sorted(values.items())
+        return {split: _mean(of_key) for (split, _), of_key in in_order}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +210,15 @@ class Selection:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Selection":
         """Return the selection that `values` wrote to a row of the table `trials`."""
-        metric, lower = row.get("selection_metric") or "accuracy", row.get("selection_mode") == "min"
+        metric = row.get("selection_metric") or "accuracy"
+        lower = row.get("selection_mode") == "min"
         return cls(metric=metric, higher_is_better=not lower, point=str(row["default_eval_point"]))
 
     def values(self) -> dict[str, Any]:
         """Return the columns of the table `trials` that hold the selection."""
-        mode = "max" if self.higher_is_better else "min"
+        mode = "min"
+        if self.higher_is_better:
+            mode = "max"
         return {"default_eval_point": self.point, "selection_metric": self.metric, "selection_mode": mode}
 
     def score(self, record: Record) -> float | None:
@@ -214,7 +227,9 @@ class Selection:
 
     def gain(self, score: float) -> float:
         """Return the value to maximise: `score`, or its negative where lower is better."""
-        return score if self.higher_is_better else -score
+        if self.higher_is_better:
+            return score
+        return -score
 
 
 @dataclass
@@ -238,7 +253,8 @@ class BestRound:
             return
         gain = float(f"{self.selection.gain(score):.11e}")
         if self.score is None or gain > self.score:
-            self.score, self.round = gain, record.round
+            self.score = gain
+            self.round = record.round
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
@@ -261,13 +277,19 @@ def is_fraction(metric: str) -> bool:
 
 def _words(metric: str) -> list[str]:
     """Return the words of a metric's name, which `_` joins, without the layer after `@` (`mdl@logits`)."""
-    return metric.lower().partition("@")[0].replace("-", "_").split("_")
+    name, _, _ = metric.lower().partition("@")
+    return name.replace("-", "_").split("_")
 
 
 def _mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are not NaN."""
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
+    defined = []
+    for value in values:
+        if not math.isnan(value):
+            defined.append(value)
+    if defined:
+        return math.fsum(defined) / len(defined)
+    return math.nan
 
 
 def _added(one: Sequence[float], other: Sequence[float]) -> list[float]:

@@ -34,7 +34,8 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     """
     target = table.get(name, name)
     if ":" not in target:
-        raise UsageError(f"{where}={name}: {suggestion(name, table)} (write a class of your own as module:Name)")
+        near = suggestion(name, table)
+        raise UsageError(f"{where}={name}: {near} (write a class of your own as module:Name)")
     module_name, attribute = target.split(":", 1)
     if target == name and (folder := str(working_folder())) not in sys.path:
         sys.path.insert(0, folder)
@@ -46,8 +47,13 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
             raise UsageError(f"{where}={name}: {missing}") from error
         if target != name:
             raise  # a module of rayfed's: a bug here, not a mistake of the user's
-        raise UsageError(f"{where}={name}: importing {module_name} fails: {error_line(error)}") from error
+        reason = error_line(error)
+        raise UsageError(f"{where}={name}: importing {module_name} fails: {reason}") from error
     if not hasattr(module, attribute):
-        public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"{where}={name}: {module_name} has no {attribute!r}; {suggestion(attribute, public)}")
+        public = []
+        for key in vars(module):
+            if not key.startswith("_"):
+                public.append(key)
+        near = suggestion(attribute, public)
+        raise UsageError(f"{where}={name}: {module_name} has no {attribute!r}; {near}")
     return getattr(module, attribute)

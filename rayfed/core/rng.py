@@ -27,8 +27,13 @@ def stream_seed(seed: int, purpose: str, moment: Moment | None = None, **fields:
         moment: The exchange of the stream; short for the fields `stage`, `round` and `exchange`.
         fields: Further keys of the stream, such as `client=3`. Values are told apart by their text.
     """
-    named = fields if moment is None else moment._asdict() | fields
-    words = [f"seed={seed}", f"purpose={purpose}", *(f"{name}={named[name]}" for name in sorted(named))]
+    if moment is None:
+        named = fields
+    else:
+        named = moment._asdict() | fields
+    words = [f"seed={seed}", f"purpose={purpose}"]
+    for name in sorted(named):
+        words.append(f"{name}={named[name]}")
     digest = hashlib.blake2b("\n".join(words).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
 
@@ -127,7 +132,9 @@ class _Generators(NamedTuple):
         torch: Any = sys.modules.get("torch")
         if torch is None:
             return cls(random.getstate(), np.random.get_state(), None, ())
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
+        cuda = ()
+        if torch.cuda.is_initialized():
+            cuda = torch.cuda.get_rng_state_all()
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
@@ -156,7 +163,10 @@ def choose_tf32(allowed: bool) -> None:
 
     backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = allowed
     for switch in _fp32_switches()[:3]:
-        switch.fp32_precision = "tf32" if allowed else "ieee"
+        if allowed:
+            switch.fp32_precision = "tf32"
+        else:
+            switch.fp32_precision = "ieee"
 
 
 def _fp32_switches() -> list[Any]:
@@ -179,7 +189,8 @@ def _old_switches() -> tuple[bool, str]:
     """
     import torch
 
-    cudnn, matmul = True, "highest"
+    cudnn = True
+    matmul = "highest"
     with suppress(RuntimeError):
         cudnn = torch.backends.cudnn.allow_tf32
     with suppress(RuntimeError):

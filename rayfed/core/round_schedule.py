@@ -64,7 +64,9 @@ class Buffered:
     @property
     def adds_models(self) -> bool:
         """Whether replies are mixed as models, and not as changes since the client's start."""
-        return self.adds == "models" if self.adds else self.buffer == 1
+        if self.adds:
+            return self.adds == "models"
+        return self.buffer == 1
 
     def weight(self, staleness: int) -> float:
         """Return α s(τ)."""

@@ -51,7 +51,9 @@ def substitute(sign: str) -> str:
     plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
     if name.startswith("SUPERSCRIPT "):
         return f"^{plain or '-'}"
-    return plain if plain.isalnum() else "?"
+    if plain.isalnum():
+        return plain
+    return "?"
 
 
 def _substitutes(error: UnicodeError) -> tuple[str, int]:

@@ -134,16 +134,25 @@ class Task:
     ):
         self.device = torch.device(device)
         self.channels_last = channels_last and has_convolutions(model)
-        self.num_clients, self.num_classes = num_clients, num_classes
+        self.num_clients = num_clients
+        self.num_classes = num_classes
         self._loss = loss_on(self.device, loss)
-        self._scoring_loss = self._loss if scoring_loss is None else loss_on(self.device, scoring_loss)
+        if scoring_loss is None:
+            self._scoring_loss = self._loss
+        else:
+            self._scoring_loss = loss_on(self.device, scoring_loss)
         self.without_loss = labels_without_loss(self._loss, outputs)
         self._learned_loss: Network | None = None
         if isinstance(self._loss, nn.Module):
             network = Network(nn.ModuleDict({"loss": self._loss}))
             own = not type(self._loss).__module__.startswith("torch.")  # the buffers of torch's losses do not change
-            self._learned_loss = network if network.parameters or (own and network.buffers) else None
-        self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
+            if network.parameters or (own and network.buffers):
+                self._learned_loss = network
+            else:
+                self._learned_loss = None
+        self.batch_norm = batch_norm
+        self.inputs = inputs
+        self.outputs = outputs
         self.rows_interact = rows_interact
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()
@@ -151,7 +160,10 @@ class Task:
         self._set_model(model)
         for pattern in personal:
             before = {name: name.removeprefix("features.") for name in self._initial}  # the model was split
-            names = {name for name, own in before.items() if fnmatch.filter((name, own), pattern)}
+            names = set()
+            for name, own_name in before.items():
+                if fnmatch.filter((name, own_name), pattern):
+                    names.add(name)
             if not names:
                 known = ", ".join(list(self._initial)[:4])
                 raise UsageError(f"algorithm.personal={pattern}: matches no weight of the model, such as {known}")
@@ -164,27 +176,43 @@ class Task:
         self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
         named = dict(model.named_parameters()) | dict(model.named_buffers())
         # `data`, unlike `detach`, has a counter of changes of its own: the module's tensors take clients' weights
-        self._initial = {name: named[name].data for name in self.model.parameters + self.model.buffers}
-        finite = {name: torch.isfinite(value) for name, value in self._initial.items()}
-        self._not_finite = {name: ~mask for name, mask in finite.items() if not mask.all()}
-        layers, statistics = (
-            find(model).intersection(self._initial) for find in (batch_norm_names, batch_norm_statistics)
-        )
+        names = self.model.parameters + self.model.buffers
+        self._initial = {name: named[name].data for name in names}
+        finite = {}
+        for name, value in self._initial.items():
+            finite[name] = torch.isfinite(value)
+        self._not_finite = {}
+        for name, mask in finite.items():
+            if not mask.all():
+                self._not_finite[name] = ~mask
+        layers = batch_norm_names(model).intersection(self._initial)
+        statistics = batch_norm_statistics(model).intersection(self._initial)
         self.batch_norm_names = layers
         local = {"local": layers, "local_statistics": statistics}
         self.personal_names: frozenset[str] = local.get(self.batch_norm, frozenset())
-        self.parameters, self.buffers, self.loss_names = self.model.parameters, self.model.buffers, frozenset[str]()
-        if (network := self._learned_loss) is not None:
-            self.loss_names = frozenset((*network.parameters, *network.buffers))
-            if clash := self.loss_names & named.keys():
-                raise UsageError(f"loss: its {min(clash)} is also the name of a weight of the model; rename that")
-            own = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
-            self._initial |= {name: own[name].data for name in network.parameters + network.buffers}
-            self.parameters, self.buffers = self.parameters + network.parameters, self.buffers + network.buffers
+        self.parameters = self.model.parameters
+        self.buffers = self.model.buffers
+        self.loss_names = frozenset[str]()
+        if self._learned_loss is not None:
+            self._add_loss(self._learned_loss, named)
         self.trainable = self.parameters
         of_head, width = _head(model, self.feature_shape, self.feature_dtype)
         self.head_names = of_head.intersection(self._initial)
-        self.num_outputs = max(self.num_classes, width if self.outputs.kind == "classes" else 0)
+        self.num_outputs = self.num_classes
+        if self.outputs.kind == "classes":
+            self.num_outputs = max(self.num_classes, width)
+
+    def _add_loss(self, network: Network, named: Mapping[str, Tensor]) -> None:
+        """Let the weights of a loss be trained beside those of the model, which are `named`."""
+        self.loss_names = frozenset((*network.parameters, *network.buffers))
+        clash = self.loss_names & named.keys()
+        if clash:
+            raise UsageError(f"loss: its {min(clash)} is also the name of a weight of the model; rename that")
+        own = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
+        for name in network.parameters + network.buffers:
+            self._initial[name] = own[name].data
+        self.parameters = self.parameters + network.parameters
+        self.buffers = self.buffers + network.buffers
 
     def _here(self, model: nn.Module) -> nn.Module:
         """Return a copy of `model`, whose modules are new and whose tensors are shared where they lie right already.
@@ -194,23 +222,33 @@ class Task:
         """
         fixed = constant_names(model, frozen_batch_norm=self.batch_norm == "frozen")
         named = dict(model.named_parameters()) | dict(model.named_buffers())
-        constants = {id(value) for name, value in named.items() if name in fixed}
+        constants = set()
+        for name, value in named.items():
+            if name in fixed:
+                constants.add(id(value))
 
         def moved(tensor: Tensor) -> Tensor:
-            elsewhere = _moved.setdefault(tensor, {}) if id(tensor) in constants else {}
+            if id(tensor) in constants:
+                elsewhere = _moved.setdefault(tensor, {})
+            else:
+                elsewhere = {}
             where = self.device, self.channels_last
             if where not in elsewhere:
                 elsewhere[where] = self.to_memory_format(tensor.detach().to(self.device))
             return elsewhere[where]
 
-        here: dict[int, Tensor] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
+        here: dict[int, Tensor] = {}
+        for p in model.parameters():
+            here[id(p)] = nn.Parameter(moved(p), p.requires_grad)
         here |= {id(buffer): moved(buffer) for buffer in model.buffers()}
         return copied(model, here).to(self.device)  # TorchScript copies its tensors
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
         """Return a copy of the task with additional networks of the algorithm in `task.modules`."""
         task = copy.copy(self)
-        task.modules = {name: Network(module.to(self.device)) for name, module in modules.items()}
+        task.modules = {}
+        for name, module in modules.items():
+            task.modules[name] = Network(module.to(self.device))
         return task
 
     def with_model(self, model: nn.Module, *, personal_names: Iterable[str] = ()) -> "Task":
@@ -237,7 +275,9 @@ class Task:
             return tree
         if isinstance(tree, Tensor):
             # Use `to`, not `contiguous`: with one channel the latter leaves strides for which torch picks slow kernels.
-            return tree.to(memory_format=torch.channels_last) if tree.dim() == 4 else tree
+            if tree.dim() == 4:
+                return tree.to(memory_format=torch.channels_last)
+            return tree
         if isinstance(tree, dict):
             return {key: self.to_memory_format(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
@@ -256,14 +296,20 @@ class Task:
     @property
     def untrained(self) -> frozenset[str]:
         """The names of buffers, those of `modules` included."""
-        return frozenset(self.buffers).union(*(network.buffers for network in self.modules.values()))
+        buffers = set(self.buffers)
+        for network in self.modules.values():
+            buffers.update(network.buffers)
+        return frozenset(buffers)
 
     def is_finite(self, path: str, tensor: Tensor) -> bool:
         """Return whether a tensor of a state is finite, apart from what was not at first, such as a mask of -inf."""
         finite = torch.isfinite(tensor)
         if bool(finite.all()):
             return True
-        at_first = [mask for name, mask in self._not_finite.items() if f".{path}".endswith(f".{name}")]
+        at_first = []
+        for name, mask in self._not_finite.items():
+            if f".{path}".endswith(f".{name}"):
+                at_first.append(mask)
         return any(bool((finite | mask).all()) for mask in at_first)
 
     def forward(self, weights: Weights, x: Tensor, *, train: bool = True) -> Output:
@@ -281,7 +327,8 @@ class Task:
     def head(self, weights: Weights, features: Tensor, *, train: bool = True) -> Tensor:
         """Return the logits [batch, classes] for `features` [batch, *feature_shape]; discard changes to buffers."""
         features = features.to(self.feature_dtype)
-        logits: Tensor = self.model.run(weights, lambda model: model.head(features), train=train)[0]
+        logits: Tensor
+        logits, _ = self.model.run(weights, lambda model: model.head(features), train=train)
         return logits
 
     def objective(self, weights: Weights, batch: Batch) -> tuple[Tensor, Output]:
@@ -293,7 +340,9 @@ class Task:
     def loss_of(self, weights: Weights, output: Output, y: Tensor, logits: Tensor) -> tuple[Tensor, Output]:
         """Return the training loss of `logits`, and `output` with the buffers of the loss after it."""
         loss, buffers = self._measured(self._loss, logits, y, weights)
-        return loss, output._replace(buffers=output.buffers | buffers) if buffers else output
+        if buffers:
+            output = output._replace(buffers=output.buffers | buffers)
+        return loss, output
 
     def loss(self, outputs: Tensor, y: Tensor, weights: Any = None) -> Tensor:
         """Return the loss by which models are trained, a scalar.
@@ -320,11 +369,13 @@ class Task:
 
     def _value(self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool) -> tuple[Tensor, Weights]:
         if not is_known_loss(loss):  # which may change what it is given in place
-            outputs, y = outputs.clone(), y.clone()
+            outputs = outputs.clone()
+            y = y.clone()
         network = self._learned_loss
         if network is None:
             return loss(outputs, y), {}
-        own = next((tree for tree in _dicts(weights) if self.loss_names <= tree.keys()), None)
+        holding = (tree for tree in _dicts(weights) if self.loss_names <= tree.keys())
+        own = next(holding, None)
         if own is None:
             raise BadHook(
                 f"loss: has parameters ({min(self.loss_names)}), which are not among the weights of this method"
@@ -356,7 +407,9 @@ class Task:
             value, output = self.objective(weights | trained, batch)
             return value, output.buffers
 
-        return gradients(loss, only(weights, self.trainable if names is None else names))
+        if names is None:
+            names = self.trainable
+        return gradients(loss, only(weights, names))
 
     @torch.no_grad()
     def predict(self, weights: Weights, x: Tensor) -> Tensor:
@@ -367,13 +420,17 @@ class Task:
     @torch.no_grad()
     def represent(self, weights: Weights, x: Tensor) -> Tensor:
         """Return the features, float32 [batch, *feature_shape], in evaluation mode."""
-        features: Tensor = self.model.run(weights, lambda model: model.features(x), train=False)[0]
+        features: Tensor
+        features, _ = self.model.run(weights, lambda model: model.features(x), train=False)
         return features.float()
 
 
 def is_known_loss(loss: Loss) -> bool:
     """Return whether a loss is torch's or rayfed's, with fixed options or not, and no code of the user's."""
-    inner = loss.func if isinstance(loss, functools.partial) else loss
+    if isinstance(loss, functools.partial):
+        inner = loss.func
+    else:
+        inner = loss
     module: str = getattr(inner, "__module__", None) or ""
     return module.startswith(("torch.", "rayfed."))
 
@@ -383,7 +440,12 @@ def loss_on(device: str | torch.device, loss: Loss) -> Loss:
     if isinstance(loss, nn.Module):
         return copy.deepcopy(loss).to(device)
     if isinstance(loss, functools.partial):
-        options = {key: v.to(device) if isinstance(v, Tensor) else v for key, v in loss.keywords.items()}
+        options = {}
+        for key, v in loss.keywords.items():
+            if isinstance(v, Tensor):
+                options[key] = v.to(device)
+            else:
+                options[key] = v
         return functools.partial(loss_on(device, loss.func), *loss.args, **options)
     return loss
 
@@ -407,25 +469,39 @@ def _head(model: nn.Module, feature_shape: tuple[int, ...], dtype: torch.dtype) 
     device = next(iter(named.values())).device
     features = torch.zeros((2, *feature_shape), device=device, dtype=dtype)
     model.eval()  # batch norm in the head must not update its statistics
-    frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]
+    frozen = []
+    for value in named.values():
+        if value.is_floating_point() and not value.requires_grad:
+            frozen.append(value)
     named = {name: value for name, value in named.items() if value.is_floating_point()}
     with torch.enable_grad(), unchanged(model):
         for value in frozen:
             value.requires_grad_(True)
         try:
             logits = model.head(features)  # type: ignore[operator]
-            width = logits.shape[-1] if logits.ndim > 1 else 1
+            width = 1
+            if logits.ndim > 1:
+                width = logits.shape[-1]
             if not logits.requires_grad:
                 return frozenset(), width
-            grads = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
+            tensors = list(named.values())
+            grads = torch.autograd.grad(logits.sum(), tensors, allow_unused=True)
         finally:
             for value in frozen:
                 value.requires_grad_(False)
-    used = {name for name, grad in zip(named, grads, strict=True) if grad is not None}
+    used = set()
+    for name, grad in zip(named, grads, strict=True):
+        if grad is not None:
+            used.add(name)
     owners = {_owner(name) for name in used}
-    return frozenset(used | {name for name, _ in model.named_buffers() if _owner(name) in owners}), width
+    for name, _ in model.named_buffers():
+        if _owner(name) in owners:
+            used.add(name)
+    return frozenset(used), width
 
 
 def _owner(name: str) -> str:
     """Return the name of the layer that has a parameter or buffer, also if the latter belongs to a parametrisation."""
-    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+    if ".parametrizations." in name:
+        return name.partition(".parametrizations.")[0]
+    return name.rpartition(".")[0]

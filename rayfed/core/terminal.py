@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 LINE_SECONDS = 10.0  # least time between two lines where they cannot be replaced
 _BAR = 24  # the most columns of a bar
@@ -35,7 +35,10 @@ class Column(NamedTuple):
 
 def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
     """Return a table of strings by header; columns named in `left` are aligned left."""
-    return format_table([Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
+    table = []
+    for name, cells in columns.items():
+        table.append(Column(name, list(cells), right=name not in left))
+    return format_table(table, width)
 
 
 def format_table(columns: list[Column], width: int) -> str:
@@ -44,23 +47,29 @@ def format_table(columns: list[Column], width: int) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _PADDING - 1, 0, 0))
+    padding = (0, _PADDING - 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     for column in columns:
-        table.add_column(column.header, justify="right" if column.right else "left", overflow="fold")
+        side: Literal["left", "right"] = "left"
+        if column.right:
+            side = "right"
+        table.add_column(column.header, justify=side, overflow="fold")
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*cells)
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False)
     console.is_jupyter = False  # in a notebook, it would display the table at once and write nothing to `out`
     console.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().replace(BLANK, " ").rstrip().splitlines())
+    text = out.getvalue().replace(BLANK, " ").rstrip()
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def widest(texts: Sequence[str]) -> int:
     """Return the greatest width of a line of `texts`."""
     from rich.cells import cell_len
 
-    return max(cell_len(line) for text in texts for line in text.split("\n"))
+    lines = "\n".join(texts).split("\n")
+    return max(map(cell_len, lines))
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,9 @@ class Bar:
 
     @property
     def text(self) -> str:
-        return f"{self.count} · {self.words}" if self.words else self.count
+        if self.words:
+            return f"{self.count} · {self.words}"
+        return self.count
 
 
 def is_watched() -> bool:
@@ -101,7 +112,10 @@ class StatusLine:
             from rich.live import Live
 
             console = Console(stderr=True)
-            self._live = Live(console=console, transient=True) if console.is_terminal else None
+            if console.is_terminal:
+                self._live = Live(console=console, transient=True)
+            else:
+                self._live = None
         self._printed = time.monotonic()
         self._last = ""
 
@@ -112,17 +126,25 @@ class StatusLine:
 
     def show(self, state: str | Sequence[Bar]) -> None:
         now = time.monotonic()
-        text = state if isinstance(state, str) else " · ".join(bar.text for bar in state)
+        if isinstance(state, str):
+            text = state
+        else:
+            text = " · ".join(bar.text for bar in state)
         if self._live:
             self._live.update(_rendered(state, self._live.console.width))
         elif _in_notebook():
             display: Any = importlib.import_module("IPython.display")  # IPython has no types
             self._cell = self._cell or display.display(display.HTML(""), display_id=True)
-            lines = [state] if isinstance(state, str) else [bar.text for bar in state]
-            self._cell.update(display.HTML("<br>".join(map(html.escape, lines))))
+            if isinstance(state, str):
+                lines = [state]
+            else:
+                lines = [bar.text for bar in state]
+            page = "<br>".join(map(html.escape, lines))
+            self._cell.update(display.HTML(page))
         elif text != self._last and now - self._printed >= LINE_SECONDS:
             print(text, file=sys.stderr, flush=True)
-            self._printed, self._last = now, text
+            self._printed = now
+            self._last = text
 
     def __exit__(self, *error: object) -> None:
         if self._live:
@@ -139,19 +161,24 @@ def _rendered(state: str | Sequence[Bar], width: int) -> Any:
 
     if isinstance(state, str):
         return Text(state, overflow="ellipsis", no_wrap=True)
-    counts, columns = max(len(bar.count) for bar in state), min(_BAR, max(4, width // 5))
+    counts = max(len(bar.count) for bar in state)
+    columns = min(_BAR, max(4, width // 5))
     grid = Table.grid(padding=(0, 1, 0, 0))
     for column in (counts, columns, None):
         grid.add_column(no_wrap=True, width=column)
     for bar in state:
         words = Text(bar.words)
-        words.truncate(max(1, width - counts - columns - 2), overflow="ellipsis")
-        grid.add_row(bar.count, ProgressBar(total=max(bar.total, 1), completed=bar.done, width=columns), words)
+        room = width - counts - columns - 2
+        words.truncate(max(1, room), overflow="ellipsis")
+        progress = ProgressBar(total=max(bar.total, 1), completed=bar.done, width=columns)
+        grid.add_row(bar.count, progress, words)
     return grid
 
 
 def _in_notebook() -> bool:
     """Return whether this process runs the cells of a notebook. IPython in a terminal does not count."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = None
+    if ipython is not None:
+        shell = ipython.get_ipython()
     return shell is not None and "IPKernelApp" in shell.config

@@ -3,7 +3,7 @@
 The compiled part of that wheel links to CUDA, so it does not load, and `import torchvision` fails with "operator
 torchvision::nms does not exist". The import only looks up two operators for detection, and their declaration is enough:
 the rest of torchvision is plain Python. `import rayfed` installs a finder that declares them when torchvision is first
-imported, also by the user's own code, or by a process of Ray that unpickles a model.
+imported. The user's own code may do that, or a process of Ray that unpickles a model.
 """
 
 import importlib.machinery  # not importlib.abc, which would take twice as long as all of `import rayfed`
@@ -38,7 +38,8 @@ class _Finder:
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None or spec.origin is None:
             return spec
-        file, execute = spec.origin, spec.loader.exec_module
+        file = spec.origin
+        execute = spec.loader.exec_module
 
         def exec_module(module: "ModuleType") -> None:
             _prepare(file)
@@ -62,7 +63,8 @@ def _prepare(file: str) -> None:
         return
     if hasattr(torch.ops.torchvision, "nms"):
         return
-    binaries = [path for path in Path(file).parent.glob("_C*") if path.suffix in {".so", ".pyd", ".dylib"}]
+    candidates = Path(file).parent.glob("_C*")
+    binaries = [path for path in candidates if path.suffix in {".so", ".pyd", ".dylib"}]
     try:
         for path in binaries:
             torch.ops.load_library(str(path))

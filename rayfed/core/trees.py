@@ -23,11 +23,19 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if isinstance(tree, Tensor):
         return fn(tree, *rest)
     if isinstance(tree, dict):
-        return {key: tree_map(fn, tree[key], *(other[key] for other in rest)) for key in tree}
+        mapped = {}
+        for key in tree:
+            counterparts = [other[key] for other in rest]
+            mapped[key] = tree_map(fn, tree[key], *counterparts)
+        return mapped
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(tree_map(fn, *leaves) for leaves in zip(tree, *rest, strict=True)))
+        fields = []
+        for leaves in zip(tree, *rest, strict=True):
+            fields.append(tree_map(fn, *leaves))
+        return type(tree)(*fields)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(tree_map(fn, *leaves) for leaves in zip(tree, *rest, strict=True))
+        items = [tree_map(fn, *leaves) for leaves in zip(tree, *rest, strict=True)]
+        return type(tree)(items)
     return tree
 
 
@@ -37,10 +45,17 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path, tree
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from named_tensors(value, f"{path}.{key}" if path else str(key))
+            yield from named_tensors(value, _joined(path, key))
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from named_tensors(value, f"{path}.{index}" if path else str(index))
+            yield from named_tensors(value, _joined(path, index))
+
+
+def _joined(path: str, key: object) -> str:
+    """Return the dotted path of what `key` holds in the tree at `path`."""
+    if path:
+        return f"{path}.{key}"
+    return str(key)
 
 
 def nbytes(tree: Any) -> int:
@@ -55,13 +70,16 @@ def numel(weights: Weights) -> int:
 
 def leaves(tree: Any) -> list[Tensor]:
     """Return every tensor of `tree`, in a fixed order and several times as fast as with their paths."""
-    found, left = list[Tensor](), [tree]
+    found = list[Tensor]()
+    left = [tree]
     while left:
         node = left.pop()
         if isinstance(node, Tensor):
             found.append(node)
         elif isinstance(node, (dict, list, tuple)):
-            left += node.values() if isinstance(node, dict) else node
+            if isinstance(node, dict):
+                node = node.values()
+            left += node
     return found
 
 
@@ -97,19 +115,25 @@ def scale(tree: Any, factor: float | Tensor) -> Any:
 
 def dot(a: Weights, b: Weights) -> Tensor:
     """Return ⟨a, b⟩ over all entries of `a`, a scalar."""
-    products = [(value * b[name]).sum() for name, value in a.items()]
+    products = []
+    for name, value in a.items():
+        products.append((value * b[name]).sum())
     return torch.stack(products).sum()
 
 
 def norm(weights: Weights) -> Tensor:
     """Return the Euclidean norm over all entries of `weights`, a scalar."""
-    squares = [value.square().sum() for value in weights.values()]
+    squares = []
+    for value in weights.values():
+        squares.append(value.square().sum())
     return torch.stack(squares).sum().sqrt()
 
 
 def as_real(tensor: Tensor) -> Tensor:
     """Return the real and imaginary parts [..., 2] of a complex tensor, and any other as it is; memory is shared."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor
 
 
 def is_counter(tensor: Tensor) -> bool:
@@ -133,7 +157,8 @@ def mean_of(values: Tensor, shares: Tensor) -> Tensor:
 
 def finite_mean(mean: Tensor, values: Tensor) -> Tensor:
     """Return the `mean` of `values` [n, ...], with the values where all are the same infinite number."""
-    return torch.where(mean.isfinite() | (values != values[0]).any(0), mean, values[0])
+    is_kept = mean.isfinite() | (values != values[0]).any(0)
+    return torch.where(is_kept, mean, values[0])
 
 
 def stack(trees: list[Any]) -> Any:
@@ -143,12 +168,22 @@ def stack(trees: list[Any]) -> Any:
 
 def unstack(tree: Any, count: int) -> list[Any]:
     """Invert `stack`. The tensors are copies, so that none keeps the stacked tensor in memory."""
-    return [tree_map(lambda x, index=index: x[index].clone(), tree) for index in range(count)]
+    trees = []
+    for index in range(count):
+        trees.append(tree_map(lambda x, index=index: x[index].clone(), tree))
+    return trees
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """Return a copy of a slice of a larger tensor, and another tensor as it is."""
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return tensor.clone()
+    return tensor
 
 
 def owned(tree: Any) -> Any:
     """Return `tree` with copies of the tensors that are slices of larger ones, so that they do not keep these."""
-    return tree_map(lambda x: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x, tree)
+    return tree_map(_owned, tree)
 
 
 def only(weights: Weights, names: Container[str]) -> Weights:
@@ -163,7 +198,8 @@ def without(weights: Weights, names: Container[str]) -> Weights:
 
 def tensor_bytes(tensor: Tensor) -> np.ndarray:
     """Return the bytes of a tensor of any dtype in row-major order, uint8 [n]; memory may be shared with it."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    on_cpu = tensor.detach().cpu().contiguous()
+    return on_cpu.reshape(-1).view(torch.uint8).numpy()
 
 
 def serialised(state: Any) -> memoryview:
@@ -177,20 +213,26 @@ def _whole(tensor: Tensor) -> Tensor:
     """Return `tensor` on the CPU; a view is copied, because torch would save the whole tensor behind it."""
     tensor = tensor.detach().cpu()
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    return tensor.clone() if is_view else tensor
+    if is_view:
+        return tensor.clone()
+    return tensor
 
 
 def bytes_by_field(payload: dict[str, Any]) -> dict[str, int]:
     """Return the bytes of every top-level field that has any."""
-    sizes = {field: nbytes(value) for field, value in payload.items()}
+    sizes = {}
+    for field, value in payload.items():
+        sizes[field] = nbytes(value)
     return {field: size for field, size in sizes.items() if size}
 
 
 def state_hash(tree: Any) -> str:
     """Return a hash of the names, dtypes, shapes and bits of all tensors, equal only for bit-identical trees."""
     digest = hashlib.blake2b(digest_size=16)
-    for path, tensor in sorted(named_tensors(tree), key=lambda named: named[0]):
-        digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    in_order = sorted(named_tensors(tree), key=lambda named: named[0])
+    for path, tensor in in_order:
+        form = f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|"
+        digest.update(form.encode())
         digest.update(tensor_bytes(tensor).data)
     return digest.hexdigest()
 
@@ -199,5 +241,6 @@ def outcome_hash(server: Any, clients: Mapping[ClientIndex, Any]) -> str:
     """Return the hash of a simulation's outcome from the states of the server and of the clients, each read once."""
     digest = hashlib.blake2b(f"server {state_hash(server)}".encode(), digest_size=16)
     for client in sorted(clients):
-        digest.update(f"|{client} {state_hash(clients[client])}".encode())
+        of_client = f"|{client} {state_hash(clients[client])}"
+        digest.update(of_client.encode())
     return digest.hexdigest()

@@ -25,7 +25,8 @@ MOST_CLASSES = 1_000_000  # labels that are larger number something else, and wo
 def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
     """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
 
-    UsageError if a label is too high for `given` or as a class, or if no label is 0, which would be a class too many.
+    UsageError if a label is too high for `given` or as a class. The same if no label is 0: there would be a class too
+    many.
     """
     lowest = 0
     highest = 0
@@ -329,7 +330,9 @@ def _named_parts(tree: Any, layout: Layout | None) -> dict[str, Any]:
     """Return the parts of an input by their names; they are in the order of `layout` if it has the same ones."""
     by_name = isinstance(tree, Mapping)
     if by_name:
-        named = {str(name): part for name, part in tree.items()}
+        named = {}
+        for name, part in tree.items():
+            named[str(name)] = part
     else:
         named = {str(number): part for number, part in enumerate(tree)}
     if layout is not None and by_name == layout.by_name:

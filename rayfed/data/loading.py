@@ -101,7 +101,9 @@ def load(
     ood = []
     for name, rows in unheld.items():
         ood.append(TestSet(name, "ood", dataset.select(rows)))
-    tests = [_lazy_test_set(test, dataset.layout) for test in dataset.tests]
+    tests = []
+    for test in dataset.tests:
+        tests.append(_lazy_test_set(test, dataset.layout))
     layout = dataset.layout
     if layout:
         layout = layout.normalised(dataset.mean, dataset.std)
@@ -266,7 +268,10 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
                 raise UsageError(f"partition: client {number} of {name} has rows that are {form}; expected {expected}")
         train, val, test = (rows.astype(np.int64) for rows in parts)
         clients.append(ClientRows(number, str(domain), train, val, test))
-    empty = [client for client in clients if not len(client.train)]
+    empty = []
+    for client in clients:
+        if not len(client.train):
+            empty.append(client)
     if empty:
         first = empty[0]
         what = f"client {first.id} ({first.domain}) of {dataset.name} has no training samples"

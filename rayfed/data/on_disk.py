@@ -184,8 +184,8 @@ def _os_errors_as_unusable() -> Iterator[None]:
 class ArrayFile:
     """An array [N, ...] in a file. Pickled, it is only a path: the receiving process opens the file itself.
 
-    Rows are read, not memory-mapped. Pages then belong to the operating system's cache, which all processes share,
-    instead of to each process, and a failing disk raises OSError instead of killing the process.
+    Rows are read, not memory-mapped. Pages then belong to the operating system's cache, which all processes share. A
+    failing disk raises OSError instead of killing the process.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype):

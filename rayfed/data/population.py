@@ -446,7 +446,9 @@ def inputs_in_double(population: Population) -> Population:
             x = x.astype(np.float64)
         return Examples(x, part.y, part.layout)
 
-    clients = [Client(c.id, c.domain, *map(changed, c.parts)) for c in population.clients]
+    clients = []
+    for c in population.clients:
+        clients.append(Client(c.id, c.domain, *map(changed, c.parts)))
     tests = tuple(replace(test, examples=changed(test.examples)) for test in population.tests)
     return replace(population, clients=ClientTable.of(clients), tests=tests)
 

@@ -34,7 +34,9 @@ def split_masks(where: str, names: Sequence[str] | np.ndarray) -> tuple[np.ndarr
         UsageError: A name is no spelling of a split; the message starts with `where`.
     """
     different, codes = np.unique(np.asarray(names, str), return_inverse=True)
-    splits = [split_named(name) for name in different.tolist()]
+    splits = []
+    for name in different.tolist():
+        splits.append(split_named(name))
     if None in splits:
         unknown = different[splits.index(None)].item()
         raise UsageError(f"{where} has {unknown!r}; expected {EXPECTED}")

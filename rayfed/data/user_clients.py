@@ -39,9 +39,9 @@ class Clients:
 
     Attributes:
         sizes: How many examples each client has in "train", in "test" and, if there are any, in "val", integers [N].
-        make: Called with the number of a client, 0 to N - 1. Returns the client as in a list, a mapping of "train",
-            "test" and "val" to pairs (x [n, ...], y [n]), and the same ones whenever it is called: a client that trains
-            on several machines, or in several rounds, is made anew.
+        make: Called with the number of a client, 0 to N - 1. Returns the client as in a list: a mapping of "train",
+            "test" and "val" to pairs (x [n, ...], y [n]). It must return the same ones whenever it is called. A client
+            that trains on several machines, or in several rounds, is made anew.
         domains: The domain of each client, strings [N]; None: each client is a domain of its own.
     """
 
@@ -116,7 +116,9 @@ def _made_population(clients: Clients, num_classes: int | None, *, classes: bool
         domains = []
         for number in range(len(sizes)):
             domains.append(f"client-{number}")
-    shown = [printable(str(domain)) for domain in domains]
+    shown = []
+    for domain in domains:
+        shown.append(printable(str(domain)))
     table = ClientTable(MadeClients(maker, sizes), sizes, shown)
     return _population(table, num_classes or 1, first)
 
@@ -150,7 +152,7 @@ def user_population(
     """Return a population of the user's own clients.
 
     Args:
-        clients: Each a `Client`, or a mapping with `train` and `test` (optionally `val` and `domain`), whose parts are
+        clients: Each a `Client`, or a mapping with `train` and `test`, and optionally `val` and `domain`. Its parts are
             pairs (x [n, ...], y [n]) of arrays or tensors; x may be a dict or a tuple of them. uint8 images are scaled
             to [0, 1], floats reach the model as float32, and integers as they are. Or `Clients`, which are made on
             demand.

@@ -1,8 +1,8 @@
 """Ray sessions: join the running cluster, or start Ray on this machine alone.
 
 A Ray that is started here listens on the loopback interface, and only its user may read its token and enter its folder.
-Ray itself would use the machine's address, so that its ports were open to the network, and let everybody on the machine
-read its logs and write to its sockets.
+Ray itself would use the machine's address, and its ports would be open to the network. It would also let everybody on
+the machine read its logs and write to its sockets.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from rayfed.core.errors import HostLost, RayNotStarted
+from rayfed.core.errors import HostLost, RayNotStarted, one_line
 from rayfed.distributed.ray_internals import on_loopback
 from rayfed.experiments.capacity import (
     check_fits,
@@ -28,7 +28,6 @@ from rayfed.experiments.capacity import (
 )
 from rayfed.experiments.config import Placement
 from rayfed.experiments.session_folder import session_folder
-from rayfed.records.storage import one_line
 
 _CONNECT_SECONDS = 10
 _LOOPBACK = "127.0.0.1"
@@ -108,7 +107,11 @@ def start_here(**options: Any) -> Any:
 
 def ray_nodes() -> dict[str, dict[str, float]]:
     """Return the resources of each node by its id."""
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    alive = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            alive.append(node)
+    return {node["NodeID"]: node["Resources"] for node in alive}
 
 
 def is_private() -> bool:
@@ -123,15 +126,18 @@ def protect_token() -> None:
     """
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    made = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    default = Path.home() / ".ray" / "auth_token"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or default)
+    suffix = secrets.token_hex(8)
+    made = path.with_name(f".{path.name}-{suffix}")
     with contextlib.suppress(OSError):  # where the home is read-only, Ray says what it needs
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.chmod(path.stat().st_mode & 0o700)
             return
         try:
-            with open(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with open(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
             os.link(made, path)  # in one step, and not over the token of another process
         finally:
@@ -145,7 +151,8 @@ def _joined() -> str:
         return ray.init(logging_level=logging.ERROR, log_to_driver=False).dashboard_url or ""
     except Exception as error:  # as above
         where = f"the Ray cluster at {cluster_address() or 'auto'}"
-        raise HostLost(f"{where} cannot be joined ({one_line(error)}); check the address, or {_alone()}") from error
+        reason = f"{where} cannot be joined ({one_line(error)})"
+        raise HostLost(f"{reason}; check the address, or {_alone()}") from error
 
 
 def _check_reachable() -> None:
@@ -155,17 +162,22 @@ def _check_reachable() -> None:
     if not port.isdigit():
         return  # such as "local", which Ray understands
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        place = (host.strip("[]"), int(port))
+        socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        raise HostLost(
-            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {_alone()}"
-        ) from error
+        reason = error.strerror or error
+        raise HostLost(f"the Ray cluster at {address} does not answer ({reason}); start it, or {_alone()}") from error
 
 
 def _alone() -> str:
-    return f"{'unset RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'run ray stop'} to use this machine alone"
+    way = "run ray stop"
+    if os.environ.get("RAY_ADDRESS"):
+        way = "unset RAY_ADDRESS"
+    return f"{way} to use this machine alone"
 
 
 def on_node(address: str | None) -> str:
     """Return " on 10.0.0.2" for the address of a node, "" where this machine is the only node."""
-    return f" on {address}" if address and address != _LOOPBACK else ""
+    if address and address != _LOOPBACK:
+        return f" on {address}"
+    return ""

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 
-from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.errors import HostLost, UsageError, one_line
 from rayfed.experiments.capacity import cluster_is_running
 from rayfed.experiments.config import Placement
 from rayfed.experiments.machine_checks import Check, package_versions
-from rayfed.records.storage import one_line
 
 
 def ray_checks() -> Iterator[Check]:
     """Join the running cluster or start Ray, and yield the outcomes; Ray is shut down after the last one."""
     joined = cluster_is_running()
-    what = "cluster" if joined else "Ray"
+    what = "Ray"
+    if joined:
+        what = "cluster"
     try:
         import ray
 
@@ -21,11 +22,18 @@ def ray_checks() -> Iterator[Check]:
         cluster.connect(Placement(cpus=0), dashboard=False)
     except (HostLost, UsageError, ImportError) as error:
         remedy = "ray status shows the cluster; unset RAY_ADDRESS or run ray stop to do without it"
-        yield Check(what, str(error), remedy if joined else "see the logs; placement.hosts=0 works without Ray")
+        if not joined:
+            remedy = "see the logs; placement.hosts=0 works without Ray"
+        yield Check(what, str(error), remedy)
         return
     amounts = ray.cluster_resources()
-    resources = f"{amounts.get('CPU', 0):g} CPU, {amounts.get('GPU', 0):g} GPU"
-    yield Check(what, f"{'joined' if joined else 'starts'}: {resources}")
+    cpus = amounts.get("CPU", 0)
+    gpus = amounts.get("GPU", 0)
+    resources = f"{cpus:g} CPU, {gpus:g} GPU"
+    how = "starts"
+    if joined:
+        how = "joined"
+    yield Check(what, f"{how}: {resources}")
     yield from _nodes()
     ray.shutdown()
 
@@ -35,7 +43,9 @@ def _nodes() -> Iterator[Check]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task, here, calls = ray.remote(package_versions), package_versions(), {}
+    task = ray.remote(package_versions)
+    here = package_versions()
+    calls = {}
     for node in [node for node in ray.nodes() if node["Alive"]]:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         calls[node["NodeManagerAddress"]] = task.options(num_cpus=0, scheduling_strategy=there).remote()
@@ -44,10 +54,15 @@ def _nodes() -> Iterator[Check]:
             found = ray.get(call, timeout=120)
         except ray.exceptions.RayError as error:
             remedy = "install rayfed in the same way on it"
-            yield Check("node", f"{address}: no process can start ({one_line(error):.160})", remedy)
+            reason = f"no process can start ({one_line(error):.160})"
+            yield Check("node", f"{address}: {reason}", remedy)
             continue
-        different = [
-            f"{name} {found[name]} (here {version})" for name, version in here.items() if found[name] != version
-        ]
-        remedy = "install the same versions on all nodes" if different else ""
-        yield Check("node", f"{address}: {', '.join(different) or 'ready'}", remedy)
+        different = []
+        for name, version in here.items():
+            if found[name] != version:
+                different.append(f"{name} {found[name]} (here {version})")
+        remedy = ""
+        if different:
+            remedy = "install the same versions on all nodes"
+        state = ", ".join(different) or "ready"
+        yield Check("node", f"{address}: {state}", remedy)

@@ -44,7 +44,10 @@ def sendable(population: Population, room: float | None = None) -> Population:
     Files are sent as paths on this machine alone, and as bytes in a cluster. If the bytes would take more than `room`,
     by default a quarter of the memory, each machine of the cluster must have the files.
     """
-    most = room_for(None, "cpu") if room is None else room
+    if room is None:
+        most = room_for(None, "cpu")
+    else:
+        most = room
     if is_private() or population.nbytes() > most:
         return population
     return population.read()
@@ -61,15 +64,23 @@ class RayStates(ClientStates):
     def __getitem__(self, client: ClientIndex) -> State:
         state = self._kept[client]
         try:
-            found: State = unpack(ray.get(state) if isinstance(state, ray.ObjectRef) else state, self._device)
+            if isinstance(state, ray.ObjectRef):
+                state = ray.get(state)
+            found: State = unpack(state, self._device)
         except ray.exceptions.ObjectLostError as error:
             raise HostLost(f"the state of client {client} was lost with its host") from error
         return found
 
     def sent(self, clients: Iterable[ClientIndex]) -> tuple[dict[ClientIndex, Message | None], list[Any]]:
         """Return the states of `clients`, None in place of the large ones, and the references of these."""
-        known = {client: self._kept[client] for client in clients if client in self._kept}
-        large = {client: state for client, state in known.items() if isinstance(state, ray.ObjectRef)}
+        known = {}
+        for client in clients:
+            if client in self._kept:
+                known[client] = self._kept[client]
+        large = {}
+        for client, state in known.items():
+            if isinstance(state, ray.ObjectRef):
+                large[client] = state
         return known | dict.fromkeys(large), list(large.values())
 
     def commit(self, states: Mapping[ClientIndex, Any], version: int) -> None:
@@ -108,7 +119,9 @@ class RayFleet:
         patience: float = math.inf,
         hosts_at_once: int | None = None,
     ):
-        self.device, self._blueprint, self._population = device, blueprint, population
+        self.device = device
+        self._blueprint = blueprint
+        self._population = population
         self._actors = pool.actors
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
@@ -130,7 +143,8 @@ class RayFleet:
         starting = []
         for position, actor in enumerate(self._actors):
             gpus = pool.bundles[position].get("GPU", 0.0)
-            starting.append(actor.call.remote("take_up", sent, shared, gpus, shares[position], position))
+            call = actor.call.remote("take_up", sent, shared, gpus, shares[position], position)
+            starting.append(call)
         for position, call in enumerate(starting):
             self._calls.names[position] += on_node(self._calls.result(call, position))
 
@@ -145,7 +159,8 @@ class RayFleet:
         return shares
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
-        request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))
+        of_one_host = -(-request.vmap_clients // len(self._actors))
+        request = dataclasses.replace(request, vmap_clients=of_one_host)
         call = self._call("fastest_width", request, down, unicast)
         (self.vmap_clients,) = self._results([Unit(request.clients)], "measure", call)
 
@@ -155,13 +170,11 @@ class RayFleet:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
         call = self._call("exchange", request, down, unicast)
         costs = {client: self._cost(request, kind, exchange, client) for client in request.clients}
-        schedule = self._schedule(
-            [
-                Unit(block, cost=max(costs[client] for client in block) * len(block), home=self._homes.get(block[0]))
-                for block in _blocks(request.clients, request.vmap_clients)
-            ],
-            kind,
-        )
+        units = []
+        for block in _blocks(request.clients, request.vmap_clients):
+            cost = max(costs[client] for client in block) * len(block)
+            units.append(Unit(block, cost=cost, home=self._homes.get(block[0])))
+        schedule = self._schedule(units, kind)
         result = ExchangeResult(busy=dict.fromkeys(range(len(self._actors)), 0.0))
         summed = bool(exchange.averaged) and not (exchange.server_side_weighting or request.origins)
         for chunk, (part, states, unweighted) in self._dispatch(schedule, kind, call, summed=summed):
@@ -172,10 +185,15 @@ class RayFleet:
                 if isinstance(state, Message):
                     self._bytes_from_hosts += state.nbytes
                     # a view would keep the whole object in which the state arrived, with the others of its chunk
-                    state = state._replace(data=tuple(part.copy() for part in state.data))
+                    copies = tuple(part.copy() for part in state.data)
+                    state = state._replace(data=copies)
                 self._ahead[client] = state
-        all_small = not self._unweighted and all(isinstance(state, Message) for state in self._ahead.values())
-        self._most_clients = _MOST_SMALL if all_small else MOST_CLIENTS
+        states_ahead = self._ahead.values()
+        all_small = not self._unweighted and all(isinstance(state, Message) for state in states_ahead)
+        if all_small:
+            self._most_clients = _MOST_SMALL
+        else:
+            self._most_clients = MOST_CLIENTS
         if summed:
             del call  # and with it the payload, for whose place in the object store the sums wait
             result.total = self._sums().get("", ExactSum())
@@ -185,30 +203,43 @@ class RayFleet:
         return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        calls, total = dict[int, Any](), ExactSum()
+        calls = dict[int, Any]()
+        total = ExactSum()
         for position in sorted({self._homes[client] for client in weights}):  # each host adds up what it has written
             clients = [client for client in weights if self._homes[client] == position]
-            replies = [(self._unweighted.pop(client), weights[client]) for client in clients]
+            replies = []
+            for client in clients:
+                replies.append((self._unweighted.pop(client), weights[client]))
             calls[position] = self._actors[position].call.remote("weigh", replies)
         for position, call in calls.items():
-            total.merge(self._unpack(self._calls.result(call, position), shared=not total.is_empty))
+            part = self._unpack(self._calls.result(call, position), shared=not total.is_empty)
+            total.merge(part)
         return total
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:
-        self.states.commit({client: self._ahead.pop(client) for client in clients}, self._number)
+        states = {}
+        for client in clients:
+            states[client] = self._ahead.pop(client)
+        self.states.commit(states, self._number)
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
-        return self._scored(request, self._call("score_downloads", request, down, unicast), ("score", request.points))
+        call = self._call("score_downloads", request, down, unicast)
+        return self._scored(request, call, ("score", request.points))
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         return self._scored(request, self._call("score_global", request, model), "score")
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         call = self._call("gradients", request, model)
-        examples = [each for part in self._results(self._scoring_units(request), "gradients", call) for each in part]
+        examples = []
+        for part in self._results(self._scoring_units(request), "gradients", call):
+            examples.extend(part)
         sums = self._sums(shared=False)
-        return [*examples, *(Gradients(domain, split, total, 0) for (domain, split), total in sums.items())]
+        summed = []
+        for (domain, split), total in sums.items():
+            summed.append(Gradients(domain, split, total, 0))
+        return [*examples, *summed]
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
         self.states.clear()
@@ -242,17 +273,28 @@ class RayFleet:
         """
         self._number += 1
         message = self._pack(payload)
-        number, sent, self._is_large = self._number, ray.put(message), message.nbytes >= _LARGE_PAYLOAD
+        number = self._number
+        sent = ray.put(message)
+        self._is_large = message.nbytes >= _LARGE_PAYLOAD
 
         def call(actor: Any, chunk: Chunk) -> Any:
-            part, clients = request.part(chunk.clients), chunk.clients
+            part = request.part(chunk.clients)
+            clients = chunk.clients
             if isinstance(part, ScoreRequest):
                 part = dataclasses.replace(part, tests=tuple(chunk.tests))
             if unicast is None:
                 return actor.call.remote("ask", method, self._pack((part,)), number, sent)
             small, large = self.states.sent(clients)
-            self._bytes_to_hosts += sum(state.nbytes for state in small.values() if state is not None)
-            message = self._pack((part, {client: unicast[client] for client in clients if client in unicast}, small))
+            sizes = []
+            for state in small.values():
+                if state is not None:
+                    sizes.append(state.nbytes)
+            self._bytes_to_hosts += sum(sizes)
+            own = {}
+            for client in clients:
+                if client in unicast:
+                    own[client] = unicast[client]
+            message = self._pack((part, own, small))
             return actor.call.remote("ask", method, message, number, sent, *large)
 
         return call
@@ -273,25 +315,36 @@ class RayFleet:
     def _cost(self, request: ExchangeRequest, kind: Hashable, exchange: Exchange, client: ClientIndex) -> float:
         """Return the predicted cost of a client in an exchange: its steps plus 1 for all else."""
         examples = int(self._examples[client])
-        if (steps := self._steps.get((kind, examples))) is None:
+        steps = self._steps.get((kind, examples))
+        if steps is None:
             ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
             steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)
             self._steps[kind, examples] = steps
         return 1.0 + steps
 
     def _scoring_units(self, request: ScoreRequest) -> list[Unit]:
-        of_tests = {k: len(test.examples) for k, test in enumerate(self._population.tests)}
+        of_tests = {}
+        for k, test in enumerate(self._population.tests):
+            of_tests[k] = len(test.examples)
         of_each_client = sum(of_tests[k] for k in request.client_tests)
-        columns = [SPLITS.index(split) for split in request.splits if split in SPLITS]
+        columns = []
+        for split in request.splits:
+            if split in SPLITS:
+                columns.append(SPLITS.index(split))
 
         def examples(client: ClientIndex) -> int:
             return of_each_client + int(self._population.clients.sizes[client, columns].sum())
 
-        blocks = _blocks(request.clients, request.vmap_clients if "adapted" in request.points else 1)
-        return [
-            *(Unit(block, cost=1.0 + sum(map(examples, block))) for block in blocks),
-            *(Unit(tests=(k,), cost=1.0 + of_tests[k]) for k in request.tests),
-        ]
+        width = 1
+        if "adapted" in request.points:
+            width = request.vmap_clients
+        blocks = _blocks(request.clients, width)
+        units = []
+        for block in blocks:
+            units.append(Unit(block, cost=1.0 + sum(map(examples, block))))
+        for k in request.tests:
+            units.append(Unit(tests=(k,), cost=1.0 + of_tests[k]))
+        return units
 
     def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
         self._rates.begin(kind)
@@ -325,7 +378,10 @@ class RayFleet:
 
     def _ask_for_sums(self) -> None:
         """Ask all hosts for their sums, or to make room in the object store for one large sum at a time."""
-        self._asked = [actor.call.remote("drop_payload" if self._is_large else "sums") for actor in self._actors]
+        question = "sums"
+        if self._is_large:
+            question = "drop_payload"
+        self._asked = [actor.call.remote(question) for actor in self._actors]
 
     def _sums(self, *, shared: bool = True) -> dict[Any, ExactSum]:
         """Return the sums over all chunks since the last call by key; see `HostMethods.sums`.
@@ -336,18 +392,24 @@ class RayFleet:
         sums: dict[Any, ExactSum] = {}
 
         def add(message: Message) -> None:
-            for key, total in self._unpack(message, shared=shared and bool(sums)).items():
+            sums_of_host = self._unpack(message, shared=shared and bool(sums))
+            for key, total in sums_of_host.items():
                 sums.setdefault(key, ExactSum()).merge(total)
 
         if not self._asked:
             self._ask_for_sums()
-        calls, self._asked = self._asked, []
+        calls = self._asked
+        self._asked = []
         results = [self._calls.result(call, position) for position, call in enumerate(calls)]
         for position, actor in enumerate(self._actors):
-            add(self._calls.result(actor.call.remote("sums"), position) if self._is_large else results[position])
+            message = results[position]
+            if self._is_large:
+                message = self._calls.result(actor.call.remote("sums"), position)
+            add(message)
         return sums
 
 
 def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:
     """Return the clients in blocks that are trained at once, the same blocks for any number of hosts."""
-    return [clients[first : first + size] for first in range(0, len(clients), size)]
+    starts = range(0, len(clients), size)
+    return [clients[first : first + size] for first in starts]

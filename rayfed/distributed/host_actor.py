@@ -47,14 +47,21 @@ def pack(value: Any) -> Message:
     """Return a value that can be pickled as a message, after a single transfer of the small tensors from the device."""
     file = io.BytesIO()
     pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
-    pickler.small, pickler.large, pickler.size = [], [], 0
+    pickler.small = []
+    pickler.large = []
+    pickler.size = 0
     pickler.dump(value)
-    device = pickler.small[0][0].device if pickler.small else "cpu"
+    device = "cpu"
+    if pickler.small:
+        device = pickler.small[0][0].device
     buffer = torch.empty(pickler.size or 1, dtype=torch.uint8, device=device)  # an empty array cannot be viewed
     for tensor, start in pickler.small:
-        buffer[start : start + tensor.nbytes].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
+        place = buffer[start : start + tensor.nbytes]
+        place.view(tensor.dtype).copy_(tensor.detach().reshape(-1))
     data = tuple(map(tensor_bytes, (buffer, *pickler.large)))
-    return Message(file.getvalue(), data, sum(tensor.nbytes for tensor, _ in pickler.small) + sum(map(len, data[1:])))
+    of_small = sum(tensor.nbytes for tensor, _ in pickler.small)
+    of_large = sum(map(len, data[1:]))
+    return Message(file.getvalue(), data, of_small + of_large)
 
 
 def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
@@ -74,10 +81,12 @@ class _Pickler(CloudPickler):
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return None
-        array, start = 0, -(-self.size // ALIGNMENT) * ALIGNMENT
+        array = 0
+        start = -(-self.size // ALIGNMENT) * ALIGNMENT
         if value.nbytes >= _LARGE_BYTES:
             self.large.append(value)
-            array, start = len(self.large), 0
+            array = len(self.large)
+            start = 0
         else:
             self.small.append((value, start))
             self.size = start + value.nbytes
@@ -91,14 +100,18 @@ class _Unpickler(pickle.Unpickler):
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
             self._data = [torch.from_numpy(array) for array in message.data]
         self._data[0] = self._data[0].to(device)  # all small tensors at once
-        self._device, self._shared = device, shared
+        self._device = device
+        self._shared = shared
 
     def persistent_load(self, place: Any) -> Tensor:
         array, start, dtype, shape = place
-        flat = self._data[array][start : start + math.prod(shape) * dtype.itemsize]
+        size = math.prod(shape) * dtype.itemsize
+        flat = self._data[array][start : start + size]
         view: Tensor = flat.to(self._device).view(dtype).reshape(shape)
         moved = self._device != self._data[array].device  # so that it is in memory of its own already
-        return view if moved or (self._shared and flat.data_ptr() % ALIGNMENT == 0) else view.clone()
+        if moved or (self._shared and flat.data_ptr() % ALIGNMENT == 0):
+            return view
+        return view.clone()
 
 
 def readable(error: Exception) -> Exception:
@@ -159,9 +172,13 @@ class HostMethods:
         request, *of_clients = self._unpack(message)
         if of_clients:
             unicast, small = of_clients
-            left, to_memory_format = iter(large), self.host.ctx.task.to_memory_format
-            states = {client: self._unpack(state or next(left)) for client, state in small.items()}
-            of_clients = [unicast, {client: to_memory_format(state) for client, state in states.items()}]
+            left = iter(large)
+            to_memory_format = self.host.ctx.task.to_memory_format
+            states = {}
+            for client, state in small.items():
+                states[client] = self._unpack(state or next(left))
+            placed = {client: to_memory_format(state) for client, state in states.items()}
+            of_clients = [unicast, placed]
         if self._payload[0] != number:
             self.drop_payload()  # before the next one takes memory
             self._payload = number, self._unpack(payload)
@@ -170,18 +187,26 @@ class HostMethods:
         result = getattr(self.host, method)(request, self._payload[1], *of_clients)
         if method == "gradients":
             for each in result:
-                self._sums.setdefault((each.domain, each.split), ExactSum()).merge(each.total)
+                key = (each.domain, each.split)
+                self._sums.setdefault(key, ExactSum()).merge(each.total)
             return pack([each._replace(total=ExactSum()) for each in result])
-        return self._exchanged(result) if method == "exchange" else pack(result)
+        if method == "exchange":
+            return self._exchanged(result)
+        return pack(result)
 
     def _exchanged(self, done: ExchangeResult) -> tuple[Message, dict[ClientIndex, Any], dict[ClientIndex, Any]]:
-        states = {client: kept(pack(done.states.pop(client))) for client in list(done.states)}
-        unweighted = {client: ray.put(pack(done.unweighted.pop(client))) for client in list(done.unweighted)}
+        states = {}
+        for client in list(done.states):
+            states[client] = kept(pack(done.states.pop(client)))
+        unweighted = {}
+        for client in list(done.unweighted):
+            unweighted[client] = ray.put(pack(done.unweighted.pop(client)))
         return pack(done), states, unweighted
 
     def weigh(self, replies: Iterable[tuple[Any, float]]) -> Message:
         """Return the sum of clients' replies, which are objects of this process, with their weights."""
-        return pack(self.host.weigh((self._unpack(ray.get(reply)), weight) for reply, weight in replies))
+        received = ((self._unpack(ray.get(reply)), weight) for reply, weight in replies)
+        return pack(self.host.weigh(received))
 
     def drop_payload(self) -> None:
         """Free the memory of the last payload."""
@@ -189,8 +214,13 @@ class HostMethods:
 
     def sums(self) -> Message:
         """Return the sums over all clients and test sets since the last call, by what is summed, and drop them."""
-        sums, self._sums = self._sums, {}
-        return pack({key: total for key, total in sums.items() if not total.is_empty})
+        sums = self._sums
+        self._sums = {}
+        filled = {}
+        for key, total in sums.items():
+            if not total.is_empty:
+                filled[key] = total
+        return pack(filled)
 
     def _unpack(self, message: Message) -> Any:
         return unpack(message, self.device, shared=True)
@@ -198,4 +228,6 @@ class HostMethods:
 
 def kept(state: Message) -> Any:
     """Return a state as the server keeps it: an object of this process, or if it is small, the message itself."""
-    return ray.put(state) if state.nbytes > SMALL_BYTES else state
+    if state.nbytes > SMALL_BYTES:
+        return ray.put(state)
+    return state

@@ -35,7 +35,8 @@ class HostCalls:
 
     def __init__(self, actors: Sequence[Any], patience: float):
         self.names = [f"host {position}" for position in range(len(actors))]
-        self._actors, self._patience = actors, patience
+        self._actors = actors
+        self._patience = patience
         self._calls_of_processes = [actor.process.remote() for actor in actors]
         self._processes: list[Process] = []
         self._heard = [time.monotonic()] * len(actors)  # when hosts have answered last, or were sent their first call
@@ -45,7 +46,10 @@ class HostCalls:
     def processes(self) -> list[Process]:
         """Return the processes of the hosts, once they have started."""
         if not self._processes:
-            self._processes = [self.result(call, position) for position, call in enumerate(self._calls_of_processes)]
+            processes = []
+            for position, call in enumerate(self._calls_of_processes):
+                processes.append(self.result(call, position))
+            self._processes = processes
         return self._processes
 
     def begin(self) -> None:
@@ -73,7 +77,10 @@ class HostCalls:
 
     def _raise(self, error: Any, position: int) -> None:
         is_task_error = isinstance(error, ray.exceptions.RayTaskError)
-        cause = error.cause if is_task_error else error
+        if is_task_error:
+            cause = error.cause
+        else:
+            cause = error
         if not isinstance(cause, ray.exceptions.RayError) and not breaks_device(cause):
             raise cause from error  # with its traceback in the host
         name = self.names[position]
@@ -84,13 +91,18 @@ class HostCalls:
             raise HostLost(f"{name} failed: {cause_of_death(error)}") from error
         if is_task_error:
             raise HostLost(f"{name} failed: {cause_of_death(error)}") from error
-        kind = PreemptedHost if is_preempted(error) else HostLost
-        raise kind(f"{name} died: {cause_of_death(error)}") from error  # the actor or its node
+        died = f"{name} died: {cause_of_death(error)}"  # the actor or its node
+        if is_preempted(error):
+            raise PreemptedHost(died) from error
+        raise HostLost(died) from error
 
     def _preempted(self) -> str:
         """Return the name of a host whose node was taken away, "" if there is none."""
-        names = dict(zip([actor.process.remote() for actor in self._actors], self.names, strict=True))
-        answered, _ = ray.wait(list(names), num_returns=len(names), timeout=_ALIVE_SECONDS)
+        calls = []
+        for actor in self._actors:
+            calls.append(actor.process.remote())
+        names = dict(zip(calls, self.names, strict=True))
+        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_SECONDS)
         for call in answered:
             try:
                 ray.get(call)

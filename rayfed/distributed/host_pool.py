@@ -1,6 +1,6 @@
 """The processes of a trial's hosts.
 
-Importing torch takes most of the time in which a process starts. This module does not import it, so that the server's
+Importing torch takes most of the time in which a process starts. This module does not import it. So the server's
 process asks for those of the hosts first, and all import it at the same time.
 """
 
@@ -24,7 +24,8 @@ class RayHost:
         install(files)
         from rayfed.distributed.host_actor import HostMethods  # imports torch
 
-        self._name, self._methods = name, HostMethods()
+        self._name = name
+        self._methods = HostMethods()
 
     def __repr__(self) -> str:  # for Ray's dashboard
         return self._name
@@ -40,11 +41,17 @@ class RayHost:
         """
         from rayfed.distributed.host_actor import readable
 
-        values = [opened(argument) if isinstance(argument, Shared) else argument for argument in arguments]
+        values = []
+        for argument in arguments:
+            if isinstance(argument, Shared):
+                values.append(opened(argument))
+            else:
+                values.append(argument)
         try:
             return getattr(self._methods, method)(*values)
         except Exception as error:
-            if (replacement := readable(error)) is not error:
+            replacement = readable(error)
+            if replacement is not error:
                 raise replacement from error
             raise
 
@@ -70,13 +77,15 @@ class HostPool:
         self.bundles = hosts  # the server may have a share of the first host's GPU
         self.actors = []
         for position, bundle in enumerate(hosts):
-            options: dict[str, Any] = {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}
+            cpus = bundle.get("CPU", 0.0)
+            options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": bundle.get("GPU", 0.0)}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     group,
                     placement_group_bundle_index=position + bool(server),  # an empty bundle is not part of it
                 )
-            self.actors.append(actor_class.options(**options).remote(files, f"{name} host {position}"))
+            actor = actor_class.options(**options).remote(files, f"{name} host {position}")
+            self.actors.append(actor)
 
     def close(self) -> None:
         for actor in self.actors:

@@ -21,14 +21,18 @@ LOOK_SECONDS = 10
 TIMES_PREDICTED = 10
 """A call is late when it takes this many times its prediction, and longer than `faults.patience`."""
 _ANSWER_SECONDS = 90.0  # for an answer; a node that is gone gives none, which Ray notices
-_STOPPED, _UNINTERRUPTIBLE, _DEAD = "Tt", "D", "ZX"  # states of a process in Linux
+# states of a process in Linux
+_STOPPED = "Tt"
+_UNINTERRUPTIBLE = "D"
+_DEAD = "ZX"
 
 
 def this_process() -> Process:
     """Return this process of Ray."""
     context = ray.get_runtime_context()
     gpus = context.get_accelerator_ids().get("GPU", [])
-    return Process(node=context.get_node_id(), pid=os.getpid(), gpus=tuple(map(str, gpus)))
+    own_gpus = tuple(map(str, gpus))
+    return Process(node=context.get_node_id(), pid=os.getpid(), gpus=own_gpus)
 
 
 def end_if_stuck(process: Process) -> Any:

@@ -19,8 +19,11 @@ def on_loopback() -> Iterator[None]:
 
     `ray.init` uses the machine's address, which opens the ports of the session to the network.
     """
-    before, enabled = os.environ.get(_LOOPBACK_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[_LOOPBACK_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes, and for this one
+    before = os.environ.get(_LOOPBACK_VARIABLE)
+    enabled = ray_constants.ENABLE_RAY_CLUSTER
+    # for the processes, and for this one
+    os.environ[_LOOPBACK_VARIABLE] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
@@ -59,7 +62,9 @@ def keep_credentials_here() -> None:
 def lost_its_node(error: BaseException) -> bool:
     """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return isinstance(error, OSError) and bool(frames) and frames[-1][0].f_code.co_filename.endswith((".pyx", ".pxi"))
+    if not isinstance(error, OSError) or not frames:
+        return False
+    return frames[-1][0].f_code.co_filename.endswith((".pyx", ".pxi"))
 
 
 def cause_of_death(error: BaseException) -> str:
@@ -69,7 +74,8 @@ def cause_of_death(error: BaseException) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, ray.exceptions.RayError):
             return cause_of_death(error.cause)
-        return (str(error.cause) or type(error.cause).__name__).splitlines()[0][:160]
+        cause = str(error.cause) or type(error.cause).__name__
+        return cause.splitlines()[0][:160]
     if isinstance(error, HostLost):
         return str(error)
     if is_preempted(error):
@@ -77,7 +83,8 @@ def cause_of_death(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if "OutOfMemory" in type(error).__name__ or "low on memory" in text:
         return "its node ran out of memory"
-    if "node" in text and ("terminated" in text or "died" in text.partition("node")[2][:80]):
+    _, node, after = text.partition("node")
+    if node and ("terminated" in text or "died" in after[:80]):
         return "its node died"
     if any(words in text for words in ("SYSTEM_ERROR", "Socket closed", "is unavailable")):
         return "its process was killed or crashed"

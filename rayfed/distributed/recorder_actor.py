@@ -81,12 +81,18 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
         report = RoundReport.of(record)
         self._ahead.append((self.actor.add.remote(trial, report), report.nbytes))
         self._bytes_ahead += report.nbytes
-        while len(self._ahead) > MOST_ROUNDS_AHEAD or (len(self._ahead) > 1 and self._bytes_ahead > MOST_BYTES_AHEAD):
+        while self._is_full():
             self._await_first()
         calls = [call for call, _ in self._ahead]
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         for _ in done:  # calls of one process end in their order
             self._await_first()
+
+    def _is_full(self) -> bool:
+        """Return whether the next round waits until the first one on its way has arrived."""
+        if len(self._ahead) > MOST_ROUNDS_AHEAD:
+            return True
+        return len(self._ahead) > 1 and self._bytes_ahead > MOST_BYTES_AHEAD
 
     def settle(self) -> None:
         """Wait until the recorder has all rounds."""

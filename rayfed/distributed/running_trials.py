@@ -17,8 +17,8 @@ _RUNNING = "RUNNING"  # Tune's status
 class RunningTrials:
     """Watches trials by their progress.
 
-    Tune starts a trial again while the number of its failures is at most `max_failures`, which is therefore set anew
-    whenever the trial has made progress. A server that records no round for long is late, as a host is (see
+    Tune starts a trial again while the number of its failures is at most `max_failures`. So that is set anew whenever
+    the trial has made progress. A server that records no round for long is late, as a host is (see
     `HostCalls`): its node is asked about it.
 
     Args:
@@ -62,7 +62,9 @@ class RunningTrials:
 
     def _is_late(self, shown: Progress, now: float) -> bool:
         rounds = shown.round - shown.first_round
-        usual = shown.seconds / rounds if rounds > 0 else 0.0
+        usual = 0.0
+        if rounds > 0:
+            usual = shown.seconds / rounds
         limit = max(self._patience, liveness.TIMES_PREDICTED * usual)
         return now > self._heard[shown.trial] + limit
 

@@ -5,6 +5,7 @@ maximises the best validation score of a trial as a mean over the seeds. Tune's 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -37,35 +38,54 @@ class SweepSearcher(Searcher):
     def __init__(self, plan: SweepPlan):
         super().__init__()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._plan, self._populations = plan, Populations(keep_all=True)
+        self._plan = plan
+        self._populations = Populations(keep_all=True)
         self._home = open_storage(plan.results).child(plan.experiment)
-        self._studies, self._queue = list[optuna.Study](), list[Job]()
-        self._names, self._known = dict[str, str](), set[str]()  # of trials by Tune's id; of all chosen trials
+        self._studies = list[optuna.Study]()
+        self._queue = list[Job]()
+        self._names = dict[str, str]()  # of trials by Tune's id
+        self._known = set[str]()  # the names of all chosen trials
         goes_on = plan.configs[0].resume and SEARCH_LOG in self._home.files()
-        log = json.loads(self._home.read(SEARCH_LOG)) if goes_on else {"chosen": {}, "scores": {}}
+        log: Any = {"chosen": {}, "scores": {}}
+        if goes_on:
+            log = json.loads(self._home.read(SEARCH_LOG))
         if not isinstance(log, dict):
             raise UsageError(f"{SEARCH_LOG}: was written by an older version; use another experiment, or resume=false")
-        kept = {row["trial"] for row in read_trials(self._home.child("trials"))} if goes_on else set()  # rows may go
-        self._scores = {name: score for name, score in log["scores"].items() if name in kept and score is not None}
+        kept = set()
+        if goes_on:
+            kept = {row["trial"] for row in read_trials(self._home.child("trials"))}  # rows may go
+        scores = log["scores"]
+        self._scores = {name: score for name, score in scores.items() if name in kept and score is not None}
         for number, arm in enumerate(plan.space.adaptive):
             corner = Config.read(next(arm.corners()))
-            key = json.dumps([trial_name(corner), corner.rounds, list(arm.spaces.items())])
-            earlier = log["chosen"].get(key, [])
-            # With the seed of the first command, a resumed search would draw its first configurations once more.
-            seed = stream_seed(plan.space.search.seed, "optuna", arm=number, number=len(earlier)) % 2**31
-            startup = max(1, min(10, plan.space.samples[number] // 3))
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
-            self._studies.append(optuna.create_study(sampler=sampler, direction="maximize", study_name=key))
-            for params in earlier:
-                self._studies[number].enqueue_trial(params)
-                self._choose(number)
+            spaces = list(arm.spaces.items())
+            key = json.dumps([trial_name(corner), corner.rounds, spaces])
+            self._begin_study(number, key, log["chosen"].get(key, []))
         self.finished = len(self._known & self._scores.keys())
         self._tell()
 
+    def _begin_study(self, number: int, key: str, earlier: Sequence[dict[str, Any]]) -> None:
+        """Begin to draw configurations of an arm, and choose the `earlier` ones once more."""
+        search = self._plan.space
+        # With the seed of the first command, a resumed search would draw its first configurations once more.
+        stream = stream_seed(search.search.seed, "optuna", arm=number, number=len(earlier))
+        startup = max(1, min(10, search.samples[number] // 3))
+        sampler = optuna.samplers.TPESampler(seed=stream % 2**31, n_startup_trials=startup, constant_liar=True)
+        study = optuna.create_study(sampler=sampler, direction="maximize", study_name=key)
+        self._studies.append(study)
+        for params in earlier:
+            study.enqueue_trial(params)
+            self._choose(number)
+
     def suggest(self, trial_id: str) -> Any:
         while not self._queue:
-            counts = [len(study.get_trials(deepcopy=False)) for study in self._studies]
-            left = [arm for arm, samples in enumerate(self._plan.space.samples) if counts[arm] < samples]
+            counts = []
+            for study in self._studies:
+                counts.append(len(study.get_trials(deepcopy=False)))
+            left = []
+            for arm, samples in enumerate(self._plan.space.samples):
+                if counts[arm] < samples:
+                    left.append(arm)
             if not left:
                 return Searcher.FINISHED
             self._choose(min(left, key=counts.__getitem__))
@@ -75,16 +95,25 @@ class SweepSearcher(Searcher):
         return {"job": sent(job)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        self._scores[self._names[trial_id]] = None if error or result is None else result.get(BEST)
+        if error or result is None:
+            self._scores[self._names[trial_id]] = None
+        else:
+            self._scores[self._names[trial_id]] = result.get(BEST)
         self._tell()
 
     def _choose(self, number: int) -> None:
         """Choose the next configuration of an arm, and put its trials into the queue unless they are known or done."""
         arm = self._plan.space.adaptive[number]
         chosen = self._studies[number].ask()
-        config = Config.read(arm.filled({key: _suggested(chosen, key, *space) for key, space in arm.spaces.items()}))
-        jobs = {job["trial"]: job for job in self._plan.jobs_of(config, self._populations)}
-        self._queue += [job for name, job in jobs.items() if name not in self._known | self._scores.keys()]
+        values = {}
+        for key, space in arm.spaces.items():
+            values[key] = _suggested(chosen, key, *space)
+        config = Config.read(arm.filled(values))
+        jobs = {}
+        for job in self._plan.jobs_of(config, self._populations):
+            jobs[job["trial"]] = job
+        known = self._known | self._scores.keys()
+        self._queue += [job for name, job in jobs.items() if name not in known]
         self._known |= jobs.keys()
         chosen.set_user_attr("trials", list(jobs))
 
@@ -93,12 +122,22 @@ class SweepSearcher(Searcher):
         for study in self._studies:
             for chosen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
                 if self._scores.keys() >= set(chosen.user_attrs["trials"]):
-                    scores = [self._scores[name] for name in chosen.user_attrs["trials"]]
-                    mean = None if None in scores else sum(scores) / len(scores)
-                    study.tell(chosen.number, mean, state=TrialState.FAIL if mean is None else None)
-        params = {study.study_name: [trial.params for trial in study.trials] for study in self._studies}
+                    scores = []
+                    for name in chosen.user_attrs["trials"]:
+                        scores.append(self._scores[name])
+                    mean = None
+                    if None not in scores:
+                        mean = sum(scores) / len(scores)
+                    state = None
+                    if mean is None:
+                        state = TrialState.FAIL
+                    study.tell(chosen.number, mean, state=state)
+        params = {}
+        for study in self._studies:
+            params[study.study_name] = [trial.params for trial in study.trials]
         with storage_errors(self._home.location):
-            self._home.write(SEARCH_LOG, json.dumps({"chosen": params, "scores": self._scores}, indent=1).encode())
+            log = {"chosen": params, "scores": self._scores}
+            self._home.write(SEARCH_LOG, json.dumps(log, indent=1).encode())
 
 
 def _suggested(trial: optuna.Trial, key: str, kind: str, bounds: Any) -> Any:

@@ -28,7 +28,8 @@ class SentJob(TypedDict):
 
 def sent(job: "Job") -> SentJob:
     """Return what Tune is given to run a trial."""
-    return SentJob(trial=job["trial"], bundles=reserved(job["config"]), job=ray.cloudpickle.dumps(job))
+    bundles = reserved(job["config"])
+    return SentJob(trial=job["trial"], bundles=bundles, job=ray.cloudpickle.dumps(job))
 
 
 class ServerActor(tune.Trainable):
@@ -53,7 +54,8 @@ class ServerActor(tune.Trainable):
             work: A reference to the other arguments of `Trials`, in a sequence, in which Ray leaves it alone.
         """
         install(files)
-        self._files, self._sent = files, config["job"]
+        self._files = files
+        self._sent = config["job"]
         self._name = self._sent["trial"]
         self._pool: tuple[Any, HostPool] | None = None
         self._hosts()

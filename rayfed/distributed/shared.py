@@ -74,7 +74,8 @@ def share(value: Any) -> Shared:
             opened, start = known
             if opened.reference not in objects:
                 objects.append(opened.reference)
-            places.append(_Place(objects.index(opened.reference), opened.item, start, len(content)))
+            place = _Place(objects.index(opened.reference), opened.item, start, len(content))
+            places.append(place)
         return False
 
     pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=take)

@@ -64,7 +64,8 @@ class _SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if (source := self._sources.get(fullname)) is None:
+        source = self._sources.get(fullname)
+        if source is None:
             return None
         return importlib.util.spec_from_file_location(fullname, source.file, loader=self)
 

@@ -141,7 +141,8 @@ class Blueprint:
 
     def training_examples(self, population: Population) -> np.ndarray:
         """Return how many examples each client trains on, int64 [clients]."""
-        sizes, share = population.clients.sizes[:, 0], self.algorithm.held_out_share
+        sizes = population.clients.sizes[:, 0]
+        share = self.algorithm.held_out_share
         different, places = np.unique(sizes, return_inverse=True)
         return (different - [held_out_count(n, share) for n in different.tolist()])[places]
 
@@ -151,20 +152,25 @@ class Blueprint:
             self.augment.check(population.shape, population.clients[0].train.dtype)
         sizes = SizesById(population.clients, self.training_examples(population))
         if population.unseen_clients and self.algorithm.traits.refuses_unseen_clients:
-            name, why = self.algorithm.name, self.algorithm.traits.refuses_unseen_clients
+            name = self.algorithm.name
+            why = self.algorithm.traits.refuses_unseen_clients
             raise UsageError(
                 f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
             )
         if sizes.array.min() < 1:
             smallest = population.clients.id(int(sizes.array.argmin()))
             few = f"fewer than two training examples, of which algorithm.name={self.algorithm.name} holds one out"
-            lack = few if self.algorithm.held_out_share else "no training examples"
+            lack = "no training examples"
+            if self.algorithm.held_out_share:
+                lack = few
             raise UsageError(f"client {smallest} has {lack}; partition.* must give it some")
         if (self.vmap_clients or 1) > 1:
             self._refuse_ragged_batches(sizes)
         ctx = self.context(population, "cpu")
         if not ctx.task.trainable:
-            frozen = ", as batch_norm=frozen leaves its batch norm untrained" if self.batch_norm == "frozen" else ""
+            frozen = ""
+            if self.batch_norm == "frozen":
+                frozen = ", as batch_norm=frozen leaves its batch norm untrained"
             raise UsageError(f"model: no parameter is trained{frozen}; set requires_grad of some to True")
         problem = self.problem(population, ctx.task)
         self._check_clock(problem)
@@ -185,13 +191,17 @@ class Blueprint:
 
     def _refuse_ragged_batches(self, sizes: SizesById) -> None:
         """Raise UsageError if clients that train at once have batches of several sizes."""
-        ragged = sizes.array < self.batch_size if self.drop_last else sizes.array % self.batch_size > 0
-        if clients := sizes.where(ragged):
-            raise UsageError(
-                f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, and "
-                f"client {clients[0]} has {sizes[clients[0]]} training examples; use placement.vmap_clients=1, or "
-                f"local.drop_last=true with local.batch_size={int(sizes.array.min())} or less"
-            )
+        if self.drop_last:
+            ragged = sizes.array < self.batch_size
+        else:
+            ragged = sizes.array % self.batch_size > 0
+        clients = sizes.where(ragged)
+        if clients:
+            client = clients[0]
+            smallest = int(sizes.array.min())
+            problem = f"clients that train at once need batches of one size, and client {client} has {sizes[client]}"
+            remedy = f"use placement.vmap_clients=1, or local.drop_last=true with local.batch_size={smallest} or less"
+            raise UsageError(f"placement.vmap_clients={self.vmap_clients}: {problem} training examples; {remedy}")
 
     def check_adaptation(self, population: Population, epochs: int, *, of_participants: bool) -> None:
         """Raise UsageError if a client cannot train for `epochs` before its model is scored at the point `adapted`.
@@ -202,17 +212,21 @@ class Blueprint:
         def phases(ctx: Context) -> Sequence[Phase]:
             local = self.local._replace(epochs=epochs, steps=None)
             at = ctx.at(Moment("final", self.rounds), local=local)
-            return self.algorithm.adaptation.phases(at) if of_participants or ctx.unseen else ()
+            if of_participants or ctx.unseen:
+                return self.algorithm.adaptation.phases(at)
+            return ()
 
         ctx = self.context(population, "cpu")
         self._refuse_single_examples(ctx, population, phases, " in evaluate.adapt_epochs")
 
     def _refuse_other_labels(self, population: Population) -> None:
         """Raise UsageError if the algorithm needs classes and the labels are none."""
-        labels, algorithm = population.clients[0].train.y, self.algorithm
+        labels = population.clients[0].train.y
+        algorithm = self.algorithm
         classes = labels.ndim == 1 and labels.dtype.kind in "iu"
         if not classes and (algorithm.traits.requires_classes or algorithm.traits.requires_hard_labels):
-            kind = f"{labels.dtype} [n{''.join(f', {side}' for side in labels.shape[1:])}]"
+            sides = "".join(f", {side}" for side in labels.shape[1:])
+            kind = f"{labels.dtype} [n{sides}]"
             raise UsageError(f"algorithm.name={algorithm.name}: needs data with classes; these labels are {kind}")
         if algorithm.traits.requires_classes and self.outputs != CLASSES:
             raise UsageError(
@@ -224,8 +238,11 @@ class Blueprint:
         """Raise UsageError if sampled clients may be missing and the algorithm needs them."""
         if not self.availability.loses_clients:
             return
-        key = "dropout" if self.availability.dropout else "deadline"
-        where = f"availability.{key}={getattr(self.availability, key):g}: algorithm.name={self.algorithm.name}"
+        key = "deadline"
+        if self.availability.dropout:
+            key = "dropout"
+        value = getattr(self.availability, key)
+        where = f"availability.{key}={value:g}: algorithm.name={self.algorithm.name}"
         if self.algorithm.traits.sample_without_replacement:
             raise UsageError(f"{where} divides its privacy budget over cohorts of a fixed size; leave the key out")
         if self._needs_all(problem):
@@ -243,47 +260,60 @@ class Blueprint:
 
     def _check_clock(self, problem: ProblemSpec) -> None:
         """Raise UsageError if the algorithm cannot work on the clock, or with asynchronous rounds."""
-        named, how, clients = f"algorithm.name={self.algorithm.name}", self.buffered, problem.task.num_clients
-        several = sum(len(self.algorithm.exchanges(stage)) for stage in ("setup", "round", "final")) > 1
+        named = f"algorithm.name={self.algorithm.name}"
+        schedule = self.buffered
+        clients = problem.task.num_clients
+        stages: tuple[Stage, ...] = ("setup", "round", "final")
+        several = sum(len(self.algorithm.exchanges(stage)) for stage in stages) > 1
         if self.clock.sends and several:
             raise UsageError(f"clock: bandwidths need a method with one exchange, and {named} has several")
-        if how is None:
+        if schedule is None:
             return
-        if how.concurrency > clients:
-            raise UsageError(f"schedule.concurrency={how.concurrency}: there are {clients} clients; give at most that")
-        obstacles = {
-            "needs a clock; give clock.step_seconds, such as 1, or clock.profile": not self.clock.runs,
-            f"{named} has several exchanges; use schedule.name=synchronous": several,
-            f"{named} needs every client in every round; use schedule.name=synchronous": self._needs_all(problem),
-            f"{named} divides its privacy budget over rounds; use schedule.name=synchronous": (
-                self.algorithm.traits.sample_without_replacement
-            ),
-            "takes all replies; leave out availability.dropout and deadline, or give schedule.max_staleness": (
-                self.availability.loses_clients
-            ),
-            "draws idle clients uniformly; use sampling.name=uniform": type(self.sampler) is not Uniform,
-            "clients start from different models, so they train one at a time; use placement.vmap_clients=1": (
-                (self.vmap_clients or 1) > 1
-            ),
-        }
-        for obstacle, is_there in obstacles.items():
-            if is_there:
-                raise UsageError(f"schedule.name=buffered: {obstacle}")
+        if schedule.concurrency > clients:
+            raise UsageError(
+                f"schedule.concurrency={schedule.concurrency}: there are {clients} clients; give at most that"
+            )
+        obstacle = self._buffering_obstacle(problem, several)
+        if obstacle:
+            raise UsageError(f"schedule.name=buffered: {obstacle}")
+
+    def _buffering_obstacle(self, problem: ProblemSpec, several_exchanges: bool) -> str:
+        """Return why rounds cannot be asynchronous, and what to change; "" if they can."""
+        named = f"algorithm.name={self.algorithm.name}"
+        remedy = "use schedule.name=synchronous"
+        if not self.clock.runs:
+            return "needs a clock; give clock.step_seconds, such as 1, or clock.profile"
+        if several_exchanges:
+            return f"{named} has several exchanges; {remedy}"
+        if self._needs_all(problem):
+            return f"{named} needs every client in every round; {remedy}"
+        if self.algorithm.traits.sample_without_replacement:
+            return f"{named} divides its privacy budget over rounds; {remedy}"
+        if self.availability.loses_clients:
+            return "takes all replies; leave out availability.dropout and deadline, or give schedule.max_staleness"
+        if type(self.sampler) is not Uniform:
+            return "draws idle clients uniformly; use sampling.name=uniform"
+        if (self.vmap_clients or 1) > 1:
+            return "clients start from different models, so they train one at a time; use placement.vmap_clients=1"
+        return ""
 
     def _check_sampling(self, ctx: Context) -> None:
         """Raise UsageError if the algorithm cannot work with the sampler."""
         sampler = self.sampler
         if type(sampler) is Uniform:
             return
-        where, clients = f"sampling.name: {type(sampler).__name__}", ctx.task.num_clients
+        where = f"sampling.name: {type(sampler).__name__}"
+        clients = ctx.task.num_clients
         sampler.check(self.cohort, clients)
-        if obstacle := self._weighting_obstacle(ctx):
+        obstacle = self._weighting_obstacle(ctx)
+        if obstacle:
             raise UsageError(f"{where}: {obstacle}; use sampling.name=uniform")
 
     def _weighting_obstacle(self, ctx: Context) -> str:
         """Return why the algorithm cannot work with clients that are not sampled uniformly; "" if it can."""
         algorithm = self.algorithm
-        named, exchanges = f"algorithm.name={algorithm.name}", algorithm.round_exchanges
+        named = f"algorithm.name={algorithm.name}"
+        exchanges = algorithm.round_exchanges
         traits = algorithm.traits
         if traits.sample_without_replacement or (traits.assumes_uniform_sampling and not self.sampler.is_even):
             return f"{named} assumes that clients are sampled uniformly"
@@ -294,24 +324,29 @@ class Blueprint:
         if any(exchange.server_side_weighting for exchange in exchanges):
             return f"it weights clients, and so does {named}"
         with global_state_kept():
-            sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
-        if missing := [field for field in algorithm.averaged if field not in sent]:
+            cohort = tuple(range(self.cohort))
+            sent = algorithm.broadcast(ctx.at(cohort=cohort), algorithm.init(ctx))
+        missing = [field for field in algorithm.averaged if field not in sent]
+        if missing:
             return f"{named} averages {missing[0]}, which clients do not receive"
-        averaged = {field for exchange in exchanges for field in exchange.averaged}
+        averaged = set()
+        for exchange in exchanges:
+            for field in exchange.averaged:
+                averaged.add(field)
         # A model that stays with the clients as a whole is averaged as a field without tensors.
-        if averaged <= set(sent) and not any(named_tensors(only(sent, averaged))):
+        sends_tensors = any(named_tensors(only(sent, averaged)))
+        if averaged <= set(sent) and not sends_tensors:
             return f"it weights clients in the mean, and {named} averages nothing"
         return ""
 
     def _phases(self, ctx: Context) -> list[Phase]:
         """Return all local training of the client of `ctx` in the setup, a round and the final stage."""
         stages: tuple[tuple[Stage, int], ...] = (("setup", 0), ("round", 1), ("final", self.rounds + 1))
-        return [
-            phase
-            for stage, number in stages
-            for place, exchange in enumerate(self.algorithm.exchanges(stage))
-            for phase in exchange.phases(ctx.at(Moment(stage, number, place)))
-        ]
+        found: list[Phase] = []
+        for stage, number in stages:
+            for place, exchange in enumerate(self.algorithm.exchanges(stage)):
+                found += exchange.phases(ctx.at(Moment(stage, number, place)))
+        return found
 
     def _refuse_single_examples(
         self, ctx: Context, population: Population, phases: Callable[[Context], Sequence[Phase]], where: str = ""
@@ -320,26 +355,32 @@ class Blueprint:
 
         `phases` returns the training of the client of a context, and `where` says in the message which training it is.
         """
-        size, drop_last, problem = self.batch_size, self.drop_last, self.problem(population, ctx.task)
+        size = self.batch_size
+        drop_last = self.drop_last
+        problem = self.problem(population, ctx.task)
         if drop_last and size > 1 and min(problem.examples.values()) > 1:
             return
         if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
-        clients, sizes = population.clients, self.training_examples(population)
+        clients = population.clients
+        sizes = self.training_examples(population)
         is_unseen = np.arange(len(sizes)) >= ctx.task.num_clients
-        _, places = np.unique(np.stack([sizes, is_unseen]), axis=1, return_index=True)
+        kinds = np.stack([sizes, is_unseen])
+        _, places = np.unique(kinds, axis=1, return_index=True)
         for place in sorted(places.tolist()):  # clients of one size train alike
-            client, n = clients.id(place), int(sizes[place])
+            client = clients.id(place)
+            n = int(sizes[place])
+            of_client = phases(ctx.at(client=place, examples=n))
             if any(
                 leaves_single_example(
                     n, phase.batch_size or size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last
                 )
-                for phase in phases(ctx.at(client=place, examples=n))
+                for phase in of_client
             ):
+                advice = batch_size_advice(size, enough=n > 1)
                 raise UsageError(
                     f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
-                    f"example{where}, on which the model's batch norm cannot train; "
-                    f"{batch_size_advice(size, enough=n > 1)}"
+                    f"example{where}, on which the model's batch norm cannot train; {advice}"
                 )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
@@ -347,11 +388,13 @@ class Blueprint:
         with global_state_kept():
             ctx = self.context(population, "cpu")
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
-        return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.buffers} <= set(model)
+        names = {*ctx.task.trainable, *ctx.task.buffers}
+        return model, isinstance(model, dict) and names <= set(model)
 
     def problem(self, population: Population, task: Task) -> ProblemSpec:
         """Return what the algorithm is told in `check`; `task` is that of the blueprint's context."""
         kind = population.clients[0].train.dtype
+        clients = population.clients
         return ProblemSpec(
             task=task,
             shape=tuple(population.shape),
@@ -359,8 +402,8 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples=SizesById(population.clients, self.training_examples(population)),
-            validation=SizesById(population.clients, population.clients.sizes[:, 1]),
+            examples=SizesById(clients, self.training_examples(population)),
+            validation=SizesById(clients, clients.sizes[:, 1]),
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,

@@ -15,14 +15,13 @@ import numpy as np
 import torch
 
 from rayfed.algorithm import State
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError, UsageError, one_line
 from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import serialised, tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.rounds import Version
 from rayfed.engine.server import Server
 from rayfed.records.checkpoints import BLOCK_BYTES, Saved, SavedPart, checksum
-from rayfed.records.storage import one_line
 
 _Item = TypeVar("_Item")
 
@@ -64,8 +63,11 @@ class Checkpointer:
         *,
         keep_best: bool = False,
     ):
-        self._server, self._files = server, files
-        self._trial, self._configuration, self._version = trial, configuration, version
+        self._server = server
+        self._files = files
+        self._trial = trial
+        self._configuration = configuration
+        self._version = version
         self._keep_best = keep_best
         self._base: int | None = None
         self._versions: dict[ClientIndex, int] = {}
@@ -79,19 +81,32 @@ class Checkpointer:
         """
         states = self._server.fleet.states
         versions = dict(states.versions)
-        changed = [client for client, version in versions.items() if self._versions.get(client) != version]
-        ring = {f"version_{start}": version for start, version in self._server.rounds.ring.items()}
+        changed = []
+        for client, number in versions.items():
+            if self._versions.get(client) != number:
+                changed.append(client)
+        ring = {}
+        for start, version in self._server.rounds.ring.items():
+            ring[f"version_{start}"] = version
+        new = ring.keys() - self._ring.keys()
         contents = itertools.chain(
             [("server", bytes(serialised(self._server.state)))],
-            ((name, bytes(serialised(ring[name]._asdict()))) for name in ring.keys() - self._ring.keys()),
+            ((name, bytes(serialised(ring[name]._asdict()))) for name in new),
             ((str(client), bytes(serialised(states[client]))) for client in changed),
         )
         number = self._files.begin_checkpoint(self._trial)
         parts: dict[str, SavedPart] = {}
         for batch in _batched(contents, len):
-            parts |= {name: SavedPart(number, len(content), checksum(content)) for name, content in batch.items()}
+            for name, content in batch.items():
+                parts[name] = SavedPart(number, len(content), checksum(content))
             self._files.write_states(self._trial, number, batch)
-        kept = {name: parts.pop(name) if name in parts else self._ring[name] for name in ring}
+        kept = {}
+        for name in ring:
+            if name in parts:
+                kept[name] = parts.pop(name)
+            else:
+                kept[name] = self._ring[name]
+        is_best = self._keep_best and self._server.best.round == self._server.round
         header = {
             "trial": self._trial,
             "configuration": self._configuration,
@@ -99,10 +114,13 @@ class Checkpointer:
             "round": self._server.round,
             "progress": self._server.progress(),
             "ring": {name: list(part) for name, part in kept.items()},
-            "is_best": self._keep_best and self._server.best.round == self._server.round,
+            "is_best": is_best,
         }
         self._files.commit_checkpoint(self._trial, number, self._base, header, parts)
-        self._base, self._versions, self._ring, self.round = number, versions, kept, self._server.round
+        self._base = number
+        self._versions = versions
+        self._ring = kept
+        self.round = self._server.round
 
     def restore(self, saved: Saved) -> list[str]:
         """Restore the newest checkpoint that is whole, so that its next round can be run.
@@ -114,22 +132,30 @@ class Checkpointer:
         device = server.ctx.task.device
 
         def load(content: Mapping[str, Any]) -> None:
-            ((_, state),) = _states(_contents(self._files, self._trial, {"server": content["server"]}), device)
+            contents = _contents(self._files, self._trial, {"server": content["server"]})
+            ((_, state),) = _states(contents, device)
             if not state.keys() >= server.state.keys():  # a setup may have added fields
                 raise _Unusable("belongs to another algorithm")
             contents = _contents(self._files, self._trial, content["clients"])
-            server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
-            server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
+            of_clients = ((ClientIndex(int(name)), state) for name, state in _states(contents, device))
+            server.fleet.load(of_clients)
+            server.state = server.ctx.task.to_memory_format(state)
+            server.round = content["round"]
             versions = _states(_contents(self._files, self._trial, content["ring"]), device)
             try:
-                server.rounds.ring = {int(name.partition("_")[2]): Version(**version) for name, version in versions}
+                ring = {}
+                for name, version in versions:
+                    _, _, start = name.partition("_")
+                    ring[int(start)] = Version(**version)
+                server.rounds.ring = ring
                 server.restore_progress(content["progress"])
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise _Unusable(f"is damaged: its progress cannot be used ({one_line(error)})") from error
 
         position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
         content = saved[position]["content"]
-        self._base, self.round = saved[position]["number"], server.round
+        self._base = saved[position]["number"]
+        self.round = server.round
         self._ring = {name: SavedPart(*part) for name, part in content["ring"].items()}
         self._versions = dict(server.fleet.states.versions)
         return notes
@@ -166,7 +192,8 @@ def _newest_usable(
             content = _checked(checkpoint, trial, configuration, blueprint)
             use(content)
         except (_Unusable, StorageError) as error:
-            faults.append(f"checkpoint {checkpoint['number']} of {trial} {error}")
+            name = f"checkpoint {checkpoint['number']} of {trial}"
+            faults.append(f"{name} {error}")
             continue
         start = f"continues from checkpoint {checkpoint['number']}, after round {content['round']}"
         return position, [f"{fault}; {start}" for fault in faults]
@@ -176,7 +203,9 @@ def _newest_usable(
 def newest_round(saved: Saved) -> int | None:
     """Return the round of the newest checkpoint whose manifest is readable, or None."""
     content = newest_content(saved)
-    return None if content is None else content["round"]
+    if content is None:
+        return None
+    return int(content["round"])
 
 
 def newest_content(saved: Saved) -> Mapping[str, Any] | None:
@@ -193,7 +222,9 @@ class SavedState:
     """
 
     def __init__(self, files: CheckpointFiles, trial: str, content: Mapping[str, Any], ids: np.ndarray):
-        self._files, self._trial, self._content = files, trial, content
+        self._files = files
+        self._trial = trial
+        self._content = content
         self.round: int = content["round"]
         self.clients: Mapping[int, State] = _SavedClients(self._state, content["clients"], ids)
 
@@ -223,7 +254,8 @@ class _SavedClients(Mapping[int, State]):
         for name in parts:
             if int(name) >= len(ids):
                 raise UsageError(f"the checkpoint has a state of client {name}, and the data have {len(ids)} clients")
-        self._parts = dict(sorted((int(ids[int(name)]), (name, part)) for name, part in parts.items()))
+        by_id = {int(ids[int(name)]): (name, part) for name, part in parts.items()}
+        self._parts = dict(sorted(by_id.items()))
 
     def __getitem__(self, client: int) -> State:
         return self._read(*self._parts[client])
@@ -240,12 +272,15 @@ class _SavedClients(Mapping[int, State]):
 
 def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, bytes]]:
     """Yield the bytes of the parts of a manifest, and check them."""
-    for batch in _batched(((name, SavedPart(*part)) for name, part in parts.items()), lambda part: part.length):
+    saved = ((name, SavedPart(*part)) for name, part in parts.items())
+    for batch in _batched(saved, lambda part: part.length):
         contents = dict(files.saved_states(trial, batch))
         for name, part in batch.items():
             content = contents.pop(name)
             if checksum(content) != part.checksum:
-                what = "the server's state" if name == "server" else f"the state of client {name}"
+                what = "the server's state"
+                if name != "server":
+                    what = f"the state of client {name}"
                 raise _Unusable(f"is damaged: {what} does not match its checksum")
             yield name, content
 
@@ -257,7 +292,8 @@ def _batched(items: Iterable[tuple[str, _Item]], size: Callable[[_Item], int]) -
     for name, item in items:
         if batch and total + size(item) > BLOCK_BYTES:
             yield batch
-            batch, total = {}, 0
+            batch = {}
+            total = 0
         batch[name] = item
         total += size(item)
     if batch:
@@ -272,7 +308,8 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
                 raise TypeError("it has no fields")
             state = tree_map(lambda tensor: tensor.to(device), state)
         except Exception as error:  # torch raises many kinds for damaged bytes
-            raise _Unusable(f"is damaged: state {name} cannot be read ({one_line(error)[:200]})") from error
+            reason = one_line(error)[:200]
+            raise _Unusable(f"is damaged: state {name} cannot be read ({reason})") from error
         yield name, state
 
 

@@ -10,7 +10,7 @@ import torch
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import nbytes, serialised, tree_map
-from rayfed.engine.device_data import LeastRecent
+from rayfed.engine.least_recent import LeastRecent
 
 
 class ClientStates(Mapping[ClientIndex, State]):
@@ -50,7 +50,10 @@ class ClientStore(ClientStates):
     ):
         super().__init__()
         self._device = torch.device(device)
-        self._on_device = None if device_memory is None else LeastRecent[ClientIndex, State](device_memory)
+        if device_memory is None:
+            self._on_device = None
+        else:
+            self._on_device = LeastRecent[ClientIndex, State](device_memory)
         self._kept = LeastRecent[ClientIndex, State](memory)
         self._spilled: dict[ClientIndex, Path] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -73,7 +76,8 @@ class ClientStore(ClientStates):
     def __setitem__(self, client: ClientIndex, state: State) -> None:
         self._written += 1
         self.versions[client] = self._written
-        if (spilled := self._spilled.pop(client, None)) is not None:
+        spilled = self._spilled.pop(client, None)
+        if spilled is not None:
             spilled.unlink()
         self._keep(client, state)
 

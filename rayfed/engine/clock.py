@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rayfed.algorithm import Phase
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, one_line
 from rayfed.core.ids import Moment
 from rayfed.core.rng import generator
-from rayfed.records.storage import one_line
 
 _COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
 

@@ -17,14 +17,16 @@ CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors, where the driver does not say how much it is."""
 _MODELS = 3  # the weights that arrive, the weights in training, and their gradients
 _STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of malloc.h
+# M_… of malloc.h
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 
 
 def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
     """Return the CPU, or if `gpus` is above 0, the visible GPU with the most free memory.
 
-    A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
-    processes on the same GPU cannot take it from each other.
+    A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included. So processes
+    on the same GPU cannot take it from each other.
 
     Raises:
         UsageError: torch finds no GPU, or the share cannot hold CUDA's context and `model` in training.
@@ -51,9 +53,14 @@ def _context_bytes(device: torch.device) -> int:
     """Return the GPU memory that CUDA takes in this process beside the tensors, after its first kernels."""
     _run_first_kernels(device)
     said = (line.split(", ") for line in nvidia_smi("pid,used_memory", "compute-apps").splitlines())
-    used = [int(memory.split()[0]) * 2**20 for pid, memory in said if pid == str(os.getpid()) and memory[:1].isdigit()]
+    used = []
+    for pid, memory in said:
+        if pid == str(os.getpid()) and memory[:1].isdigit():
+            used.append(int(memory.split()[0]) * 2**20)
     # a driver numbers the processes of a container otherwise
-    return used[0] - torch.cuda.memory_reserved(device) if used else CONTEXT_BYTES
+    if used:
+        return used[0] - torch.cuda.memory_reserved(device)
+    return CONTEXT_BYTES
 
 
 def _run_first_kernels(device: torch.device) -> None:
@@ -68,24 +75,31 @@ def _emptiest_gpu() -> int:
     `nvidia-smi` is asked, because CUDA would take memory on every GPU to answer.
     """
     said = (line.split(", ") for line in nvidia_smi("uuid,memory.free").splitlines())
-    free = {uuid: float(memory.split()[0]) for uuid, memory in said if memory[:1].isdigit()}
+    free = {}
+    for uuid, memory in said:
+        if memory[:1].isdigit():
+            free[uuid] = float(memory.split()[0])
 
     def free_of(number: int) -> float:
         return free.get(f"GPU-{torch.cuda.get_device_properties(number).uuid}", 0.0)
 
     count = torch.cuda.device_count()
-    return max(range(count), key=free_of) if count > 1 else 0
+    if count > 1:
+        return max(range(count), key=free_of)
+    return 0
 
 
 def _check_share(gpus: float, memory: int, context: int, model: nn.Module | None) -> None:
-    tensors = [] if model is None else [*model.parameters(), *model.buffers()]
-    needed = context + _MODELS * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    tensors = []
+    if model is not None:
+        tensors = [*model.parameters(), *model.buffers()]
+    model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    needed = context + _MODELS * model_bytes
     if gpus * memory <= needed:
-        raise UsageError(
-            f"{gpus:.3g} of this GPU is {gpus * memory / 2**30:.3g} of {memory / 2**30:.3g} GiB, but CUDA and the "
-            f"model in training need {needed / 2**30:.3g} GiB in each process; give more than {needed / memory:.3g}, "
-            "by placement.gpus, or placement.server_gpus where the server has hosts"
-        )
+        here = f"{gpus * memory / 2**30:.3g} of {memory / 2**30:.3g} GiB"
+        needs = f"CUDA and the model in training need {needed / 2**30:.3g} GiB in each process"
+        remedy = f"give more than {needed / memory:.3g}, by placement.gpus, or placement.server_gpus where the server"
+        raise UsageError(f"{gpus:.3g} of this GPU is {here}, but {needs}; {remedy} has hosts")
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -100,7 +114,9 @@ def peak_bytes(device: torch.device) -> int:
 def room_for_states(device: torch.device | str, share: float) -> float | None:
     """Return how many bytes of a GPU the states of clients may take, with a share of its memory; None on a CPU."""
     device = torch.device(device)
-    return torch.cuda.mem_get_info(device)[1] * share * _STATES_SHARE if device.type == "cuda" else None
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1] * share * _STATES_SHARE
+    return None
 
 
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:

@@ -2,11 +2,10 @@
 
 import math
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +20,10 @@ from rayfed.core.rng import floor_share, generator, global_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.on_disk import LazyRows
 from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population
+from rayfed.engine.least_recent import LeastRecent
 
 _MOST_VIEWS = 1024
 """Cached clients whose parts hold no inputs themselves: such parts take ten KB each, and are quickly made."""
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
 _AT_ONCE = 2**16  # numbers of batches that are read together, which fit into a CPU's cache
 
 
@@ -33,9 +31,12 @@ class Normalise:
     """Normalises a batch of uint8 images to floats, (x / 255 − mean) / std; other dtypes stay as they are."""
 
     def __init__(self, population: Population, device: torch.device, *, channels_last: bool):
-        mean, std = torch.tensor(population.mean), torch.tensor(population.std)
-        self.scale = (1 / (255 * std)).view(-1, 1, 1).to(device)
-        self.shift = (-mean / std).view(-1, 1, 1).to(device)
+        mean = torch.tensor(population.mean)
+        std = torch.tensor(population.std)
+        scale = 1 / (255 * std)
+        self.scale = scale.view(-1, 1, 1).to(device)
+        shift = -mean / std
+        self.shift = shift.view(-1, 1, 1).to(device)
         self.channels_last = channels_last
 
     def augmented(self, x: Tensor, augment: Augment, seeds: Sequence[Callable[[], None]] = ()) -> Tensor:
@@ -43,13 +44,20 @@ class Normalise:
 
         `augment` is applied to pixels in [0, 1] or after normalisation.
         """
-        change = partial(augment.together, seeds=seeds) if seeds else augment
+        change: Callable[[Tensor], Tensor] = augment
+        if seeds:
+            change = partial(augment.together, seeds=seeds)
         if not augment.after_normalisation:
             pixels = x.dtype == torch.uint8
-            x = change(x.float().div_(255) if pixels else x)
-            x = x.mul(self.scale * 255).add_(self.shift) if pixels else x
+            if pixels:
+                x = x.float().div_(255)
+            x = change(x)
+            if pixels:
+                x = x.mul(self.scale * 255).add_(self.shift)
         x = self(x)
-        return change(x) if augment.after_normalisation else x
+        if augment.after_normalisation:
+            return change(x)
+        return x
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
@@ -63,7 +71,8 @@ class Streamed:
     """A stand-in for a tensor [n, ...] on `device`: indexing with row numbers on the CPU reads these rows."""
 
     def __init__(self, source: np.ndarray | LazyRows, device: torch.device):
-        self.source, self.device = source, device
+        self.source = source
+        self.device = device
         self.dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
@@ -74,7 +83,8 @@ class Streamed:
 
     def _read(self, rows: np.ndarray) -> Tensor:
         pinned = self.device.type == "cuda"  # the copy to the GPU then does not hold up the next batch
-        batch = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype, pin_memory=pinned)
+        shape = (len(rows), *self.source.shape[1:])
+        batch = torch.empty(shape, dtype=self.dtype, pin_memory=pinned)
         if isinstance(self.source, LazyRows):
             self.source.read(rows, batch.numpy())
         else:
@@ -101,13 +111,17 @@ class Part:
         split: str = "train",
         unseen: bool = False,
     ):
-        self.client, self.domain, self.split, self.unseen = client, domain, split, unseen
+        self.client = client
+        self.domain = domain
+        self.split = split
+        self.unseen = unseen
         if data_on_device:
             self.x: Tensor | Streamed = _to_tensor(examples.x).to(device)
         else:
             self.x = Streamed(examples.x, device)
         self.y = _to_tensor(examples.y).to(device)
-        self.normalise, self._size = normalise, max(1, math.prod(examples.x.shape[1:]))
+        self.normalise = normalise
+        self._size = max(1, math.prod(examples.x.shape[1:]))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -115,7 +129,9 @@ class Part:
     @property
     def rows_device(self) -> torch.device:
         """Where row numbers are expected: on the CPU where inputs are read from there, so that nothing waits."""
-        return self.y.device if isinstance(self.x, Tensor) else torch.device("cpu")
+        if isinstance(self.x, Tensor):
+            return self.y.device
+        return torch.device("cpu")
 
     @property
     def place(self) -> dict[str, Any]:
@@ -124,7 +140,8 @@ class Part:
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows as a normalised batch."""
-        return Batch(self.normalise(self.x.index_select(0, rows)), self._labels(rows))
+        x = self.x.index_select(0, rows)
+        return Batch(self.normalise(x), self._labels(rows))
 
     def taken(self, rows: Tensor, sizes: Sequence[int]) -> Iterator[Batch]:
         """Yield the rows in normalised batches of `sizes`; small ones are read together.
@@ -132,15 +149,21 @@ class Part:
         They are not if a batch could begin between the addresses at which torch allocates: kernels would round
         differently there.
         """
-        together = max(1, _AT_ONCE // (self._size * max(sizes))) if 4 * self._size % ALIGNMENT == 0 else 1
-        groups = [sizes[first : first + together] for first in range(0, len(sizes), together)]
-        for group, here in zip(groups, rows.split([sum(group) for group in groups]), strict=True):
+        together = 1
+        if 4 * self._size % ALIGNMENT == 0:
+            together = max(1, _AT_ONCE // (self._size * max(sizes)))
+        groups = []
+        for first in range(0, len(sizes), together):
+            groups.append(sizes[first : first + together])
+        sizes_of_groups = [sum(group) for group in groups]
+        for group, here in zip(groups, rows.split(sizes_of_groups), strict=True):
             x, y = self.take(here)
             yield from map(Batch, x.split(group), y.split(group))
 
     def augmented(self, rows: Tensor, augment: Augment) -> Batch:
         """Return the rows as an augmented, normalised training batch."""
-        return Batch(self.normalise.augmented(self.x.index_select(0, rows), augment), self._labels(rows))
+        x = self.x.index_select(0, rows)
+        return Batch(self.normalise.augmented(x, augment), self._labels(rows))
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """Yield all examples, or `rows`, in order, in batches of at most `size`."""
@@ -149,7 +172,8 @@ class Part:
             return
         for start in range(0, len(self), size):
             stop = start + size
-            yield Batch(self.normalise(self.x[start:stop]), self.y[start:stop])
+            x = self.normalise(self.x[start:stop])
+            yield Batch(x, self.y[start:stop])
 
     def _labels(self, rows: Tensor) -> Tensor:
         return self.y.index_select(0, rows.to(self.y.device, non_blocking=True))
@@ -176,67 +200,18 @@ class Augmented:
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """Yield all examples, or `rows`, in order, in batches of at most `size`."""
-        rows = torch.arange(len(self.part)) if rows is None else rows
+        if rows is None:
+            rows = torch.arange(len(self.part))
         for number, start in enumerate(range(0, len(rows), size)):
             with global_state_kept():
                 self.seed_batch(batch=number)
-                batch = self.part.augmented(rows[start : start + size].to(self.part.rows_device), self.augment)
+                now = rows[start : start + size].to(self.part.rows_device)
+                batch = self.part.augmented(now, self.augment)
             yield batch
 
 
-class LeastRecent(Generic[_Key, _Value]):
-    """A store of values with a budget of bytes, from which the value that was unused for the longest time goes first.
-
-    Args:
-        room: The bytes that all values may take together.
-    """
-
-    def __init__(self, room: float):
-        self._room, self._used = room, 0
-        self._entries: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._entries
-
-    def get(self, key: _Key) -> _Value | None:
-        """Return a value, and note its use; None if it is not here."""
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key][0]
-
-    def put(self, key: _Key, value: _Value, size: int) -> list[tuple[_Key, _Value]]:
-        """Keep a value of `size` bytes in place of the key's earlier value, and return the values that went for it.
-
-        The new value stays, even if it alone takes more than the room.
-        """
-        self.remove(key)
-        gone = self.make_room(size)
-        self._entries[key] = value, size
-        self._used += size
-        return gone
-
-    def make_room(self, size: int) -> list[tuple[_Key, _Value]]:
-        """Take out values until `size` further bytes fit or no value is left, and return them."""
-        gone = []
-        while self._entries and self._used + size > self._room:
-            key, (value, freed) = self._entries.popitem(last=False)
-            self._used -= freed
-            gone.append((key, value))
-        return gone
-
-    def remove(self, key: _Key) -> None:
-        """Take a value out, if it is here."""
-        if key in self._entries:
-            self._used -= self._entries.pop(key)[1]
-
-    def clear(self) -> None:
-        """Take out everything."""
-        self._entries.clear()
-        self._used = 0
+_Parts = LeastRecent[tuple[str, int], dict[str, Part]]
+"""The parts of clients and test sets, by their kind and number."""
 
 
 class HostData:
@@ -248,12 +223,18 @@ class HostData:
     """
 
     def __init__(self, population: Population, task: Task, *, held_out_share: float, seed: int, room: float = math.inf):
-        self.population, self.task, self.seed, self._held_out_share = population, task, seed, held_out_share
+        self.population = population
+        self.task = task
+        self.seed = seed
+        self._held_out_share = held_out_share
         self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
         self._room = room
-        self._held = LeastRecent[tuple[str, int], dict[str, Part]](room)
-        self._views = LeastRecent[tuple[str, int], dict[str, Part]](_MOST_VIEWS)
-        files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
+        self._held = _Parts(room)
+        self._views = _Parts(_MOST_VIEWS)
+        files = {}
+        for part in population.examples():
+            if isinstance(part.x, LazyRows):
+                files[id(part.x.file)] = part.x
         for rows in files.values():  # a file that is not on this machine, or differs, is noticed before the first round
             rows[:1]
 
@@ -265,10 +246,15 @@ class HostData:
             of_client = clients[client]
             train, held_out = divide(of_client, self._held_out_share, self.seed)
             parts = {"train": train, "val": of_client.val, "test": of_client.test}
-            return parts | ({"held_out": held_out} if len(held_out) else {})
+            if len(held_out):
+                return parts | {"held_out": held_out}
+            return parts
 
-        is_made = isinstance(clients.source, MadeClients)
-        copied = {*SPLITS, "held_out"} if is_made else {"train", "held_out"} if self._held_out_share else set()
+        copied: Collection[str] = ()
+        if isinstance(clients.source, MadeClients):
+            copied = {*SPLITS, "held_out"}
+        elif self._held_out_share:
+            copied = {"train", "held_out"}
         whose = {
             "client": clients.id(client),
             "domain": clients.domain(client),
@@ -284,7 +270,8 @@ class HostData:
     def test(self, number: int) -> Part:
         """Return a test set of the server."""
         test = self.population.tests[number]
-        return self._cached(("test", number), lambda: {test.split: test.examples}, {"domain": test.domain})[test.split]
+        parts = self._cached(("test", number), lambda: {test.split: test.examples}, {"domain": test.domain})
+        return parts[test.split]
 
     def _cached(
         self,
@@ -295,18 +282,32 @@ class HostData:
         copied: Collection[str] = (),
     ) -> dict[str, Part]:
         """Return the parts of the examples that `make` returns; nobody else holds the inputs of those in `copied`."""
-        if (known := self._held.get(key) or self._views.get(key)) is not None:
+        known: dict[str, Part] | None = self._held.get(key) or self._views.get(key)
+        if known is not None:
             return known
-        device, examples = self.task.device, make()
-        on_device = sum(part.x.nbytes for part in examples.values()) <= self._room
-        sizes = [part.x.nbytes if name in copied else _held_bytes(part, device) for name, part in examples.items()]
-        held = sum(sizes) if on_device else 0
-        cache, size = (self._held, held) if held else (self._views, 1)
+        device = self.task.device
+        examples = make()
+        size_of_all = sum(part.x.nbytes for part in examples.values())
+        on_device = size_of_all <= self._room
+        sizes = []
+        for name, part in examples.items():
+            if name in copied:
+                sizes.append(part.x.nbytes)
+            else:
+                sizes.append(_held_bytes(part, device))
+        held = 0
+        if on_device:
+            held = sum(sizes)
+        if held:
+            cache = self._held
+            size = held
+        else:
+            cache = self._views
+            size = 1
         cache.make_room(size)
-        parts = {
-            name: Part(part, device, self._normalise, data_on_device=on_device, split=name, **whose)
-            for name, part in examples.items()
-        }
+        parts = {}
+        for name, part in examples.items():
+            parts[name] = Part(part, device, self._normalise, data_on_device=on_device, split=name, **whose)
         cache.put(key, parts, size)
         return parts
 
@@ -317,15 +318,22 @@ def room_for(data_on_device: bool | None, device: torch.device | str, share: flo
     `share` is that of this host in the memory of the GPU, or of the machine, on which all hosts are assumed to run.
     """
     if data_on_device is not None:
-        return math.inf if data_on_device else 0.0
+        if data_on_device:
+            return math.inf
+        return 0.0
     device = torch.device(device)
-    whole = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
+    if device.type == "cuda":
+        whole = torch.cuda.mem_get_info(device)[1]
+    else:
+        whole = memory_bytes()
     return whole * share / 4
 
 
 def held_out_count(examples: int, share: float) -> int:
     """Return how many of a client's training examples are held out: `share` of them rounded down, but at least one."""
-    return max(1, floor_share(examples, share)) if share else 0
+    if share:
+        return max(1, floor_share(examples, share))
+    return 0
 
 
 def divide(client: Client, share: float, seed: int) -> tuple[Examples, Examples]:
@@ -334,8 +342,10 @@ def divide(client: Client, share: float, seed: int) -> tuple[Examples, Examples]
     if not count:
         return client.train, client.train.select(slice(0))
     is_held_out = np.zeros(len(client.train), bool)
-    is_held_out[generator(seed, "held out", client=client.id).permutation(len(client.train))[:count]] = True
-    return client.train.select(np.flatnonzero(~is_held_out)), client.train.select(np.flatnonzero(is_held_out))
+    order = generator(seed, "held out", client=client.id).permutation(len(client.train))
+    is_held_out[order[:count]] = True
+    rest = client.train.select(np.flatnonzero(~is_held_out))
+    return rest, client.train.select(np.flatnonzero(is_held_out))
 
 
 def client_data(
@@ -363,8 +373,10 @@ def _is_usable(array: np.ndarray) -> bool:
 
 
 def _to_tensor(array: np.ndarray | LazyRows) -> Tensor:
-    array = array[:] if isinstance(array, LazyRows) else array
-    array = array if _is_usable(array) else array.copy()
+    if isinstance(array, LazyRows):
+        array = array[:]
+    if not _is_usable(array):
+        array = array.copy()
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():  # only where it is needed, since entering it is neither cheap nor safe in threads
@@ -381,18 +393,31 @@ def batch_rows(
     rows. `steps` overrides `epochs`: there are as many epochs as needed, the last one cut after the last step.
     `batch_size` is that of a phase without its own.
     """
-    wanted, batch_size = batch_count(examples, phase, batch_size, drop_last=drop_last), phase.batch_size or batch_size
+    wanted = batch_count(examples, phase, batch_size, drop_last=drop_last)
+    batch_size = phase.batch_size or batch_size
     rows: list[np.ndarray] = []
     while len(rows) < wanted:
         order = rng.permutation(examples)
-        batches = [order[first : first + batch_size] for first in range(0, examples, batch_size)]
-        rows += batches[: examples // batch_size or 1] if drop_last else batches
+        batches = []
+        for first in range(0, examples, batch_size):
+            batches.append(order[first : first + batch_size])
+        if drop_last:
+            batches = batches[: examples // batch_size or 1]
+        rows += batches
     return rows[:wanted]
 
 
 def batch_count(examples: int, phase: Phase, batch_size: int, *, drop_last: bool) -> int:
     """Return the number of batches of a phase; see `batch_rows`."""
     size = phase.batch_size or batch_size
-    per_epoch = examples // size or 1 if drop_last else -(-examples // size)
-    wanted = (phase.epochs or 0) * per_epoch if phase.steps is None else phase.steps
-    return wanted if examples else 0
+    if drop_last:
+        per_epoch = examples // size or 1
+    else:
+        per_epoch = -(-examples // size)
+    if phase.steps is None:
+        wanted = (phase.epochs or 0) * per_epoch
+    else:
+        wanted = phase.steps
+    if examples:
+        return wanted
+    return 0

@@ -109,25 +109,36 @@ class EarlyStopping:
     def update(self, record: Record) -> None:
         """Apply the rule to the score of a round, if it has one. A score that is not finite is no improvement."""
         rule = self.rule
-        if rule is None or self.reason is not None or (score := rule.selection.score(record)) is None:
+        if rule is None or self.reason is not None:
+            return
+        score = rule.selection.score(record)
+        if score is None:
             return
         gain = rule.selection.gain
-        if math.isfinite(score) and (self.best is None or gain(score) - gain(self.best) > rule.min_delta):
-            self.best, self.best_round, self.waited = score, record.round, 0
+        is_better = self.best is None or gain(score) - gain(self.best) > rule.min_delta
+        if is_better and math.isfinite(score):
+            self.best = score
+            self.best_round = record.round
+            self.waited = 0
             return
         self.waited += 1
         if self.waited >= rule.patience:
             self.round = record.round
-            evaluations = "1 evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
+            evaluations = "1 evaluation"
+            if rule.patience != 1:
+                evaluations = f"{rule.patience} evaluations"
             missed = "been finite"
             if self.best is not None:
-                missed = f"improved on {self.best:.4g} of round {self.best_round} by more than {rule.min_delta:g}"
+                best = f"{self.best:.4g} of round {self.best_round}"
+                missed = f"improved on {best} by more than {rule.min_delta:g}"
             what = f"validation {rule.selection.metric} ({rule.selection.point})"
             self.reason = f"{what} has not {missed} for {evaluations}"
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
-        return {name: value for name, value in vars(self).items() if name != "rule"}
+        values = dict(vars(self))
+        del values["rule"]
+        return values
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -139,7 +150,9 @@ def downloads(
 ) -> tuple[State, dict[ClientIndex, State]]:
     """Return what every client of the cohort receives, and the further fields that some of `clients` receive."""
     down = exchange.broadcast(ctx, state)
-    unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in (ctx.cohort if clients is None else clients)}
+    unicast = {}
+    for i in ctx.cohort if clients is None else clients:
+        unicast[i] = exchange.unicast(ctx.at(client=i), state)
     return down, {i: fields for i, fields in unicast.items() if fields}
 
 
@@ -153,13 +166,19 @@ class Evaluator:
     def __init__(
         self, evaluation: Evaluation, blueprint: Blueprint, ctx: Context, fleet: Fleet, population: Population
     ):
-        self.evaluation, self.ctx, self.fleet = evaluation, ctx, fleet
-        self.algorithm, self.seed = blueprint.algorithm, blueprint.seed
+        self.evaluation = evaluation
+        self.ctx = ctx
+        self.fleet = fleet
+        self.algorithm = blueprint.algorithm
+        self.seed = blueprint.seed
         self._streams = blueprint.streams
         self.participants = participants_of(population)
         scorable = self.participants
         if evaluation.left_out:
-            scorable = [client for client in self.participants if client not in evaluation.left_out]
+            scorable = []
+            for client in self.participants:
+                if client not in evaluation.left_out:
+                    scorable.append(client)
         self._scored = _sample(scorable, evaluation.clients, self.seed)
         self._left_out = frozenset(population.clients.id(client) for client in evaluation.left_out)
         places = range(len(self.participants), len(population.clients))
@@ -182,9 +201,13 @@ class Evaluator:
         clients = self._scored
         if self.evaluation.clients == "selected":
             clients = tuple(client for client in cohort if client not in self.evaluation.left_out)
-        points, splits = self.evaluation.points, self.evaluation.splits
+        points = self.evaluation.points
+        splits = self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
-        metrics = self.due_metrics(round, clients, round if is_last else self._last_round)
+        last_round = self._last_round
+        if is_last:
+            last_round = round
+        metrics = self.due_metrics(round, clients, last_round)
         request = ScoreRequest(
             moment=Moment("round", min(round, self.ctx.rounds)),  # the final stage ends no round of its own
             cohort=self.participants,
@@ -196,22 +219,34 @@ class Evaluator:
             metrics=metrics,
         )
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
-        scored, model = Scored(), None
+        scored = Scored()
+        model = None
         self._streams.begin("evaluate", round=round)
         of_gradients = metrics.of(OfGradients)
         if "global" in points or self.population.tests or of_gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
-                scored.add(self.fleet.score_global(request.part(clients if "global" in points else ()), model))
+                scored_here: Sequence[ClientIndex] = ()
+                if "global" in points:
+                    scored_here = clients
+                scored.add(self.fleet.score_global(request.part(scored_here), model))
                 if of_gradients:
-                    on = {split for metric in of_gradients for split in metric.splits}
-                    gradients = self.fleet.gradients(replace(request, splits=tuple(sorted(on))), model)
-                    scored.scores += gradient_scores(of_gradients, gradients)
-        ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
+                    scored.scores += self._gradient_scores(request, of_gradients, model)
+        ood: tuple[int, ...] = ()
+        if model is None:
+            ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood")
         if ood or {"downloaded", "adapted"} & set(points):
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
         scores, maps = self.with_representation_scores(scored, metrics, round, ends_round=True)
         return in_order(scores), maps
+
+    def _gradient_scores(self, request: ScoreRequest, metrics: Sequence[OfGradients], model: Any) -> list[Score]:
+        """Return the scores of the metrics of gradients, on all splits that one of them needs."""
+        splits: set[str] = set()
+        for metric in metrics:
+            splits.update(metric.splits)
+        on_these = replace(request, splits=tuple(sorted(splits)))
+        return gradient_scores(metrics, self.fleet.gradients(on_these, model))
 
     def kept(self, scores: Sequence[Score]) -> list[Score]:
         """Return the scores of a round's training without those of participants that are left out."""
@@ -221,10 +256,14 @@ class Evaluator:
         """Return the metrics that are due in `round`, for which `clients` are scored; `last` is the last round."""
         if not self.evaluation.metrics:
             return NO_METRICS
-        due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
+        due = {}
+        for name, metric in self.evaluation.metrics.items():
+            if metric.due(round, last):
+                due[name] = metric
         groups = Counter(test.split for test in self.population.tests)
         for split in SPLITS:
-            groups[split] += int((self.population.clients.sizes[list(clients), SPLITS.index(split)] > 0).sum())
+            sizes = self.population.clients.sizes[list(clients), SPLITS.index(split)]
+            groups[split] += int((sizes > 0).sum())
         return DueMetrics(due, groups, selection=self.evaluation.selection)
 
     def with_representation_scores(
@@ -235,9 +274,15 @@ class Evaluator:
         With `ends_round`, maps of several points show the representations of the whole round.
         """
         seed = stream_seed(self.seed, "metrics", round=round) % 2**31
-        classes, device = self.population.num_classes, self.ctx.task.device
-        joint = [*self._trained, *scored.collected] if ends_round else []
-        self._trained = [] if ends_round else scored.collected
+        classes = self.population.num_classes
+        device = self.ctx.task.device
+        joint = []
+        if ends_round:
+            joint = [*self._trained, *scored.collected]
+        if ends_round:
+            self._trained = []
+        else:
+            self._trained = scored.collected
         scores, maps = metrics.representation_scores(scored.collected, classes, seed, device, self.tell, joint=joint)
         return [*scored.scores, *scores], maps
 
@@ -245,15 +290,21 @@ class Evaluator:
         self, state: State, round: int, clients: tuple[ClientIndex, ...]
     ) -> tuple[dict[ClientIndex, float], dict[str, int]]:
         """Return each client's training loss of the model that it would download, and the download's bytes by field."""
+        moment = Moment("round", round)
         request = ScoreRequest(
-            moment=Moment("round", round), cohort=clients, clients=clients, splits=("train",), points=("downloaded",)
+            moment=moment, cohort=clients, clients=clients, splits=("train",), points=("downloaded",)
         )
         self._streams.begin("ask for losses", round=round)
         exchange = self.algorithm.round_exchanges[0]
-        down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=clients), state)
+        down, unicast = downloads(exchange, self.ctx.at(moment, cohort=clients), state)
         scored = self.fleet.score_downloads(request, down, unicast)
-        index = {self.population.clients.id(i): i for i in clients}
-        losses = {index[score.client]: score.value for score in scored.scores if score.metric == "loss"}
+        index = {}
+        for i in clients:
+            index[self.population.clients.id(i)] = i
+        losses = {}
+        for score in scored.scores:
+            if score.metric == "loss":
+                losses[index[score.client]] = score.value
         return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # 0 without training data
 
     def unseen_scores(self, state: State, round: int) -> list[Score]:
@@ -269,10 +320,10 @@ class Evaluator:
             self._streams.begin("broadcast", moment, cohort=cohort)
             down, unicast = downloads(exchange, self.ctx.at(moment, cohort=cohort), state)
             weights = dict.fromkeys(cohort, 1 / len(cohort))
-            self.fleet.exchange(
-                ExchangeRequest(moment=moment, cohort=cohort, clients=cohort, weights=weights), down, unicast
-            )
+            training = ExchangeRequest(moment=moment, cohort=cohort, clients=cohort, weights=weights)
+            self.fleet.exchange(training, down, unicast)
         self._streams.begin("evaluate unseen clients")
+        due = DueMetrics(self.evaluation.metrics, selection=self.evaluation.selection).only(OfPredictions)
         request = ScoreRequest(
             moment=Moment("round", round),
             cohort=cohort,
@@ -280,7 +331,7 @@ class Evaluator:
             splits=self.evaluation.splits,
             points=("downloaded", "adapted"),
             adapt_epochs=self.evaluation.adapt_epochs,
-            metrics=DueMetrics(self.evaluation.metrics, selection=self.evaluation.selection).only(OfPredictions),
+            metrics=due,
         )
         return in_order(self._score_downloads(state, request).scores)
 
@@ -298,7 +349,9 @@ def participants_of(population: Population) -> Sequence[ClientIndex]:
 def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) -> tuple[ClientIndex, ...]:
     """Return the participants to score: all, or a sample that depends only on the seed of the run."""
     if isinstance(clients, str) or clients >= len(participants):
-        return () if clients == "selected" else tuple(participants)
+        if clients == "selected":
+            return ()
+        return tuple(participants)
     drawn = generator(seed, "evaluated clients").choice(len(participants), clients, replace=False)
     return tuple(sorted(participants[place] for place in drawn.tolist()))
 
@@ -315,22 +368,26 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
     """
     labels = population.clients[0].train.y
     scored = {*evaluation.splits, *(test.split for test in population.tests)}
-    classes, kind = labels.ndim == 1 and labels.dtype.kind in "iu", blueprint.outputs.kind
+    classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+    kind = blueprint.outputs.kind
     for name, metric in evaluation.metrics.items():
         if isinstance(metric, OfPredictions) and metric.requires_classes and kind not in metric.kinds:
             needed = " or ".join(dict.fromkeys(map(_in_words, metric.kinds)))
-            stand = "do not" if kind == "unknown" else f"stand for {_in_words(kind)}"
+            stand = "do not"
+            if kind != "unknown":
+                stand = f"stand for {_in_words(kind)}"
+            found = f"by this loss and these labels ({labels.dtype}) they {stand}"
             raise UsageError(
-                f"metrics.{name}: needs outputs that stand for {needed}, and by this loss and these labels "
-                f"({labels.dtype}) they {stand}; docs/evaluation.md says which do"
+                f"metrics.{name}: needs outputs that stand for {needed}, and {found}; docs/evaluation.md says which do"
             )
         if isinstance(metric, OfRepresentations):
             if not classes:
                 raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
             if metric.split not in scored:  # the splits that it is fitted to need not be scored
+                known = ", ".join(sorted(scored))
                 raise UsageError(
-                    f"metrics.{name}.split={metric.split}: this split is not scored; scored splits: "
-                    f"{', '.join(sorted(scored))}; set evaluate.splits to score others"
+                    f"metrics.{name}.split={metric.split}: this split is not scored; scored splits: {known}; set "
+                    "evaluate.splits to score others"
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")
@@ -365,34 +422,57 @@ def chosen_metric(
         mode: "max" or "min", for a metric that does not declare it.
         outputs, shape: What the model's output for one example stands for, and its shape.
     """
-    of_classes = outputs.kind in OF_CLASSES
-    declared: dict[str, bool | None] = {"accuracy": True, "loss": False} if of_classes else {"loss": False}
-    default = "accuracy" if of_classes else next(iter((*default_metrics(outputs.kind, 1), "loss")))
-    if name is None and (metric := metrics.get(default)) is not None:
+    declared: dict[str, bool | None] = {"loss": False}
+    default = next(iter((*default_metrics(outputs.kind, 1), "loss")))
+    if outputs.kind in OF_CLASSES:
+        declared = {"accuracy": True, "loss": False}
+        default = "accuracy"
+    if name is None and default in metrics:
+        metric = metrics[default]
         measured = default in _defined_values([metric], population, outputs, shape)
         if measured or not population.participants.have_validation:
             return default, bool(metric.higher_is_better)
         default = "loss"
     name = name or default
     if name not in declared:
-        asked = [metrics[name]] if name in metrics else list(metrics.values())
+        asked = list(metrics.values())
+        if name in metrics:
+            asked = [metrics[name]]
         values = _defined_values(asked, population, outputs, shape)
         if name in metrics and name not in values and len(values) == 1:
             name = next(iter(values))
         declared = values | declared
     if name not in declared:
         _refuse_undefined(name, asked, population, outputs, shape, is_key=name in metrics)
-        classes = {key: pkgutil.resolve_name(path) for key, path in METRICS.items() if key != name}
-        fit = [k for k, kind in classes.items() if issubclass(kind, OfPredictions) and outputs.kind in kind.kinds]
-        known = suggestion(name, [*declared, *fit])
-        raise UsageError(f"select.metric={name}: predictions have no such score; {known}")
-    higher_is_better = declared[name]
+        raise _no_such_score(name, [*declared], outputs)
+    return name, _direction(name, mode, declared[name])
+
+
+def _no_such_score(name: str, declared: Sequence[str], outputs: Outputs) -> UsageError:
+    """Return the error of a name that no metric of predictions has."""
+    fit = []
+    for key, path in METRICS.items():
+        kind = pkgutil.resolve_name(path)
+        if key != name and issubclass(kind, OfPredictions) and outputs.kind in kind.kinds:
+            fit.append(key)
+    known = suggestion(name, [*declared, *fit])
+    return UsageError(f"select.metric={name}: predictions have no such score; {known}")
+
+
+def _direction(name: str, mode: str | None, higher_is_better: bool | None) -> bool:
+    """Return whether higher is better: as the metric declares it, else by `mode`, else by the name."""
     if higher_is_better is None:
-        return name, mode == "max" if mode else not lower_is_better_by_name(name)
-    if mode == ("min" if higher_is_better else "max"):
-        side = "higher" if higher_is_better else "lower"
+        if mode:
+            return mode == "max"
+        return not lower_is_better_by_name(name)
+    side = "higher"
+    other_mode = "min"
+    if not higher_is_better:
+        side = "lower"
+        other_mode = "max"
+    if mode == other_mode:
         raise UsageError(f"select.mode={mode}: {name} declares that {side} is better; leave the mode out")
-    return name, higher_is_better
+    return higher_is_better
 
 
 def _defined_values(
@@ -415,12 +495,16 @@ def _values_on(
 ) -> dict[str, bool | None]:
     """Return the values that metrics of predictions have for `labels`, as `_defined_values` does."""
     y = torch.from_numpy(labels.copy())
-    raw = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(0)), y
+    rng = torch.Generator().manual_seed(0)
+    raw = torch.randn(len(y), *shape, generator=rng), y
     values: dict[str, bool | None] = {}
     for metric in metrics:
         if not isinstance(metric, OfPredictions):
             continue
-        arguments = scored_values(outputs, *raw) if metric.requires_classes else raw
+        if metric.requires_classes:
+            arguments = scored_values(outputs, *raw)
+        else:
+            arguments = raw
         for value in metric.measure(*(arguments or raw)):
             value = metric.declared(value)
             if not math.isnan(value.value):
@@ -430,7 +514,9 @@ def _values_on(
 
 def refuse_void_validation(key: str, value: Any, population: Population, outputs: Outputs) -> None:
     """Raise UsageError for a key that needs validation scores if all validation labels are ignored."""
-    labels = [client.val.y for client in population.participants[:_MOST_CLIENTS]]
+    labels = []
+    for client in population.participants[:_MOST_CLIENTS]:
+        labels.append(client.val.y)
     if outputs.ignored is not None and all((part == outputs.ignored).all() for part in labels):
         void = f"all validation labels of the first {len(labels)} clients are {outputs.ignored}, which is ignored"
         raise UsageError(f"{key}={value}: needs validation scores, and {void}")
@@ -449,9 +535,17 @@ def _refuse_undefined(
 
     `is_key`: whether `name` is the key of the only one of `metrics`, whose only value may have another name.
     """
-    fit = [metric for metric in metrics if isinstance(metric, OfPredictions) and outputs.kind in metric.kinds]
-    parts = [part.y for client in population.participants[:_SMALL] for part in client.parts]
-    classes = shape[outputs.axis - 1] if outputs.axis and shape else 2
+    fit = []
+    for metric in metrics:
+        if isinstance(metric, OfPredictions) and outputs.kind in metric.kinds:
+            fit.append(metric)
+    parts = []
+    for client in population.participants[:_SMALL]:
+        for part in client.parts:
+            parts.append(part.y)
+    classes = 2
+    if outputs.axis and shape:
+        classes = shape[outputs.axis - 1]
     labels = _with_every_class(np.concatenate(parts), classes)
     values = _values_on(labels, fit, outputs, shape)
     if name in values or (is_key and len(values) == 1):
@@ -462,10 +556,12 @@ def _refuse_undefined(
 def _with_every_class(labels: np.ndarray, classes: int) -> np.ndarray:
     """Return `labels` [n, ...] with all of the classes, or with zeros and ones, in place of the first labels."""
     complete = labels.copy()
-    if labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
+    are_bits = labels.dtype.kind != "f" or np.isin(labels, (0, 1)).all()
+    if not are_bits:
         return complete
     if labels.ndim == 2:
-        complete[0], complete[1:2] = 0, 1
+        complete[0] = 0
+        complete[1:2] = 1
     else:
         first = complete.reshape(-1)[: max(classes, 2)]
         first[:] = np.arange(len(first))
@@ -474,14 +570,23 @@ def _with_every_class(labels: np.ndarray, classes: int) -> np.ndarray:
 
 def _lack(population: Population) -> str:
     """Return in words which classes the clients' validation data have."""
-    labels = [client.val.y for client in population.participants[:_MOST_CLIENTS] if len(client.val)]
+    labels = []
+    for client in population.participants[:_MOST_CLIENTS]:
+        if len(client.val):
+            labels.append(client.val.y)
     if not labels:
         return f"none of the first {_MOST_CLIENTS} clients has any"
     if labels[0].dtype.kind == "f":
         constant = sum(bool((part == part[0]).all()) for part in labels)
         return f"of {len(labels)} clients with such data, {constant} have equal labels only"
     single = sum(bool((part == part.flat[0]).all()) for part in labels)
-    held = Counter(int(label) for part in labels for label in np.unique(part))
-    counts = ", ".join(f"class {label} at {count}" for label, count in sorted(held.items())[:_CLASSES_TOLD])
-    more = ", …" if len(held) > _CLASSES_TOLD else ""
-    return f"of {len(labels)} clients with such data, {single} have one class only ({counts}{more})"
+    held = Counter[int]()
+    for part in labels:
+        held.update(map(int, np.unique(part)))
+    told = sorted(held.items())[:_CLASSES_TOLD]
+    counts = ", ".join(f"class {label} at {count}" for label, count in told)
+    more = ""
+    if len(held) > _CLASSES_TOLD:
+        more = ", …"
+    share = f"{single} have one class only ({counts}{more})"
+    return f"of {len(labels)} clients with such data, {share}"

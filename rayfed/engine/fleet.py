@@ -28,7 +28,7 @@ class Request:
         metrics: The metrics to take besides accuracy and loss.
         vmap_clients: The number of clients that a host trains at once, or the largest number to measure. Fleets set it.
         origins: Of clients that train ahead of the clock: when each has started, and who with it. The payload for all
-            clients then has what they received by the round of their start, and the fleet keeps what they return until
+            clients then has what they received, by the round of their start. The fleet keeps what they return until
             `weigh` and `commit`.
     """
 
@@ -66,8 +66,12 @@ class ExchangeRequest(Request):
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""
         part = super().part(clients)
-        before = {i: self.models_before[i] for i in part.clients if i in self.models_before}
-        return replace(part, weights={i: self.weights[i] for i in part.clients}, models_before=before)
+        before = {}
+        for i in part.clients:
+            if i in self.models_before:
+                before[i] = self.models_before[i]
+        weights = {i: self.weights[i] for i in part.clients}
+        return replace(part, weights=weights, models_before=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,10 @@ class ExchangeResult:
 def add_to(sums: dict[_Key, _Number], terms: Mapping[_Key, _Number]) -> None:
     """Add each of `terms` to the sum of the same key."""
     for key, term in terms.items():
-        sums[key] = sums[key] + term if key in sums else term
+        if key in sums:
+            sums[key] = sums[key] + term
+        else:
+            sums[key] = term
 
 
 class Fleet(Protocol):

@@ -1,8 +1,8 @@
 """Steps of local training replayed from CUDA graphs, where that gives the same numbers.
 
 Launching the kernels of a small step one by one takes ten times as long as the kernels; a graph launches them at once.
-It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory, and a step
-that reads other changing numbers, draws random ones or waits for the GPU runs by itself.
+It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory. A step that
+reads other changing numbers, draws random ones or waits for the GPU runs by itself.
 """
 
 import functools
@@ -49,13 +49,20 @@ class StepGraphs:
     """
 
     def __init__(self, capture: Capture):
-        self.capture, self.counts, self.failure = capture, Counter[str](), ""
+        self.capture = capture
+        self.counts = Counter[str]()
+        self.failure = ""
         self._kinds: list[_Kind] = []
 
     def kind(self, *key: Any) -> "_Kind":
         """Return the kind with this key, which has now been used last."""
-        kind = next((kind for kind in self._kinds if kind.key == key), None) or _Kind(key)
-        self._kinds = [*(other for other in self._kinds if other is not kind), kind][-_MOST_KINDS:]
+        known = (kind for kind in self._kinds if kind.key == key)
+        kind = next(known, None) or _Kind(key)
+        others = []
+        for other in self._kinds:
+            if other is not kind:
+                others.append(other)
+        self._kinds = [*others, kind][-_MOST_KINDS:]
         return kind
 
 
@@ -63,7 +70,9 @@ class _Kind:
     """Steps that one graph can replay: those of one exchange, on tensors of one form, with one lasting context."""
 
     def __init__(self, key: tuple[Any, ...]):
-        self.key, self.steps, self.reason = key, 0, ""
+        self.key = key
+        self.steps = 0
+        self.reason = ""
         self.graph: _Graph | None = None
         self.checked = False  # a step after the captured one, with other inputs, gave what its replay gives
 
@@ -75,14 +84,18 @@ class GraphedStep:
     """
 
     def __init__(self, graphs: StepGraphs, exchange: Exchange, step: Step):
-        self._graphs, self._exchange, self._step = graphs, exchange, step
+        self._graphs = graphs
+        self._exchange = exchange
+        self._step = step
         self._kinds: dict[Any, _Kind] = {}  # by the form of the batch: only the last batch, or a block, has another
 
     def __call__(self, ctx: Context, work: State, down: State, batch: Batch) -> Result:
         form = _form(batch)
         if form not in self._kinds:
             lasting = [getattr(ctx, name) for name in _LASTING]
-            self._kinds[form] = kind = self._graphs.kind(self._exchange, lasting, _form((work, down, batch)))
+            of_inputs = _form((work, down, batch))
+            kind = self._graphs.kind(self._exchange, lasting, of_inputs)
+            self._kinds[form] = kind
             if kind.graph is not None:
                 _copy(kind.graph.down, down)
         kind = self._kinds[form]
@@ -90,11 +103,17 @@ class GraphedStep:
             self._graphs.counts[REPLAYED] += 1
             return kind.graph.replay(work, batch)
         kind.steps += 1
-        enough = ENOUGH_STEPS if ctx.schedule.is_constant else ENOUGH_STEPS * _BRIEF
+        if ctx.schedule.is_constant:
+            enough = ENOUGH_STEPS
+        else:
+            enough = ENOUGH_STEPS * _BRIEF
         self._graphs.counts[kind.reason or f"fewer than {enough} steps alike"] += 1
         if kind.reason or kind.steps < enough:
             return self._step(ctx, work, down, batch)
-        take = self._captured if kind.graph is None else self._checked
+        if kind.graph is None:
+            take = self._captured
+        else:
+            take = self._checked
         result = take(kind, ctx, work, down, batch)
         if kind.reason:
             kind.graph = None
@@ -103,9 +122,12 @@ class GraphedStep:
 
     def _captured(self, kind: _Kind, ctx: Context, work: State, down: State, batch: Batch) -> Result:
         """Take a step, and capture it if those to come can be replayed."""
-        before, watched, random = clone(work), _watched(ctx), _random_states()
+        before = clone(work)
+        watched = _watched(ctx)
+        random = _random_states()
         result = self._step(watched, work, down, batch)
-        kind.reason = self._graphs.failure or _obstacle(watched, random, kind.key[-1][0], before, result[0])
+        form = kind.key[-1][0]
+        kind.reason = self._graphs.failure or _obstacle(watched, random, form, before, result[0])
         if not kind.reason:
             try:
                 kind.graph = _Graph(self._graphs.capture, self._step, ctx, before, down, batch)
@@ -122,8 +144,10 @@ class GraphedStep:
         replayed = clone(kind.graph.replay(inputs, batch))
         again = self._step(ctx, clone(inputs), down, batch)
         result = self._step(ctx, work, down, batch)
-        close = functools.partial(torch.allclose, rtol=1e-4, atol=1e-6)
-        kind.checked = _equal(replayed, result, torch.equal if _equal(again, result) else close)
+        is_alike: Callable[[Tensor, Tensor], bool] = functools.partial(torch.allclose, rtol=1e-4, atol=1e-6)
+        if _equal(again, result):
+            is_alike = torch.equal
+        kind.checked = _equal(replayed, result, is_alike)
         if not kind.checked:
             kind.reason = "a graph of the step gives other numbers"
         return result
@@ -155,11 +179,13 @@ class CudaCapture:
     """Captures CUDA graphs, which share memory, since no two of them run at once."""
 
     def __init__(self, device: torch.device):
-        self._stream, self._pool = _stream_of(device), torch.cuda.graph_pool_handle()
+        self._stream = _stream_of(device)
+        self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None  # kept, because the pool ends with its last graph
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
-        graph, mode = torch.cuda.CUDAGraph(), torch.cuda.get_sync_debug_mode()
+        graph = torch.cuda.CUDAGraph()
+        mode = torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(outer := torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):  # a capture that fails would not leave its stream
             try:
@@ -201,18 +227,26 @@ def _watched(ctx: Context) -> Context:
 
 def _obstacle(watched: Context, random: Any, form: Any, before: State, work: State) -> str:
     """Return why a step from `before` to `work` cannot be replayed, "" if it can."""
-    if others := sorted(vars(watched)["reads"] - {*_LASTING}):
+    others = sorted(vars(watched)["reads"] - {*_LASTING})
+    if others:
         return f"the step reads ctx.{others[0]}"
     if _random_states() != random:
         return "the step draws random numbers"
     if not form == _form(before) == _form(work):
         return "the step changes the form of its state"
-    places = [tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(work) if tensor.numel()]
-    return "tensors of the state share memory" if len({*places}) < len(places) else ""
+    places = []
+    for _, tensor in named_tensors(work):
+        if tensor.numel():
+            places.append(tensor.untyped_storage().data_ptr())
+    if len({*places}) < len(places):
+        return "tensors of the state share memory"
+    return ""
 
 
 def _random_states() -> list[list[int]]:
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    on_gpus = []
+    if torch.cuda.is_initialized():
+        on_gpus = torch.cuda.get_rng_state_all()
     return [state.tolist() for state in (torch.get_rng_state(), *on_gpus)]
 
 
@@ -226,7 +260,8 @@ def _copy(memory: Any, tree: Any) -> None:
     pairs: list[tuple[Tensor, Tensor]] = []
     tree_map(lambda old, new: pairs.append((old, new)), memory, tree)
     if pairs:
-        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+        olds = [old for old, _ in pairs]
+        torch._foreach_copy_(olds, [new for _, new in pairs])
 
 
 def _write(memory: Any, tree: Any) -> None:

@@ -73,19 +73,26 @@ class Host:
         torch.set_num_threads(blueprint.threads)
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         keep_freed_memory()
-        self.position, self.algorithm = position, blueprint.algorithm
-        self.seed, self._streams = blueprint.seed, blueprint.streams
-        self.drop_last, self.bf16 = blueprint.drop_last, blueprint.bf16
+        self.position = position
+        self.algorithm = blueprint.algorithm
+        self.seed = blueprint.seed
+        self._streams = blueprint.streams
+        self.drop_last = blueprint.drop_last
+        self.bf16 = blueprint.bf16
         if self.bf16:
             check_bf16(torch.device(device))
-        self.augment, self.availability = blueprint.augment, blueprint.availability
+        self.augment = blueprint.augment
+        self.availability = blueprint.availability
         self.ctx = blueprint.context(population, device)
         on_gpu = self.ctx.task.device.type == "cuda"
-        self.graphs = StepGraphs(CudaCapture(self.ctx.task.device)) if on_gpu and blueprint.cuda_graphs else None
+        self.graphs: StepGraphs | None = None
+        if on_gpu and blueprint.cuda_graphs:
+            self.graphs = StepGraphs(CudaCapture(self.ctx.task.device))
         self._share = share
         room = room_for(blueprint.data_on_device, device, share)
         held_out = self.algorithm.held_out_share
-        self.data = HostData(population, self.ctx.task, held_out_share=held_out, seed=self.seed, room=room)
+        task = self.ctx.task
+        self.data = HostData(population, task, held_out_share=held_out, seed=self.seed, room=room)
         peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
     def empty_sum(self) -> ExactSum:
@@ -106,7 +113,8 @@ class Host:
         for job, trained in self._trained(exchange, request, down, unicast, states):
             averaged[job.client] = self._finish(exchange, request, job, trained, result)
             del trained  # its weights would stay in memory while the next client trains
-            if len(averaged) == request.vmap_clients or job.client == request.clients[-1]:
+            is_last = job.client == request.clients[-1]
+            if len(averaged) == request.vmap_clients or is_last:
                 if exchange.server_side_weighting or request.origins:
                     result.unweighted |= averaged
                 elif exchange.averaged:
@@ -122,14 +130,20 @@ class Host:
         self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, result: ExchangeResult
     ) -> State:
         """Add what a trained client keeps and sends to `result`, but for the averaged fields, which are returned."""
-        ctx, client = job.ctx, job.client
+        ctx = job.ctx
+        client = job.client
         self._streams.begin("finish", ctx.moment, client=client)
-        with untouched(f"{type(exchange).__name__}.finish", client=job.state, down=job.down):
+        hook = f"{type(exchange).__name__}.finish"
+        with untouched(hook, client=job.state, down=job.down):
             next_state, up = exchange.finish(ctx, trained.work, job.state, job.down, ctx.data)
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
         result.sent[client] = dict(exchange.sent_bytes(up))
-        others = owned({name: up[name] for name in up if name not in exchange.averaged})
+        not_averaged = {}
+        for name, value in up.items():
+            if name not in exchange.averaged:
+                not_averaged[name] = value
+        others = owned(not_averaged)
         result.replies.append(Reply(client, ctx.examples, others))
         return {name: up[name] for name in exchange.averaged if name in up}
 
@@ -137,7 +151,10 @@ class Host:
         self, request: ExchangeRequest, job: Job, trained: Trained, next_state: State, result: ExchangeResult
     ) -> None:
         """Add to `result` the scores of a client's trained model and of its training."""
-        ctx, client, due, values = job.ctx, job.client, request.metrics, []
+        ctx = job.ctx
+        client = job.client
+        due = request.metrics
+        values = []
         measures_training = bool(due.of(OfTraining))
         if measures_training and ctx.exchange == 0:
             result.models_before[client] = self.algorithm.downloaded_model(ctx, job.state, job.down)
@@ -149,8 +166,10 @@ class Host:
             if measures_training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
-        values += [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
-        result.training += [as_score(value, point="trained", **job.part.place) for value in values]
+        for name, mean in trained.metrics.items():
+            values.append(Value(name, mean, ctx.examples))
+        for value in values:
+            result.training.append(as_score(value, point="trained", **job.part.place))
 
     def weigh(self, unweighted: Iterable[tuple[State, float]]) -> ExactSum:
         """Return the sum of clients' averaged fields, each with a weight that the server computed."""
@@ -173,7 +192,9 @@ class Host:
             if request.client_tests or "downloaded" in request.points:
                 fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
                 model = self.algorithm.downloaded_model(ctx, state, fields)
-                splits = request.splits if "downloaded" in request.points else ()
+                splits: Collection[str] = ()
+                if "downloaded" in request.points:
+                    splits = request.splits
                 scored.add(self._score_client(ctx, client, model, "downloaded", splits, request.metrics))
                 due = request.metrics.only(OfPredictions)
                 for number in request.client_tests:
@@ -184,30 +205,44 @@ class Host:
                 joined[client] = state
         if "adapted" in request.points:
             local = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
-            states, adaptation = {**states, **joined}, self.algorithm.adaptation
-            for job, trained in self._trained(adaptation, request, down, unicast, states, stage="final", local=local):
+            states = {**states, **joined}
+            adaptation = self.algorithm.adaptation
+            jobs = self._trained(adaptation, request, down, unicast, states, stage="final", local=local)
+            for job, trained in jobs:
                 model = self.algorithm.trained_model(job.ctx, trained.work, job.state, job.down)
-                splits, due = request.splits, request.metrics
+                splits = request.splits
+                due = request.metrics
                 scored.add(self._score_client(job.ctx, job.client, model, "adapted", splits, due))
         return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of `request`."""
-        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        model = self.ctx.task.to_memory_format(model)
         scored = Scored()
         for client in request.clients:
             scored.add(self._score_client(ctx, client, model, "global", request.splits, request.metrics))
         for test in request.tests:
-            scored.add(self._score(ctx, model, "global", [self.data.test(test)], request.metrics))
+            parts = [self.data.test(test)]
+            scored.add(self._score(ctx, model, "global", parts, request.metrics))
         return scored
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         """Return the server model's gradients on `request.splits` of clients' data and test sets, by domain."""
-        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
-        splits, tests = request.splits, self.data.population.tests
-        of_clients = (part for i in request.clients for name, part in self.data.parts(i).items() if name in splits)
-        of_tests = (self.data.test(k) for k in request.tests if tests[k].split in splits)
-        return domain_gradients(ctx, model, itertools.chain(of_clients, of_tests))
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        model = self.ctx.task.to_memory_format(model)
+        return domain_gradients(ctx, model, self._parts_on(request))
+
+    def _parts_on(self, request: ScoreRequest) -> Iterator[Part]:
+        """Yield the parts of clients and the test sets of `request` that are on its splits, one after the other."""
+        for client in request.clients:
+            for name, part in self.data.parts(client).items():
+                if name in request.splits:
+                    yield part
+        tests = self.data.population.tests
+        for number in request.tests:
+            if tests[number].split in request.splits:
+                yield self.data.test(number)
 
     def _score_client(
         self, ctx: Context, client: int, model: Any, point: str, splits: Collection[str], due: DueMetrics
@@ -220,8 +255,13 @@ class Host:
         their representations are collected.
         """
         data = self.data.parts(client)
-        parts = [data[split] for split in splits if len(data[split])]
-        fitted = [data[split] for split in sorted(due.fitted.difference(splits))] if parts else []
+        parts = []
+        for split in splits:
+            if len(data[split]):
+                parts.append(data[split])
+        fitted: list[Part] = []
+        if parts:
+            fitted = [data[split] for split in sorted(due.fitted.difference(splits))]
         return self._score(ctx, model, point, parts, due, fitted)
 
     def _score(
@@ -232,7 +272,9 @@ class Host:
             self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
         scores = score(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
         scores += scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
-        collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
+        collected = []
+        for part in (*parts, *fitted):
+            collected.append(due.collect(self.algorithm, ctx, model, point, part, self.seed))
         return Scored(scores, list(itertools.chain.from_iterable(collected)))
 
     def fastest_width(self, request: Request, down: State, unicast: States, states: States) -> int:
@@ -241,18 +283,25 @@ class Host:
         This is measured on a few steps of copies of the single client of `request`, which are dropped. As random
         streams are keyed, later draws are the same.
         """
-        (client,), task = request.clients, self.ctx.task
-        ctx, part = self._with_data(self._context(client, request)), self.data.parts(client)["train"]
+        (client,) = request.clients
+        task = self.ctx.task
+        ctx = self._with_data(self._context(client, request))
+        part = self.data.parts(client)["train"]
         fields = task.to_memory_format(down) | task.to_memory_format(unicast.get(client, {}))
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         with global_state_kept():
             state = self._state(ctx, states)
             work = exchange.start(ctx, state, fields)
             drawn = draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)
-            phases = [(phase, rows[:_MEASURED_STEPS]) for phase, rows in drawn]
+            phases = []
+            for phase, rows in drawn:
+                phases.append((phase, rows[:_MEASURED_STEPS]))
             job = Job(client, part, phases, work, ctx, state, fields)
             room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
-            inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # a block has copies of them
+            # a block has copies of them
+            inputs = 0
+            if isinstance(part.x, Tensor):
+                inputs = part.x.nbytes
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
             def block(width: int) -> None:
@@ -262,7 +311,10 @@ class Host:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
 
             # CPU seconds, as other processes may use the CPU as well
-            clock = time.process_time if task.device.type == "cpu" else time.perf_counter
+            if task.device.type == "cpu":
+                clock = time.process_time
+            else:
+                clock = time.perf_counter
             return fastest_width(min(request.vmap_clients, most), block, clock)
 
     def _trained(
@@ -279,13 +331,18 @@ class Host:
             jobs = []
             for ctx, phases in block:
                 client = ClientIndex(ctx.client)
-                received = common[str(ctx.round)] if request.origins else common
+                if request.origins:
+                    received = common[str(ctx.round)]
+                else:
+                    received = common
                 fields = received | to_memory_format(unicast.get(client, {}))
                 state = self._state(self._with_data(ctx), states)
                 self._streams.begin("start", ctx.moment, client=client)
                 work = exchange.start(ctx, state, fields)
-                jobs.append(Job(client, self.data.parts(client)["train"], phases, work, ctx, state, fields))
-            with untouched(f"{type(exchange).__name__}.step", down=jobs[0].down, client=jobs[0].state):
+                part = self.data.parts(client)["train"]
+                jobs.append(Job(client, part, phases, work, ctx, state, fields))
+            hook = f"{type(exchange).__name__}.step"
+            with untouched(hook, down=jobs[0].down, client=jobs[0].state):
                 results = self._train(exchange, jobs, self.graphs)
             for job in jobs:
                 self._check_finite(job, results[0])
@@ -300,14 +357,18 @@ class Host:
         for first in range(0, len(request.clients), _AHEAD):
             ahead = []
             for client in request.clients[first : first + _AHEAD]:
-                local = self.availability.local_work(self.ctx.local, self.seed, request.origin(client)[0], client)
+                moment, _ = request.origin(client)
+                local = self.availability.local_work(self.ctx.local, self.seed, moment, client)
                 ctx = self._context(client, request, **({"local": local} | changes))
-                ahead.append((ctx, draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)))
+                phases = draw_phases(exchange, ctx, seed=self.seed, drop_last=self.drop_last)
+                ahead.append((ctx, phases))
             while ahead:
                 yield ahead.pop(0)  # which would else keep the client's data
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job], graphs: StepGraphs | None) -> list[Trained]:
-        return train(InBf16(exchange) if self.bf16 else exchange, jobs, self._streams, self.augment, graphs)
+        if self.bf16:
+            exchange = InBf16(exchange)
+        return train(exchange, jobs, self._streams, self.augment, graphs)
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
@@ -317,16 +378,19 @@ class Host:
 
     def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:
         """Return the context of a client, without its data."""
-        (moment, cohort), examples = request.origin(client), self.data.training_examples(client)
+        (moment, cohort) = request.origin(client)
+        examples = self.data.training_examples(client)
         return self.ctx.at(moment, cohort=cohort, client=client, examples=examples, **changes)
 
     def _with_data(self, ctx: Context) -> Context:
         """Add the client's data to its context."""
-        parts, augmented = self.data.parts(ctx.client), None
+        parts = self.data.parts(ctx.client)
+        augmented = None
         if self.augment is not None:
             seed_batch = partial(self._streams.begin, "augmented data", ctx.moment, client=ctx.client)
             augmented = Augmented(parts["train"], self.augment, seed_batch)
-        ctx.data = ClientData(parts["train"], parts["val"], augmented, parts.get("held_out"))
+        held_out = parts.get("held_out")
+        ctx.data = ClientData(parts["train"], parts["val"], augmented, held_out)
         return ctx
 
     def _state(self, ctx: Context, states: States) -> State:
@@ -376,8 +440,10 @@ class LocalFleet:
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         result = ExchangeResult(total=self.host.empty_sum())
         for part in self._parts(request):
-            done = self.host.exchange(part, down, unicast, self._states_of(part.clients), result.total)
-            self._ahead |= {client: owned(state) for client, state in done.states.items()}
+            states = self._states_of(part.clients)
+            done = self.host.exchange(part, down, unicast, states, result.total)
+            for client, state in done.states.items():
+                self._ahead[client] = owned(state)
             if not request.origins:
                 self.commit(done.states)
             self._unweighted |= owned(done.unweighted)
@@ -385,7 +451,8 @@ class LocalFleet:
         return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        return self.host.weigh((self._unweighted.pop(client), weight) for client, weight in weights.items())
+        replies = ((self._unweighted.pop(client), weight) for client, weight in weights.items())
+        return self.host.weigh(replies)
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:
         for client in clients:
@@ -394,7 +461,8 @@ class LocalFleet:
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         scored = Scored()
         for part in self._parts(request):
-            scored.add(self.host.score_downloads(part, down, unicast, self._states_of(part.clients)))
+            states = self._states_of(part.clients)
+            scored.add(self.host.score_downloads(part, down, unicast, states))
         return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
@@ -413,8 +481,10 @@ class LocalFleet:
 
     def _parts(self, request: _Request) -> Iterator[_Request]:
         width = self.vmap_clients or 1
-        request, size = replace(request, vmap_clients=width), max(1, CLIENTS_AT_ONCE // width) * width
-        return (request.part(request.clients[k : k + size]) for k in range(0, len(request.clients), size))
+        request = replace(request, vmap_clients=width)
+        size = max(1, CLIENTS_AT_ONCE // width) * width
+        for first in range(0, len(request.clients), size):
+            yield request.part(request.clients[first : first + size])
 
     def _states_of(self, clients: Sequence[ClientIndex]) -> dict[ClientIndex, State]:
         return {client: self.states[client] for client in clients if client in self.states}

@@ -37,7 +37,9 @@ class ImpureHook(RuntimeError):
 @contextmanager
 def untouched(hook: str, **inputs: Any) -> Iterator[None]:
     """Raise `ImpureHook` if a tensor in one of `inputs` is modified in place within the block."""
-    before = {name: [tensor._version for tensor in leaves(tree)] for name, tree in inputs.items()}
+    before = {}
+    for name, tree in inputs.items():
+        before[name] = [tensor._version for tensor in leaves(tree)]
     yield
     for name, tree in inputs.items():
         if before[name] != [tensor._version for tensor in leaves(tree)]:
@@ -74,14 +76,17 @@ def intercepted(algorithm: Algorithm, around: Around) -> Algorithm:
         for name in ("server_side_weighting", "prepares_batches"):  # not derived from the hooks overridden here
             members[name] = getattr(exchange, name)
         if isinstance(exchange, Algorithm):
-            members |= {name: property(partial(exchanges, kind=kind, name=name)) for name in _STAGES}
+            for name in _STAGES:
+                members[name] = property(partial(exchanges, kind=kind, name=name))
             members["adaptation"] = property(lambda self: of(self, _attribute(self, kind, "adaptation")))
         copied: Any = object.__new__(type("Intercepted", (kind,), members))
         vars(copied).update(vars(exchange))
         return copied
 
     def of(owner: Exchange, exchange: Exchange) -> Any:
-        return exchange if exchange is owner or type(exchange).__name__ == "Intercepted" else copy_of(exchange)
+        if exchange is owner or type(exchange).__name__ == "Intercepted":
+            return exchange
+        return copy_of(exchange)
 
     def exchanges(self: Exchange, kind: type, name: str) -> tuple[Exchange, ...]:
         return tuple(of(self, exchange) for exchange in _attribute(self, kind, name))
@@ -93,19 +98,32 @@ def intercepted(algorithm: Algorithm, around: Around) -> Algorithm:
 def _attribute(self: Exchange, kind: type, name: str) -> Any:
     """Return what `kind` has as `name`: the value of a property for `self`, or an attribute of the class."""
     found = inspect.getattr_static(kind, name)
-    return found.fget(self) if isinstance(found, property) and found.fget else found
+    if isinstance(found, property) and found.fget:
+        return found.fget(self)
+    return found
 
 
 def pure(name: str, hook: Callable[..., Any], self: Exchange, *args: Any, **kwargs: Any) -> Any:
     """Call a hook, and raise `ImpureHook` if anything that it was lent has changed by a bit. See `intercepted`."""
     parameters = list(inspect.signature(hook).parameters)
     named = dict(zip(parameters, (self, *args), strict=False)) | kwargs
-    lent = {parameter: value for parameter, value in named.items() if (name, parameter) not in _OWN}
+    lent = {}
+    for parameter, value in named.items():
+        if (name, parameter) not in _OWN:
+            lent[parameter] = value
     before = {parameter: facts(value) for parameter, value in lent.items()}
     result = hook(self, *args, **kwargs)
-    changed = [parameter for parameter, value in lent.items() if facts(value) != before[parameter]]
+    changed = []
+    for parameter, value in lent.items():
+        if facts(value) != before[parameter]:
+            changed.append(parameter)
     if changed:
-        what = ["an attribute of the algorithm" if parameter == "self" else f"`{parameter}`" for parameter in changed]
+        what = []
+        for parameter in changed:
+            if parameter == "self":
+                what.append("an attribute of the algorithm")
+            else:
+                what.append(f"`{parameter}`")
         raise ImpureHook(
             f"{name} changed {' and '.join(what)}; other clients and rounds share it, so a hook must return new state"
         )
@@ -124,12 +142,16 @@ def facts(value: Any) -> Any:
         return facts({"x": value.x, "y": value.y})
     if isinstance(value, Task):
         networks = [value.model, *value.modules.values()]
-        held = [[*n.module.parameters(), *n.module.buffers()] for n in networks]
-        return facts(
-            [value.initial_weights(), held, sorted(value.personal_names), value.trainable, sorted(value.modules)]
-        )
+        held = []
+        for n in networks:
+            held.append([*n.module.parameters(), *n.module.buffers()])
+        task = [value.initial_weights(), held, sorted(value.personal_names), value.trainable, sorted(value.modules)]
+        return facts(task)
     if isinstance(value, Exchange):
         return {key: facts(item) for key, item in vars(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: facts(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        of_fields = {}
+        for field in dataclasses.fields(value):
+            of_fields[field.name] = facts(getattr(value, field.name))
+        return of_fields
     return repr(value)

@@ -62,13 +62,15 @@ class Turn:
     def of(cls, clients: Sequence[ClientIndex], sampled: int | None = None) -> "Turn":
         """Return the turn of clients that all start now."""
         now = tuple(clients)
-        return cls(
-            clients=now, starting=now, staleness=(0,) * len(now), sampled=len(now) if sampled is None else sampled
-        )
+        if sampled is None:
+            sampled = len(now)
+        return cls(clients=now, starting=now, staleness=(0,) * len(now), sampled=sampled)
 
     def add_to(self, record: Record) -> None:
         """Write what a record of the round says about its clients and about the clock."""
-        record.sampled, record.clock_seconds, record.waiting = self.sampled, self.ended, self.waiting
+        record.sampled = self.sampled
+        record.clock_seconds = self.ended
+        record.waiting = self.waiting
         if self.began is not None and self.ended is not None:
             record.simulated_seconds = self.ended - self.began
         if self.waiting is not None:
@@ -80,10 +82,12 @@ class Cohorts:
     """Draws the cohorts of a simulation; `losses` asks clients for their losses."""
 
     def __init__(self, blueprint: Blueprint, population: Population, examples: np.ndarray, losses: Losses):
-        self._blueprint, self._losses = blueprint, losses
+        self._blueprint = blueprint
+        self._losses = losses
         self.participants = participants_of(population)
         self.is_uniform = type(blueprint.sampler) is Uniform
-        sizes = np.maximum(examples[: len(self.participants)].astype(float), 1.0)
+        of_participants = examples[: len(self.participants)]
+        sizes = np.maximum(of_participants.astype(float), 1.0)
         self._shares = sizes / sizes.sum()
         self._clients = population.clients
         self._last_losses = np.full(len(self.participants), np.nan)
@@ -95,21 +99,31 @@ class Cohorts:
 
     def draw(self, round: int) -> tuple[ClientIndex, ...]:
         """Return the clients of a round, in ascending order."""
-        self._cohort, self._asked, self._seconds = None, set(), 0.0
-        how, size, clients = self._blueprint, self._blueprint.cohort, len(self.participants)
+        self._cohort = None
+        self._asked = set()
+        self._seconds = 0.0
+        blueprint = self._blueprint
+        size = self._blueprint.cohort
+        clients = len(self.participants)
         if size == clients:
             return tuple(self.participants)
+        rng = generator(blueprint.seed, "cohort", round=round)
         drawing = Drawing(
             round=round,
             size=size,
             shares=self._shares.copy(),
             last_losses=self._last_losses.copy(),
-            rng=generator(how.seed, "cohort", round=round),
-            rng_of_cycle=lambda rounds: generator(how.seed, "cohorts", cycle=(round - 1) // rounds),
+            rng=rng,
+            rng_of_cycle=lambda rounds: generator(blueprint.seed, "cohorts", cycle=(round - 1) // rounds),
             losses=partial(self._losses_now, round),
         )
-        sampler = WITHOUT_REPLACEMENT if how.algorithm.traits.sample_without_replacement else how.sampler
-        self._cohort = self._checked(sampler.draw(drawing), clients if sampler.varies else size)
+        sampler = blueprint.sampler
+        if blueprint.algorithm.traits.sample_without_replacement:
+            sampler = WITHOUT_REPLACEMENT
+        most = size
+        if sampler.varies:
+            most = clients
+        self._cohort = self._checked(sampler.draw(drawing), most)
         return tuple(ClientIndex(i) for i in self._cohort.clients)
 
     def weights(self, own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
@@ -122,7 +136,9 @@ class Cohorts:
         if drawn is not None and drawn.factors is not None:
             total = math.fsum(own(i) for i in self.participants)
             factors = dict(zip(drawn.clients, drawn.factors, strict=True))
-            return {i: factors[i] * own(i) / total if total else 0.0 for i in cohort}
+            if not total:
+                return dict.fromkeys(cohort, 0.0)
+            return {i: factors[i] * own(i) / total for i in cohort}
         return normalised_weights(own, cohort)
 
     @property
@@ -141,12 +157,16 @@ class Cohorts:
             return
         self._participated.update(cohort)
         for score in record.scores:
-            if (score.metric, score.split, score.point) == ("loss", "train", "trained") and not score.unseen:
+            is_training_loss = (score.metric, score.split, score.point) == ("loss", "train", "trained")
+            if is_training_loss and not score.unseen:
                 self._last_losses[self._clients.place(score.client)] = score.value
         if not self._asked:
             return
         more = len(self._asked - set(cohort))  # clients of the cohort have downloaded the model already
-        add_to(record.bytes_down, {name: size * more for name, size in self._sizes.items()})
+        sizes = {}
+        for name, size in self._sizes.items():
+            sizes[name] = size * more
+        add_to(record.bytes_down, sizes)
         record.bytes_up["sampling loss"] = _LOSS_BYTES * len(self._asked)
         record.seconds["evaluate"] += self._seconds
         record.seconds["total"] += self._seconds
@@ -155,7 +175,10 @@ class Cohorts:
         """Return what a checkpoint keeps, as JSON; None for uniform sampling, which keeps nothing."""
         if self.is_uniform:
             return None
-        losses = {str(i): float(loss) for i, loss in enumerate(self._last_losses) if np.isfinite(loss)}
+        losses = {}
+        for i, loss in enumerate(self._last_losses):
+            if np.isfinite(loss):
+                losses[str(i)] = float(loss)
         return {"participated": sorted(self._participated), "last_losses": losses}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -177,15 +200,21 @@ class Cohorts:
         """Return a cohort with its clients in ascending order; raise BadHook if it is not valid."""
         name = f"{type(self._blueprint.sampler).__name__}.draw"
         clients = [int(i) for i in cohort.clients]
-        if not 1 <= len(clients) <= size or len(set(clients)) < len(clients):
+        are_different = len(set(clients)) == len(clients)
+        if not 1 <= len(clients) <= size or not are_different:
             raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
-        if unknown := {i for i in clients if i not in self.participants}:
+        unknown = set()
+        for i in clients:
+            if i not in self.participants:
+                unknown.add(i)
+        if unknown:
             expected = f"positions from 0 to {len(self.participants) - 1}"
             raise BadHook(f"{name} returned client {min(unknown)}, expected {expected}")
         order = sorted(range(len(clients)), key=clients.__getitem__)
         factors = cohort.factors
         if factors is not None:
-            if len(factors) != len(clients) or not all(math.isfinite(f) and f >= 0 for f in factors):
+            are_weights = all(math.isfinite(f) and f >= 0 for f in factors)
+            if len(factors) != len(clients) or not are_weights:
                 raise BadHook(f"{name}: factors must be one finite non-negative number per client")
             factors = [float(factors[position]) for position in order]
         if (factors is not None or cohort.equal) and not self._blueprint.sampler.reweights:
@@ -212,10 +241,15 @@ class Rounds:
     """
 
     def __init__(self, blueprint: Blueprint, population: Population, fleet: Fleet, losses: Losses):
-        self._blueprint, self._fleet, self.ring = blueprint, fleet, dict[int, Version]()
+        self._blueprint = blueprint
+        self._fleet = fleet
+        self.ring = dict[int, Version]()
         self._cohorts = Cohorts(blueprint, population, blueprint.training_examples(population), losses)
-        self.weights, self.update = self._cohorts.weights, self._cohorts.update
-        self._durations = Durations(blueprint, population) if blueprint.clock.runs else None
+        self.weights = self._cohorts.weights
+        self.update = self._cohorts.update
+        self._durations: Durations | None = None
+        if blueprint.clock.runs:
+            self._durations = Durations(blueprint, population)
         self._now = 0.0
 
     def sample(self, number: int) -> tuple[ClientIndex, ...]:
@@ -227,19 +261,33 @@ class Rounds:
 
         The server notices at once that a client has dropped out, and waits for the other clients until the deadline.
         """
-        sampled, began, how = self.sample(number), self._now, self._blueprint
+        sampled = self.sample(number)
+        began = self._now
+        blueprint = self._blueprint
         ends = dict.fromkeys(sampled, began)
         if self._durations is not None:
             ends = {client: self._durations.end(client, number, sampled, began) for client in sampled}
-        limit = math.inf if how.availability.deadline is None else began + how.availability.deadline
-        there = [client for client in sampled if not how.availability.drops_out(how.seed, number, client)]
+        if blueprint.availability.deadline is None:
+            limit = math.inf
+        else:
+            limit = began + blueprint.availability.deadline
+        drops_out = partial(blueprint.availability.drops_out, blueprint.seed, number)
+        there = [client for client in sampled if not drops_out(client)]
         in_time = [client for client in there if ends[client] <= limit]
-        replying = in_time or [min(there or sampled, key=lambda client: ends[client])]
-        turn = Turn.of(replying, 0 if self._cohorts.is_empty else len(sampled))
+        replying = in_time
+        if not replying:
+            replying = [min(there or sampled, key=lambda client: ends[client])]
+        count = len(sampled)
+        if self._cohorts.is_empty:
+            count = 0
+        turn = Turn.of(replying, count)
         if self._durations is None:
             return turn
         late = in_time and len(in_time) < len(there)
-        self._now = (limit if late else max(ends[client] for client in replying)) + how.clock.server_seconds
+        end = max(ends[client] for client in replying)
+        if late:
+            end = limit
+        self._now = end + blueprint.clock.server_seconds
         return replace(turn, began=began, ended=self._now)
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
@@ -254,12 +302,15 @@ class Rounds:
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
         """Return the weighted mean of the averaged fields of an exchange; `weights` are those of `in_mean`."""
-        total = self._fleet.weigh(weights) if exchange.server_side_weighting else result.total
+        total = result.total
+        if exchange.server_side_weighting:
+            total = self._fleet.weigh(weights)
         if ctx.stage == "round" and self._cohorts.is_empty and total.value is not None:
-            return completed(total, [down], lambda value, sent, name: value if sent[0] is None else sent[0].to(value))
+            return completed(total, [down], _as_sent)
         if ctx.stage != "round" or not self._cohorts.has_factors or total.value is None:
             return total
-        weight, buffers = math.fsum(weights.values()), ctx.task.untrained
+        weight = math.fsum(weights.values())
+        buffers = ctx.task.untrained
 
         def rule(value: Tensor, sent: Sequence[Any], name: str) -> Any:
             if name in buffers:
@@ -273,7 +324,11 @@ class Rounds:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside the ring, as JSON."""
-        sampling = {} if (state := self._cohorts.state()) is None else {"sampling": state}
+        state = self._cohorts.state()
+        if state is None:
+            sampling = {}
+        else:
+            sampling = {"sampling": state}
         return {"clock": self._now, **sampling}
 
     def restore(self, state: Mapping[str, Any], round: int) -> None:
@@ -300,7 +355,9 @@ class BufferedRounds(Rounds):
         measured = any(isinstance(metric, OfTraining) for metric in evaluation.metrics.values())
         self._ahead = not measured and "trained" not in evaluation.points
         assert self._durations is not None, "asynchronous rounds have a clock"
-        clients, end, seconds = population.participants, self._durations.end, blueprint.clock.server_seconds
+        clients = population.participants
+        end = self._durations.end
+        seconds = blueprint.clock.server_seconds
         table = timetable(schedule, len(clients), end, seed=blueprint.seed, server_seconds=seconds)
         self.updates: list[Update] = list(itertools.islice(table, blueprint.rounds))
         self._needed = {job for update in self.updates for job in update.replies}
@@ -313,24 +370,32 @@ class BufferedRounds(Rounds):
 
     def turn(self, number: int) -> Turn:
         update = self.updates[number - 1]
+        began = 0.0
+        if number > 1:
+            began = self.updates[number - 2].seconds
         return Turn(
             clients=update.clients,
             starting=update.starting,
             staleness=tuple(number - 1 - start for start in update.starts),
             sampled=len(update.clients) + len(update.dropped),
-            began=self.updates[number - 2].seconds if number > 1 else 0.0,
+            began=began,
             ended=update.seconds,
             waiting=update.under_way,
         )
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
-        version, update = request.moment.round - 1, self.updates[request.moment.round - 1]
+        version = request.moment.round - 1
+        update = self.updates[request.moment.round - 1]
         if update.starting:
-            self.ring[version], self._under_way[version] = Version(down, unicast), set(update.starting)
+            self.ring[version] = Version(down, unicast)
+            self._under_way[version] = set(update.starting)
         self._leave(update.dropped)
         result = ExchangeResult()
         if any(client not in self._waiting for client in update.clients):
-            result = self._train(request, None if self._ahead else update.clients)
+            only = None
+            if not self._ahead:
+                only = update.clients
+            result = self._train(request, only)
         for client in update.clients:
             result.add(self._waiting.pop(client))
         return result
@@ -341,48 +406,85 @@ class BufferedRounds(Rounds):
         Returns:
             What the training cost; the rest is put into `_waiting`.
         """
-        starts = {
-            client: start
-            for start in sorted(self._under_way)
-            for client in sorted(self._under_way[start])
-            if (client, start) in self._needed and client not in self._waiting and (only is None or client in only)
-        }
+        starts = {}
+        for start in sorted(self._under_way):
+            for client in sorted(self._under_way[start]):
+                if only is not None and client not in only:
+                    continue
+                if (client, start) in self._needed and client not in self._waiting:
+                    starts[client] = start
         clients = tuple(starts)
-        origins = {i: (Moment("round", start + 1), self.updates[start].starting) for i, start in starts.items()}
+        origins = {}
+        for i, start in starts.items():
+            origins[i] = (Moment("round", start + 1), self.updates[start].starting)
         weights = dict.fromkeys(clients, 0.0)
         request = replace(request, cohort=clients, clients=clients, weights=weights, origins=origins)
-        down = {str(start + 1): self.ring[start].down for start in {*starts.values()}}
-        unicast = {i: self.ring[s].unicast[i] for i, s in starts.items() if i in self.ring[s].unicast}
+        down = {}
+        for start in {*starts.values()}:
+            down[str(start + 1)] = self.ring[start].down
+        unicast = {}
+        for i, start in starts.items():
+            own = self.ring[start].unicast
+            if i in own:
+                unicast[i] = own[i]
         result = self._fleet.exchange(request, down, unicast)
         for reply in result.replies:
-            i, training = reply.client, [s for s in result.training if s.client == self._id(reply.client)]
-            self._waiting[i] = ExchangeResult(replies=[reply], training=training, sent={i: result.sent[i]})
+            i = reply.client
+            training = []
+            for s in result.training:
+                if s.client == self._id(reply.client):
+                    training.append(s)
+            sent = {i: result.sent[i]}
+            self._waiting[i] = ExchangeResult(replies=[reply], training=training, sent=sent)
         return replace(result, replies=[], training=[], sent={})
 
     def in_mean(self, ctx: Context, weights: Weights) -> Weights:
         replies = self.updates[ctx.round - 1].replies
-        return {i: weights[i] * self._schedule.weight(ctx.round - 1 - start) for i, start in replies}
+        own = {}
+        for i, start in replies:
+            staleness = ctx.round - 1 - start
+            own[i] = weights[i] * self._schedule.weight(staleness)
+        return own
 
     def total(
         self, exchange: Exchange, ctx: Context, result: ExchangeResult, down: State, weights: Weights
     ) -> ExactSum:
-        update, version = self.updates[ctx.round - 1], ctx.round - 1
-        total, weight, buffers = self._fleet.weigh(weights), math.fsum(weights.values()), ctx.task.untrained
+        update = self.updates[ctx.round - 1]
+        version = ctx.round - 1
+        total = self._fleet.weigh(weights)
+        weight = math.fsum(weights.values())
+        buffers = ctx.task.untrained
         self._fleet.commit(update.clients)
         missing = {version: 1 - weight}  # the factors of versions that are added to the sum
         if not self._schedule.adds_models:
-            missing = {s: -math.fsum(weights[i] for i, start in update.replies if start == s) for s in {*update.starts}}
+            missing = {}
+            for s in {*update.starts}:
+                of_version = [weights[i] for i, start in update.replies if start == s]
+                missing[s] = -math.fsum(of_version)
             missing[version] = 1 + missing.get(version, 0.0)
-        factors = {start: factor for start, factor in sorted(missing.items()) if abs(factor) > _ROUNDING}
-        sent = [down, *(down if start == version else self.ring[start].down for start in factors)]
+        factors = {}
+        for start, factor in sorted(missing.items()):
+            if abs(factor) > _ROUNDING:
+                factors[start] = factor
+        sent = [down]
+        for start in factors:
+            if start == version:
+                sent.append(down)
+            else:
+                sent.append(self.ring[start].down)
         self._leave(update.replies)
 
         def rule(value: Tensor, versions: Sequence[Any], name: str) -> Any:
             now, *others = versions
             if now is None:  # it was not sent: it is a change already, or a running statistic
-                return value / weight if name in buffers else value
-            pairs = [(1 - weight, now)] if name in buffers else zip(factors.values(), others, strict=True)
-            return sum((factor * other.to(value) for factor, other in pairs), value)
+                if name in buffers:
+                    return value / weight
+                return value
+            if name in buffers:
+                return value + (1 - weight) * now.to(value)
+            for factor, other in zip(factors.values(), others, strict=True):
+                value = value + factor * other.to(value)
+            return value
 
         if not factors or total.value is None:
             return total
@@ -390,7 +492,9 @@ class BufferedRounds(Rounds):
         return completed(total, sent, rule)
 
     def restore(self, state: Mapping[str, Any], round: int) -> None:
-        self._under_way = {start: set(update.starting) for start, update in enumerate(self.updates[:round])}
+        self._under_way = {}
+        for start, update in enumerate(self.updates[:round]):
+            self._under_way[start] = set(update.starting)
         for update in self.updates[:round]:
             self._leave((*update.replies, *update.dropped))
         self._under_way = {start: clients for start, clients in self._under_way.items() if clients}
@@ -408,7 +512,24 @@ def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[Cli
     """Return the `own` weights of a cohort, divided by their sum; all are 0 where they sum to 0."""
     weights = {i: own(i) for i in cohort}
     total = math.fsum(weights.values())
-    return {i: weight / total for i, weight in weights.items()} if total else weights
+    if total:
+        return {i: weight / total for i, weight in weights.items()}
+    return weights
+
+
+def _as_sent(value: Tensor, sent: Sequence[Any], name: str) -> Tensor:
+    """Return the leaf that the server has sent, where there is one: what an empty round leaves as it was."""
+    if sent[0] is None:
+        return value
+    unchanged: Tensor = sent[0].to(value)
+    return unchanged
+
+
+def _as_mapping(tree: Any) -> Mapping[str, Any]:
+    """Return a tree whose leaves have names; one without names has no leaf that is known."""
+    if isinstance(tree, Mapping):
+        return tree
+    return {}
 
 
 def completed(total: ExactSum, trees: Sequence[Any], rule: Callable[[Tensor, Sequence[Any], str], Tensor]) -> ExactSum:
@@ -420,10 +541,20 @@ def completed(total: ExactSum, trees: Sequence[Any], rule: Callable[[Tensor, Seq
 
     def walk(value: Any, sent: Sequence[Any], name: str) -> Any:
         if isinstance(value, Mapping):
-            below = [tree if isinstance(tree, Mapping) else {} for tree in sent]
-            return {key: walk(one, [tree.get(key) for tree in below], key) for key, one in value.items()}
-        alike = [tree if isinstance(tree, Tensor) and tree.shape == value.shape else None for tree in sent]
-        return value if is_counter(value) else rule(value, alike, name)
+            below = [_as_mapping(tree) for tree in sent]
+            walked = {}
+            for key, one in value.items():
+                walked[key] = walk(one, [tree.get(key) for tree in below], key)
+            return walked
+        if is_counter(value):
+            return value
+        alike: list[Tensor | None] = []
+        for tree in sent:
+            if isinstance(tree, Tensor) and tree.shape == value.shape:
+                alike.append(tree)
+            else:
+                alike.append(None)
+        return rule(value, alike, name)
 
     value = walk(total.value, trees, "")
     return ExactSum(value, total.dtypes, equal=total.equal)

@@ -55,12 +55,17 @@ class Chunk:
 
     def elapsed(self, now: float) -> float:
         """Return the seconds since the host began with it."""
-        return 0.0 if self.started is None else now - self.started
+        if self.started is None:
+            return 0.0
+        return now - self.started
 
     @property
     def clients(self) -> list[ClientIndex]:
         """The clients of all units; units with fewer clients come last, so that blocks of one size are the units."""
-        return [client for unit in sorted(self.units, key=lambda unit: -len(unit.clients)) for client in unit.clients]
+        clients: list[ClientIndex] = []
+        for unit in sorted(self.units, key=lambda unit: -len(unit.clients)):
+            clients += unit.clients
+        return clients
 
     @property
     def tests(self) -> list[int]:
@@ -86,23 +91,33 @@ class Rates:
 
     def begin(self, kind: Hashable) -> None:
         """Begin an exchange."""
-        self._before.update(key for key in self._measured if key[0] == kind)
+        measured = []
+        for key in self._measured:
+            if key[0] == kind:
+                measured.append(key)
+        self._before.update(measured)
 
     def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
         """Take a measurement into account."""
         if cost > 0 and seconds > 0:
             key = kind, host
-            weight = 0.5 if key in self._before else 1.0
+            weight = 1.0
+            if key in self._before:
+                weight = 0.5
             self._before.discard(key)
             old_seconds, old_cost = self._measured.get(key, (0.0, 0.0))
-            self._measured[key] = weight * old_seconds + seconds, weight * old_cost + cost
+            all_seconds = weight * old_seconds + seconds
+            self._measured[key] = all_seconds, weight * old_cost + cost
 
     def of(self, kind: Hashable, hosts: Iterable[int]) -> dict[int, float] | None:
         """Return the seconds per unit of cost of each host, or None where nothing has been measured.
 
         A host that is new to this kind of work gets the mean.
         """
-        known = {host: seconds / cost for (of, host), (seconds, cost) in self._measured.items() if of == kind}
+        known = {}
+        for (of, host), (seconds, cost) in self._measured.items():
+            if of == kind:
+                known[host] = seconds / cost
         if not known:
             return None
         mean = sum(known.values()) / len(known)
@@ -129,22 +144,28 @@ class Schedule:
         self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.free}
         self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
-        self._least = _LEAST_SHARE * sum(unit.cost for unit in self.units) / max(1, len(self.free))
+        whole = sum(unit.cost for unit in self.units)
+        self._least = _LEAST_SHARE * whole / max(1, len(self.free))
         seconds = dict.fromkeys(self.free, 0.0)
-        for cost, units in itertools.groupby(sorted(self.units, key=lambda unit: -unit.cost), lambda unit: unit.cost):
+        largest_first = sorted(self.units, key=lambda unit: -unit.cost)
+        for cost, units in itertools.groupby(largest_first, lambda unit: unit.cost):
             of_home: dict[int | None, deque[Unit]] = {}
             for unit in units:
                 of_home.setdefault(unit.home, deque()).append(unit)
             while any(of_home.values()):  # to the host that is going to be free first
-                ends = {host: seconds[host] + cost * self._rate(host) for host in self.free}
+                ends = {}
+                for host in self.free:
+                    ends[host] = seconds[host] + cost * self._rate(host)
                 best = min(ends, key=lambda host: (ends[host], not of_home.get(host), host))
                 seconds[best] = ends[best]
                 own = of_home.get(best) or max(of_home.values(), key=len)
                 self._plans[best].append(own.popleft())
-        costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
-        self.predicted: dict[int, float] | None = (
-            None if self.rates is None else {host: cost * self._rate(host) for host, cost in costs.items()}
-        )
+        costs = {}
+        for host, plan in self._plans.items():
+            costs[host] = sum(unit.cost for unit in plan)
+        self.predicted: dict[int, float] | None = None
+        if self.rates is not None:
+            self.predicted = {host: cost * self._rate(host) for host, cost in costs.items()}
 
     @property
     def finished(self) -> bool:
@@ -182,7 +203,9 @@ class Schedule:
         self._left -= len(chunk.units)
 
     def _rate(self, host: int) -> float:
-        return 1.0 if self.rates is None else self.rates[host]
+        if self.rates is None:
+            return 1.0
+        return self.rates[host]
 
     def _remaining(self, host: int, now: float) -> float:
         """Return the predicted seconds until `host` has done everything that it holds or is planned to do."""
@@ -193,19 +216,27 @@ class Schedule:
             first = flying[0].cost * rate
             elapsed = flying[0].elapsed(now)
             # A chunk that is late is expected to take as long again as it took so far.
-            seconds += (elapsed if elapsed > 2 * first else max(first - elapsed, 0.0)) - first
-        return seconds + sum(unit.cost for unit in self._plans[host]) * rate
+            left = max(first - elapsed, 0.0)
+            if elapsed > 2 * first:
+                left = elapsed
+            seconds += left - first
+        planned = sum(unit.cost for unit in self._plans[host])
+        return seconds + planned * rate
 
     def _front(self, host: int) -> list[Unit]:
         """Take the next chunk, half of what is planned for `host`, from its plan; all of it if little would be left."""
         plan = self._plans[host]
         planned = sum(unit.cost for unit in plan)
-        least = 0.0 if self.rates is None else max(self._least, _LEAST_SECONDS / self._rate(host))  # worth a call
+        # worth a call
+        least = 0.0
+        if self.rates is not None:
+            least = max(self._least, _LEAST_SECONDS / self._rate(host))
         most = max(planned / 2, least)
         if planned - most < least / 2:
             most = math.inf
         taken: list[Unit] = []
-        cost, clients = 0.0, 0
+        cost = 0.0
+        clients = 0
         while plan and (not taken or cost + plan[0].cost <= most):
             if taken and clients + len(plan[0].clients) > self.most_clients:
                 break

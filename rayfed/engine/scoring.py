@@ -6,6 +6,7 @@ predictions and of training. For metrics of representations and of gradients, ho
 server computes the values.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,13 +82,16 @@ def score(
     all have the weight 0. The parts share batches, which is several times as fast for small parts, unless an example's
     output depends on its batch.
     """
-    results, others, of_classes = [], [], ctx.task.outputs.kind in OF_CLASSES
+    results = []
+    others = []
+    of_classes = ctx.task.outputs.kind in OF_CLASSES
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
         loss = ctx.task.scoring_loss(logits, part.y, model).double()
         scored = scored_values(ctx.task.outputs, logits, part.y)
         accuracy = torch.zeros_like(loss)
         if of_classes and scored is not None:
-            accuracy = (scored[0].argmax(1) == scored[1]).double().mean()  # NaN if no label counts
+            is_right = scored[0].argmax(1) == scored[1]
+            accuracy = is_right.double().mean()  # NaN if no label counts
         has_loss = with_loss(part.y, ctx.task.without_loss)[1]
         results.append(torch.stack([accuracy, loss, has_loss.double()]))
         values = _measured(metrics, logits, part, scored)
@@ -95,13 +99,19 @@ def score(
             values = [value._replace(n=len(part)) for value in values]
         others.append(values)
     scores = []
-    rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
+    # one transfer from the device for all
+    rows = []
+    if results:
+        rows = torch.stack(results).tolist()
     for part, (accuracy, loss, has_loss), more in zip(parts, rows, others, strict=True):
-        values = [Value("loss", loss, len(part), higher_is_better=False)] if has_loss else []
+        values = []
+        if has_loss:
+            values = [Value("loss", loss, len(part), higher_is_better=False)]
         values += more
         if of_classes:
             values.insert(0, Value("accuracy", accuracy, len(part), higher_is_better=True))
-        values = [] if math.isnan(accuracy) else values
+        if math.isnan(accuracy):
+            values = []
         scores += [as_score(value, selection, point=point, **part.place) for value in values]
     return scores
 
@@ -153,7 +163,8 @@ def _measured(
     ours = list[Value]()
     own = list[Value]()
     for metric in metrics:
-        outputs, y = logits, part.y
+        outputs = logits
+        y = part.y
         if metric.requires_classes and scored is not None:
             outputs, y = scored
         if not len(y):
@@ -169,7 +180,11 @@ def _measured(
     replaced = {value.metric for value in own}
     values = [*(value for value in ours if value.metric not in replaced), *own]
     names = [value.metric for value in values]
-    if twice := [name for name in names if names.count(name) > 1]:
+    twice = []
+    for name in names:
+        if names.count(name) > 1:
+            twice.append(name)
+    if twice:
         raise BadHook(f"metrics: two metrics return a value called {twice[0]} on the same data; rename one of them")
     return values
 
@@ -185,8 +200,10 @@ def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[
     if ctx.task.rows_interact:
         for part in parts:  # in batches of nearly one size, so that none has one example
             count = -(-len(part) // batch_size(part))
-            chunks = (range(k * len(part) // count, (k + 1) * len(part) // count) for k in range(count))
-            inputs = (part.normalise(part.x[chunk.start : chunk.stop]) for chunk in chunks)
+            ends = []
+            for k in range(count + 1):
+                ends.append(k * len(part) // count)
+            inputs = (part.normalise(part.x[start:stop]) for start, stop in itertools.pairwise(ends))
             yield torch.cat([algorithm.predict(ctx, model, x) for x in inputs])
         return
     pieces: list[Tensor] = []  # logits that are not yet yielded
@@ -194,7 +211,10 @@ def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[
     for part in parts:
         while sum(map(len, pieces)) < len(part):
             pieces.append(algorithm.predict(ctx, model, next(batches)))
-        logits = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        if len(pieces) > 1:
+            logits = torch.cat(pieces)
+        else:
+            logits = pieces[0]
         yield logits[: len(part)]
         pieces = [logits[len(part) :]]
 
@@ -211,10 +231,14 @@ def _batches(parts: Sequence[Part]) -> Iterator[Tensor]:
         while start < len(part):
             rows = part.x[start : start + room]
             waiting.append(rows)
-            start, room = start + len(rows), room - len(rows)
+            start = start + len(rows)
+            room = room - len(rows)
             if not room:
-                yield part.normalise(torch.cat(waiting) if len(waiting) > 1 else rows)
-                waiting, room = [], size
+                if len(waiting) > 1:
+                    rows = torch.cat(waiting)
+                yield part.normalise(rows)
+                waiting = []
+                room = size
     if waiting:
         yield parts[-1].normalise(torch.cat(waiting))
 
@@ -223,7 +247,9 @@ def batch_size(part: Part) -> int:
     """Return how many examples of `part` to score at once, by the size of an input and the kind of device."""
     device = part.y.device.type
     least, most = _ROWS.get(device, _ROWS["cpu"])
-    return max(least, min(most, _VALUES.get(device, _VALUES["cpu"]) // max(1, part.x[:1].numel())))
+    values = _VALUES.get(device, _VALUES["cpu"])
+    of_one = max(1, part.x[:1].numel())
+    return max(least, min(most, values // of_one))
 
 
 @dataclass(frozen=True)
@@ -244,7 +270,11 @@ class DueMetrics:
 
     def only(self, *kinds: type) -> "DueMetrics":
         """Return the metrics of these kinds."""
-        return replace(self, metrics={name: m for name, m in self.metrics.items() if isinstance(m, kinds)})
+        chosen = {}
+        for name, metric in self.metrics.items():
+            if isinstance(metric, kinds):
+                chosen[name] = metric
+        return replace(self, metrics=chosen)
 
     def of(self, kind: type[_Metric]) -> list[_Metric]:
         """Return the metrics of a kind as a list."""
@@ -253,38 +283,52 @@ class DueMetrics:
     @property
     def fitted(self) -> set[str]:
         """The splits on which a metric is fitted and not measured; they need not be scored."""
-        return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
+        splits: set[str] = set()
+        for metric in self.of(OfRepresentations):
+            splits |= metric.splits - {metric.split}
+        return splits
 
     def collect(
         self, algorithm: Algorithm, ctx: Context, model: Any, point: str, part: Part, seed: int
     ) -> list[Representations]:
         """Return, on a host, the model's representations of a sample of `part`, one item per layer."""
-        metrics = [metric for metric in self.of(OfRepresentations) if part.split in metric.splits]
+        metrics = []
+        for metric in self.of(OfRepresentations):
+            if part.split in metric.splits:
+                metrics.append(metric)
         layers = sorted({layer for metric in metrics for layer in metric.layers})
         if not layers or not len(part):
             return []
-        count = max(metric.share(self.groups.get(part.split, 1)) for metric in metrics)
+        groups = self.groups.get(part.split, 1)
+        count = max(metric.share(groups) for metric in metrics)
         rng = generator(seed, "metrics", round=ctx.round, client=part.client, domain=part.domain, split=part.split)
         rows = torch.from_numpy(rng.permutation(len(part))[:count])
         y = part.y.cpu()[rows]
         by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)
-        return [
-            Representations(part.client, part.domain, z, y, part.split, point, layer) for layer, z in by_layer.items()
-        ]
+        found = []
+        for layer, z in by_layer.items():
+            found.append(Representations(part.client, part.domain, z, y, part.split, point, layer))
+        return found
 
     def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
         """Return, on a host, the values of the metrics of training for a client's model before and after it."""
         buffers = set(ctx.task.buffers)
-        start, end = (
-            {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
-        )
-        common = [path for path in start if path in end and start[path].shape == end[path].shape]
-        start, end = {path: start[path] for path in common}, {path: end[path] for path in common}
-        return [
-            metric.declared(Value(name, value, ctx.examples))
-            for metric in (self.of(OfTraining) if common else ())
-            for name, value in metric.measure(start, end)
-        ]
+        before_by_path = _floats(before)
+        after_by_path = _floats(after)
+        start = {}
+        end = {}
+        for path, tensor in before_by_path.items():
+            other = after_by_path.get(path)
+            if path not in buffers and other is not None and other.shape == tensor.shape:
+                start[path] = tensor
+                end[path] = other
+        if not start:
+            return []
+        values = []
+        for metric in self.of(OfTraining):
+            for name, value in metric.measure(start, end):
+                values.append(metric.declared(Value(name, value, ctx.examples)))
+        return values
 
     def representation_scores(
         self,
@@ -307,31 +351,65 @@ class DueMetrics:
             by_layer.setdefault((item.point, item.layer), []).append(item)
         for item in joint:
             by_layer.setdefault((JOINT, item.layer), []).append(item)
-        scores, maps = [], []
+        scores: list[Score] = []
+        maps = []
         for name, metric in self.metrics.items():
-            for (point, layer), groups in sorted(by_layer.items(), key=lambda pair: pair[0]):
-                if not isinstance(metric, OfRepresentations) or layer not in metric.layers:
+            if not isinstance(metric, OfRepresentations):
+                continue
+            is_joint = isinstance(metric, Tsne) and metric.joint
+            for point, layer in sorted(by_layer):
+                if layer not in metric.layers or (point == JOINT) != is_joint:
                     continue
-                if (point == JOINT) != (isinstance(metric, Tsne) and metric.joint):
+                samples = _samples(metric, by_layer[point, layer], device)
+                if not samples:
                     continue
-                groups = [group for group in groups if group.split in metric.splits]
-                counts = Counter(split for split, *_ in {(group.split, group.client, group.domain) for group in groups})
-                if metric.split not in counts or not all(bool(g.z.square().isfinite().all()) for g in groups):
-                    continue
-                samples = []
-                for g in sorted(groups, key=lambda g: (g.point, g.client, g.domain, g.split)):
-                    share = metric.share(counts[g.split])
-                    samples.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
                 tell(f"measuring {name}")
                 if isinstance(metric, Tsne):
-                    maps.append(RepresentationMap(name, point, metric.split, layer, metric.map(samples, seed)))
-                    continue
-                suffix = "" if layer == "features" else f"@{layer}"
-                for client, domain, value in metric.measure(samples, classes, seed):
-                    value = metric.declared(value)
-                    value = value._replace(metric=value.metric + suffix)
-                    scores.append(as_score(value, client=client, domain=domain, split=metric.split, point=point))
+                    drawn = metric.map(samples, seed)
+                    maps.append(RepresentationMap(name, point, metric.split, layer, drawn))
+                else:
+                    scores += _layer_scores(metric, samples, classes, seed)
         return scores, maps
+
+
+def _samples(
+    metric: OfRepresentations, groups: Iterable[Representations], device: torch.device
+) -> list[Representations]:
+    """Return the share of each group that a metric takes, in a fixed order; none where it has no value."""
+    groups = [group for group in groups if group.split in metric.splits]
+    held = {(group.split, group.client, group.domain) for group in groups}
+    counts = Counter(split for split, _, _ in held)
+    are_finite = all(bool(group.z.square().isfinite().all()) for group in groups)
+    if metric.split not in counts or not are_finite:
+        return []
+    samples = []
+    for group in sorted(groups, key=lambda group: (group.point, group.client, group.domain, group.split)):
+        share = metric.share(counts[group.split])
+        z = group.z[:share].to(device)
+        samples.append(group._replace(z=z, y=group.y[:share].to(device)))
+    return samples
+
+
+def _layer_scores(
+    metric: OfRepresentations, samples: Sequence[Representations], classes: int, seed: int
+) -> list[Score]:
+    """Return the scores of a metric from the representations of one layer at one point."""
+    point = samples[0].point
+    layer = samples[0].layer
+    suffix = ""
+    if layer != "features":
+        suffix = f"@{layer}"
+    scores = []
+    for client, domain, value in metric.measure(samples, classes, seed):
+        value = metric.declared(value)
+        value = value._replace(metric=value.metric + suffix)
+        scores.append(as_score(value, client=client, domain=domain, split=metric.split, point=point))
+    return scores
+
+
+def _floats(tree: Any) -> dict[str, Tensor]:
+    """Return the tensors of floats in a model, by their path."""
+    return {path: tensor for path, tensor in named_tensors(tree) if tensor.is_floating_point()}
 
 
 JOINT = "joint"
@@ -369,8 +447,12 @@ def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradient
     for metric in metrics:
         means: dict[str, tuple[dict[str, Tensor], int]] = {}
         for domain in sorted({domain for domain, _ in sums}):
-            parts = [sums[domain, split] for split in dict.fromkeys(metric.splits) if (domain, split) in sums]
-            if n := sum(examples for _, examples in parts):
+            parts = []
+            for split in dict.fromkeys(metric.splits):
+                if (domain, split) in sums:
+                    parts.append(sums[domain, split])
+            n = sum(examples for _, examples in parts)
+            if n:
                 totals = [total.value for total, _ in parts]
                 means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
         for domain, value in metric.measure(means):

@@ -42,19 +42,31 @@ class Server:
         evaluation: Evaluation,
         device: str | torch.device = "cpu",
     ):
-        self.blueprint, self.algorithm, self.fleet, self.evaluation = blueprint, blueprint.algorithm, fleet, evaluation
-        self.seed, self._streams = blueprint.seed, blueprint.streams
+        self.blueprint = blueprint
+        self.algorithm = blueprint.algorithm
+        self.fleet = fleet
+        self.evaluation = evaluation
+        self.seed = blueprint.seed
+        self._streams = blueprint.streams
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, blueprint, self.ctx, fleet, population)
-        self.population, self.participants = population, self.evaluator.participants
+        self.population = population
+        self.participants = self.evaluator.participants
         self.examples = blueprint.training_examples(population)
         self.round = 0  # the last finished round
         self._is_set_up = False
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
         self.best = BestRound(evaluation.selection)
-        arguments = blueprint, population, fleet, lambda *at: self.evaluator.training_losses(self.state, *at)
-        self.rounds = Rounds(*arguments) if blueprint.buffered is None else BufferedRounds(*arguments, evaluation)
+
+        def losses(*at: Any) -> Any:
+            return self.evaluator.training_losses(self.state, *at)
+
+        arguments = blueprint, population, fleet, losses
+        if blueprint.buffered is None:
+            self.rounds = Rounds(*arguments)
+        else:
+            self.rounds = BufferedRounds(*arguments, evaluation)
         self._models_before: Mapping[ClientIndex, Any] = {}
         self._streams.begin("init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -66,21 +78,27 @@ class Server:
             yield record
 
     def _records(self) -> Iterator[Record]:
-        rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
+        rounds = self.blueprint.rounds
+        final = bool(self.algorithm.final_exchanges)
         everyone = Turn.of(self.participants)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, everyone)
             record.scores = self.evaluator.kept(record.scores)
-            record.clock_seconds = 0.0 if self.blueprint.clock.runs else None
+            record.clock_seconds = None
+            if self.blueprint.clock.runs:
+                record.clock_seconds = 0.0
             if self.evaluation.initial:  # clients that adapt before they are scored train
-                first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
+                cohort = self.participants[: self.blueprint.cohort]
+                first = self.ctx.at(Moment("round", 1), cohort=cohort)
                 self._choose_vmap_clients(self.algorithm.round_exchanges[0], first, record)
-            yield self._add_scores(record, self.participants) if self.evaluation.initial else record
+                record = self._add_scores(record, self.participants)
+            yield record
         for number in range(self.round + 1, rounds + 1):
             if self.early_stopping.reason is not None:
                 break
             turn = self.rounds.turn(number)
-            cohort, record = turn.clients, self._stage("round", number, turn)
+            cohort = turn.clients
+            record = self._stage("round", number, turn)
             turn.add_to(record)
             self.rounds.update(record, cohort)
             record.scores = self.evaluator.kept(record.scores)
@@ -103,7 +121,9 @@ class Server:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run."""
-        return self.round > self.blueprint.rounds if self.algorithm.final_exchanges else self._rounds_are_over
+        if self.algorithm.final_exchanges:
+            return self.round > self.blueprint.rounds
+        return self._rounds_are_over
 
     @property
     def _rounds_are_over(self) -> bool:
@@ -113,7 +133,9 @@ class Server:
     def stop_reason(self) -> str | None:
         """Why training ended before its last round; None if all rounds ran."""
         ended_early = self.early_stopping.round != self.blueprint.rounds
-        return self.early_stopping.reason if ended_early else None
+        if ended_early:
+            return self.early_stopping.reason
+        return None
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside states and the round, as JSON."""
@@ -150,21 +172,33 @@ class Server:
         began = time.perf_counter()
         record = Record(stage=stage, round=round, cohort=len(turn.clients))
         exchanges = self.algorithm.exchanges(stage)
-        cohort = turn.clients if exchanges else ()
+        cohort: tuple[ClientIndex, ...] = ()
+        if exchanges:
+            cohort = turn.clients
         for number, exchange in enumerate(exchanges):
             last = number == len(exchanges) - 1
-            ctx = self.ctx.at(Moment(stage, round, number), cohort=cohort, staleness=turn.staleness)
+            moment = Moment(stage, round, number)
+            ctx = self.ctx.at(moment, cohort=cohort, staleness=turn.staleness)
             self._choose_vmap_clients(exchange, ctx, record)
             self._exchange(exchange, ctx, record, turn, last)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
-        if exchanges and (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
-            record.epsilon, record.privacy_unit = spent.epsilon, spent.unit
-            record.delta, record.accountant, record.neighbours = spent.delta, spent.accountant, spent.neighbours
+        spent = None
+        if exchanges:
+            spent = self.algorithm.privacy_spent(ctx, self.state)
+        if spent is not None:
+            record.epsilon = spent.epsilon
+            record.privacy_unit = spent.unit
+            record.delta = spent.delta
+            record.accountant = spent.accountant
+            record.neighbours = spent.neighbours
         if stage == "round":
             examples = self.examples[list(cohort)].tolist()
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)
             logged = [name for name in self.algorithm.traits.logged_scalars if name in self.state]
-            values = [Value(name, float(self.state[name]), sum(examples)) for name in logged]
+            values = []
+            for name in logged:
+                value = float(self.state[name])
+                values.append(Value(name, value, sum(examples)))
             record.scores += [as_score(value, split="train", point="global") for value in values]
         record.seconds["total"] = time.perf_counter() - began
         return record
@@ -185,39 +219,15 @@ class Server:
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, turn: Turn, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
-        with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
-            self._streams.begin("broadcast", ctx.moment, cohort=turn.starting)
-            down, unicast = downloads(exchange, ctx.at(cohort=turn.starting or ctx.cohort), self.state, turn.starting)
-            to_all = exchange.received_bytes(ctx, self.state, down, turn.starting)
+        down, unicast, to_all = self._broadcast(exchange, ctx, turn)
         times.append(time.perf_counter())
 
-        due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
-        request = ExchangeRequest(
-            moment=ctx.moment,
-            cohort=ctx.cohort,
-            clients=ctx.cohort,
-            weights=(weights := self._weights(exchange, ctx)),
-            score_splits=self.evaluation.splits if due and "trained" in self.evaluation.points else (),
-            metrics=self._due_metrics(ctx, last, due),
-            models_before=self._models_before,
-        )
+        request = self._request(exchange, ctx, last)
         result = self.rounds.exchange(request, down, unicast)
         self._models_before = result.models_before
         times.append(time.perf_counter())
 
-        replies = sorted(result.replies, key=lambda reply: reply.client)
-        if exchange.server_side_weighting:
-            values = exchange.weights(ctx, self.state, replies)
-            weights = {reply.client: float(weight) for reply, weight in zip(replies, values, strict=True)}
-        weights = dict(self.rounds.in_mean(ctx, weights))
-        total = self.rounds.total(exchange, ctx, result, down, weights)
-        mean = {} if total.value is None else ctx.task.to_memory_format(total.result())
-        total = result.total = ExactSum()  # twice the memory of the mean
-        with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
-            self._streams.begin("aggregate", ctx.moment, cohort=ctx.cohort)
-            in_order = [weights[reply.client] for reply in replies]
-            state = self._aggregated(exchange, ctx, Replies(mean, replies, in_order))
-            self.state = ctx.task.model.consistent(state)
+        self._aggregate(exchange, ctx, result, down, request.weights)
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
@@ -226,8 +236,59 @@ class Server:
         began = time.perf_counter()
         scores, maps = self.evaluator.with_representation_scores(result.scored, request.metrics, ctx.round)
         # in a round with several exchanges, the training of the last one counts
-        record.scores, record.maps = [*scores, *result.training], maps
+        record.scores = [*scores, *result.training]
+        record.maps = maps
         record.seconds["evaluate"] += time.perf_counter() - began
+
+    def _broadcast(self, exchange: Exchange, ctx: Context, turn: Turn) -> tuple[State, States, Mapping[str, int]]:
+        """Return what all clients download, what single clients download beside it, and the bytes of the first."""
+        with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
+            self._streams.begin("broadcast", ctx.moment, cohort=turn.starting)
+            at = ctx.at(cohort=turn.starting or ctx.cohort)
+            down, unicast = downloads(exchange, at, self.state, turn.starting)
+            to_all = exchange.received_bytes(ctx, self.state, down, turn.starting)
+        return down, unicast, to_all
+
+    def _request(self, exchange: Exchange, ctx: Context, last: bool) -> ExchangeRequest:
+        """Return what hosts are asked to do in an exchange; `last`: it is the last one of the round."""
+        due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
+        score_splits: tuple[str, ...] = ()
+        if due and "trained" in self.evaluation.points:
+            score_splits = self.evaluation.splits
+        return ExchangeRequest(
+            moment=ctx.moment,
+            cohort=ctx.cohort,
+            clients=ctx.cohort,
+            weights=self._weights(exchange, ctx),
+            score_splits=score_splits,
+            metrics=self._due_metrics(ctx, last, due),
+            models_before=self._models_before,
+        )
+
+    def _aggregate(
+        self,
+        exchange: Exchange,
+        ctx: Context,
+        result: ExchangeResult,
+        down: State,
+        weights: Mapping[ClientIndex, float],
+    ) -> None:
+        """Average what the clients sent, with the `weights` of clients, and update the server's state."""
+        replies = sorted(result.replies, key=lambda reply: reply.client)
+        if exchange.server_side_weighting:
+            own = exchange.weights(ctx, self.state, replies)
+            weights = {reply.client: float(weight) for reply, weight in zip(replies, own, strict=True)}
+        weights = dict(self.rounds.in_mean(ctx, weights))
+        total = self.rounds.total(exchange, ctx, result, down, weights)
+        mean = {}
+        if total.value is not None:
+            mean = ctx.task.to_memory_format(total.result())
+        total = result.total = ExactSum()  # twice the memory of the mean
+        with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
+            self._streams.begin("aggregate", ctx.moment, cohort=ctx.cohort)
+            in_order = [weights[reply.client] for reply in replies]
+            state = self._aggregated(exchange, ctx, Replies(mean, replies, in_order))
+            self.state = ctx.task.model.consistent(state)
 
     def _weights(self, exchange: Exchange, ctx: Context) -> dict[ClientIndex, float]:
         """Return the weights of the clients in the mean; all are 0 where they sum to 0."""
@@ -235,14 +296,18 @@ class Server:
         def own(client: ClientIndex) -> float:
             return exchange.weight(ctx.at(client=client), int(self.examples[client]))
 
-        return self.rounds.weights(own, ctx.cohort) if ctx.stage == "round" else normalised_weights(own, ctx.cohort)
+        if ctx.stage == "round":
+            return self.rounds.weights(own, ctx.cohort)
+        return normalised_weights(own, ctx.cohort)
 
     def _aggregated(self, exchange: Exchange, ctx: Context, replies: Replies) -> State:
         name = type(exchange).__name__
         try:
             state = exchange.aggregate(ctx, self.state, replies)
         except KeyError as error:
-            field = error.args[0] if error.args else None
+            field = None
+            if error.args:
+                field = error.args[0]
             if field not in exchange.averaged or field in replies.mean:
                 raise
             raise BadHook(f"{name}.aggregate: no client sent {field!r}, which is in averaged; finish must") from error
@@ -255,11 +320,15 @@ class Server:
         if ctx.stage != "round":
             return NO_METRICS
         due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # a final stage trains for no scores
-        return due if scored and last else replace(due.only(OfTraining), last=last)
+        if scored and last:
+            return due
+        return replace(due.only(OfTraining), last=last)
 
     def _check_finite(self, ctx: Context) -> None:
         named = list(named_tensors(self.state))
-        finite = [all_finite(tensor).to(ctx.task.device) for _, tensor in named]
+        finite = []
+        for _, tensor in named:
+            finite.append(all_finite(tensor).to(ctx.task.device))
         if finite and bool(torch.stack(finite).all()):  # one wait for the device
             return
         for path, tensor in named:
@@ -271,8 +340,12 @@ class Server:
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
         on_hosts = max(result.busy.values(), default=0.0)
-        train = max((seconds - result.scoring.get(host, 0.0) for host, seconds in result.busy.items()), default=0.0)
-        broadcast, exchange, aggregate = (end - start for start, end in itertools.pairwise(times))
+        trained = [seconds - result.scoring.get(host, 0.0) for host, seconds in result.busy.items()]
+        train = max(trained, default=0.0)
+        seconds = []
+        for start, end in itertools.pairwise(times):
+            seconds.append(end - start)
+        broadcast, exchange, aggregate = seconds
         record.seconds["broadcast"] += broadcast
         record.seconds["train"] += train
         record.seconds["upload"] += exchange - on_hosts
@@ -303,11 +376,19 @@ class Server:
     def _add_last_scores(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
         """Add the scores that are due only after the last round, because training stops early after this one."""
         began = time.perf_counter()
-        if any(not metric.due(record.round, self.blueprint.rounds) for metric in self.evaluation.metrics.values()):
+        metrics = self.evaluation.metrics.values()
+        if any(not metric.due(record.round, self.blueprint.rounds) for metric in metrics):
             scores, maps = self.evaluator.scores_and_maps(self.state, record.round, cohort, is_last=True)
             known = {_key(score) for score in record.scores}
             record.scores += [score for score in scores if _key(score) not in known]
-            record.maps = [*record.maps, *(map for map in maps if map[:4] not in {other[:4] for other in record.maps})]
+            known = set()
+            for other in record.maps:
+                known.add(other[:4])
+            new_maps = []
+            for map in maps:
+                if map[:4] not in known:
+                    new_maps.append(map)
+            record.maps = [*record.maps, *new_maps]
         record.scores += self.evaluator.unseen_scores(self.state, record.round)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
@@ -336,4 +417,7 @@ def _key(score: Score) -> tuple[Any, ...]:
 def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
     """Return the bytes by `Algorithm.bytes_formula`, or None if the algorithm's own class does not define it."""
     own = vars(type(algorithm)).get("bytes_formula")
-    return None if own is None else own(algorithm, ctx, examples)
+    if own is None:
+        return None
+    count: float | None = own(algorithm, ctx, examples)
+    return count

@@ -49,7 +49,8 @@ class Durations:
     """How long clients take for a round on the clock."""
 
     def __init__(self, blueprint: Blueprint, population: Population):
-        self._blueprint, self._population = blueprint, population
+        self._blueprint = blueprint
+        self._population = population
         self._ctx = blueprint.context(population, "cpu")
         self._examples = blueprint.training_examples(population)
         self._devices: dict[ClientIndex, Device] = {}
@@ -57,32 +58,36 @@ class Durations:
 
     def end(self, client: ClientIndex, round: int, cohort: Sequence[ClientIndex], start: float) -> float:
         """Return when a client that starts on a round at `start` has replied."""
-        how, moment = self._blueprint, Moment("round", round)
-        local = how.availability.local_work(self._ctx.local, how.seed, moment, client)
+        blueprint = self._blueprint
+        moment = Moment("round", round)
+        local = blueprint.availability.local_work(self._ctx.local, blueprint.seed, moment, client)
         examples = int(self._examples[client])
         ctx = self._ctx.at(moment, client=client, examples=examples, cohort=tuple(cohort), local=local)
-        steps = sum(steps_of(exchange, ctx, drop_last=how.drop_last) for exchange in how.algorithm.round_exchanges)
+        exchanges = blueprint.algorithm.round_exchanges
+        steps = sum(steps_of(exchange, ctx, drop_last=blueprint.drop_last) for exchange in exchanges)
         if client not in self._devices:
-            self._devices[client] = how.clock.device(how.seed, client)
-        if how.clock.sends and examples not in self._bytes:
+            self._devices[client] = blueprint.clock.device(blueprint.seed, client)
+        if blueprint.clock.sends and examples not in self._bytes:
             self._bytes[examples] = self._measured(client)
-        return how.clock.end(self._devices[client], start, steps, *self._bytes.get(examples, (0, 0)))
+        sizes = self._bytes.get(examples, (0, 0))
+        return blueprint.clock.end(self._devices[client], start, steps, *sizes)
 
     def _measured(self, client: ClientIndex) -> tuple[int, int]:
         """Return the bytes that a client receives and sends, as the hooks return them without a step of training.
 
         Clients with equally many examples are taken to receive and send as much.
         """
-        how = self._blueprint
+        blueprint = self._blueprint
         with global_state_kept():
-            how.streams.begin("init")
-            (exchange,) = how.algorithm.round_exchanges
-            server = how.algorithm.init(self._ctx)
+            blueprint.streams.begin("init")
+            (exchange,) = blueprint.algorithm.round_exchanges
+            server = blueprint.algorithm.init(self._ctx)
             ctx = self._ctx.at(Moment("round", 1), cohort=(client,))
-            ctx = how.client_context(ctx, self._population, client)
+            ctx = blueprint.client_context(ctx, self._population, client)
             down = exchange.broadcast(ctx, server) | exchange.unicast(ctx, server)
-            state = how.algorithm.join(ctx)
-            _, up = exchange.finish(ctx, exchange.start(ctx, state, down), state, down, ctx.data)
+            state = blueprint.algorithm.join(ctx)
+            work = exchange.start(ctx, state, down)
+            _, up = exchange.finish(ctx, work, state, down, ctx.data)
             return nbytes(down), sum(exchange.sent_bytes(up).values())
 
 
@@ -105,16 +110,19 @@ def timetable(
         end: `Durations.end`.
     """
     training: list[tuple[float, ClientIndex, int]] = []  # a heap: when it ends, whose it is, the version at its start
-    now, version = 0.0, 0
+    now = 0.0
+    version = 0
     while True:
         rng = generator(seed, "cohort", round=version + 1)
         buffer: dict[ClientIndex, int] = {}
         starting: list[ClientIndex] = []
         dropped: list[tuple[ClientIndex, int]] = []
         while len(buffer) < schedule.buffer:
-            drawn = _drawn(schedule.concurrency - len(training), clients, {*buffer, *(job[1] for job in training)}, rng)
+            busy = {*buffer, *(job[1] for job in training)}
+            drawn = _drawn(schedule.concurrency - len(training), clients, busy, rng)
             for client in drawn:
-                heapq.heappush(training, (end(client, version + 1, drawn, now), client, version))
+                job = (end(client, version + 1, drawn, now), client, version)
+                heapq.heappush(training, job)
             starting += drawn
             now = max(now, training[0][0])
             while training and training[0][0] <= now and len(buffer) < schedule.buffer:
@@ -126,14 +134,17 @@ def timetable(
         order = tuple(sorted(buffer))
         starts = tuple(buffer[client] for client in order)
         now += server_seconds
-        yield Update(order, starts, tuple(sorted(starting)), tuple(dropped), now, len(training))
+        in_order = tuple(sorted(starting))
+        yield Update(order, starts, in_order, tuple(dropped), now, len(training))
         version += 1
 
 
 def _drawn(count: int, clients: int, busy: set[ClientIndex], rng: np.random.Generator) -> list[ClientIndex]:
     """Return at most `count` of the clients that are not busy, in ascending order."""
     idle = clients - len(busy)
-    places = range(idle) if count >= idle else sorted(rng.choice(idle, count, replace=False).tolist())
+    places = list(range(idle))
+    if count < idle:
+        places = sorted(rng.choice(idle, count, replace=False).tolist())
     drawn = []
     for place in places:
         for taken in sorted(busy):  # the number of the place among all clients

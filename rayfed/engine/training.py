@@ -37,7 +37,9 @@ WIDTHS = (1, 4, 16, 64, 256)
 """The numbers of clients that `fastest_width` tries."""
 _SECONDS = 0.1  # the time for the repetitions of a block
 _LONGEST = 1.0  # seconds of a block, after which no larger block is tried
-_TIE, _SLOWER = 1.05, 1.5  # times the shortest time per client
+# times the shortest time per client
+_TIE = 1.05
+_SLOWER = 1.5
 
 
 class Job(NamedTuple):
@@ -67,38 +69,85 @@ def train(
     graphs: StepGraphs | None = None,
 ) -> list[Trained]:
     """Run all phases for all jobs, with `torch.vmap` if there is more than one job, from `graphs` if there are."""
-    # steps may change the copies of clients in place; a block stacks them, which copies
-    work = [clone(job.work) if len(jobs) == 1 else job.work for job in jobs]
+    if len(jobs) == 1:
+        return [_train_alone(exchange, jobs[0], streams, augment, graphs)]
+    return _train_together(exchange, jobs, streams, augment, graphs)
+
+
+def _train_alone(
+    exchange: Exchange, job: Job, streams: Streams, augment: Augment | None, graphs: StepGraphs | None
+) -> Trained:
+    """Run all phases for one client."""
+    work = clone(job.work)  # steps may change it in place
+    totals = _Sums()
+    take_step: Step = exchange.step
+    for number in range(len(job.phases)):
+        ctx = _begin_phase(streams, [job], number)
+        if graphs is not None:
+            take_step = GraphedStep(graphs, exchange, exchange.step)
+        batches = _batches(exchange, job, number, augment, _seed_of(streams, job, number))
+        for step, batch in enumerate(batches):
+            ctx.step = step
+            work, metrics = take_step(ctx, work, job.down, batch)
+            for name, value in metrics.items():
+                totals.take(name, value)
+        if graphs is not None:
+            work = clone(work)  # a graph's memory is that of the next client
+    return Trained(work, totals.means())
+
+
+def _train_together(
+    exchange: Exchange, jobs: Sequence[Job], streams: Streams, augment: Augment | None, graphs: StepGraphs | None
+) -> list[Trained]:
+    """Run all phases for several clients at once; those with the most batches come first in the block."""
+    work = [job.work for job in jobs]  # a block stacks them, which copies
+    down = jobs[0].down  # the fields that a step reads are common to all clients
     totals = [_Sums() for _ in jobs]
-    parts, down = [job.part for job in jobs], jobs[0].down  # the fields that a step reads are common to all clients
-    takes_rows = (augment is None or augment.draws_apart) and not exchange.prepares_batches
-    on_device = all(isinstance(part.x, Tensor) for part in parts)
-    pool = Pool(parts, augment) if takes_rows and len(jobs) > 1 and on_device else None
+    pool = _pool_of(exchange, jobs, augment)
     for number, phases in enumerate(zip(*(job.phases for job in jobs), strict=True)):
-        ctx = jobs[0].ctx.at(phase=phases[0][0].name, data=NO_DATA)
-        streams.begin("steps", ctx.moment, phase=number, clients=tuple(job.client for job in jobs))
-        seeds = [partial(streams.begin, "batch", job.ctx.moment, phase=number, client=job.client) for job in jobs]
-        own = [_batches(exchange, job, number, augment, each) for job, each in zip(jobs, seeds, strict=True)]
-        if len(jobs) == 1:
-            take_step: Step = exchange.step if graphs is None else GraphedStep(graphs, exchange, exchange.step)
-            for step, batch in enumerate(own[0]):
-                ctx.step = step
-                work[0], metrics = take_step(ctx, work[0], down, batch)
-                for name, value in metrics.items():
-                    totals[0].take(name, value)
-            work[0] = work[0] if graphs is None else clone(work[0])  # a graph's memory is that of the next client
-            continue
-        ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what is its client's in `work`
+        # common to all clients: a step finds what is its client's in `work`
+        ctx = _begin_phase(streams, jobs, number).at(client=-1, examples=0)
+        seeds = []
+        for job in jobs:
+            seeds.append(_seed_of(streams, job, number))
         drawn = [rows for _, rows in phases]
         order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
         counts = [len(drawn[i]) for i in order]
-        batches = _stacked([own[i] for i in order], counts) if pool is None else pool.batches(drawn, order, seeds)
+        if pool is None:
+            own = [_batches(exchange, jobs[i], number, augment, seeds[i]) for i in order]
+            batches = _stacked(own, counts)
+        else:
+            batches = pool.batches(drawn, order, seeds)
         ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts, graphs)
         for i, end, of_client in zip(order, ends, sums.of_clients(), strict=True):
             work[i] = end
             for name, (total, count) in of_client.items():
                 totals[i].take(name, total, count)
     return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
+
+
+def _begin_phase(streams: Streams, jobs: Sequence[Job], number: int) -> Context:
+    """Seed the draws of the steps of the phase at position `number`, and return the context of the first client."""
+    phase, _ = jobs[0].phases[number]
+    ctx = jobs[0].ctx.at(phase=phase.name, data=NO_DATA)
+    clients = tuple(job.client for job in jobs)
+    streams.begin("steps", ctx.moment, phase=number, clients=clients)
+    return ctx
+
+
+def _seed_of(streams: Streams, job: Job, number: int) -> SeedBatch:
+    """Return what seeds the draws for a client's batches in the phase at position `number`."""
+    return partial(streams.begin, "batch", job.ctx.moment, phase=number, client=job.client)
+
+
+def _pool_of(exchange: Exchange, jobs: Sequence[Job], augment: Augment | None) -> "Pool | None":
+    """Return the examples of all clients in one tensor; None if batches cannot be taken from it at once."""
+    if exchange.prepares_batches or not (augment is None or augment.draws_apart):
+        return None
+    parts = [job.part for job in jobs]
+    if not all(isinstance(part.x, Tensor) for part in parts):
+        return None
+    return Pool(parts, augment)
 
 
 @dataclass(frozen=True)
@@ -114,7 +163,10 @@ class InBf16(Delegate):
 def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
     """Return the number of steps that a client with `ctx.examples` training examples takes."""
     phases = exchange.phases(ctx)
-    return sum(batch_count(ctx.examples, phase, ctx.batch_size, drop_last=drop_last) for phase in phases)
+    counts = []
+    for phase in phases:
+        counts.append(batch_count(ctx.examples, phase, ctx.batch_size, drop_last=drop_last))
+    return sum(counts)
 
 
 def draw_phases(exchange: Exchange, ctx: Context, *, seed: int, drop_last: bool) -> Phases:
@@ -122,7 +174,8 @@ def draw_phases(exchange: Exchange, ctx: Context, *, seed: int, drop_last: bool)
     drawn = []
     for number, phase in enumerate(exchange.phases(ctx)):
         rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
-        drawn.append((phase, batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)))
+        rows = batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)
+        drawn.append((phase, rows))
     return drawn
 
 
@@ -135,15 +188,27 @@ class _Sums(dict[str, Tensor | float]):
 
     def take(self, name: str, value: Tensor | float, steps: int = 1) -> None:
         """Add the value of a step, or the sum of several steps."""
-        self[name] = self[name] + value if name in self else value
+        if name in self:
+            self[name] = self[name] + value
+        else:
+            self[name] = value
         self._counts[name] += steps
 
     def means(self) -> dict[str, float]:
         """Return the mean of each metric, after one wait for the device."""
-        scalars = [total.double().flatten() for total in self.values() if isinstance(total, Tensor)]
-        known = iter(torch.cat(scalars).tolist() if scalars else ())
-        totals = {name: next(known) if isinstance(total, Tensor) else total for name, total in self.items()}
-        return {name: total / self._counts[name] for name, total in totals.items()}
+        scalars = []
+        for total in self.values():
+            if isinstance(total, Tensor):
+                scalars.append(total.double().flatten())
+        known: Iterator[float] = iter(())
+        if scalars:
+            known = iter(torch.cat(scalars).tolist())
+        means = {}
+        for name, total in self.items():
+            if isinstance(total, Tensor):
+                total = next(known)
+            means[name] = total / self._counts[name]
+        return means
 
 
 def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None, seed: SeedBatch) -> Iterator[Batch]:
@@ -151,15 +216,21 @@ def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None,
     phase, drawn = job.phases[number]
     if not drawn:
         return
-    part, sizes = job.part, [len(rows) for rows in drawn]
+    part = job.part
+    sizes = [len(rows) for rows in drawn]
     rows = torch.from_numpy(np.concatenate(drawn)).to(part.rows_device, non_blocking=True)  # one transfer for the phase
     if augment is None and not exchange.prepares_batches:
         yield from part.taken(rows, sizes)
         return
     for step, here in enumerate(rows.split(sizes)):
         seed(step=step)
-        batch = part.take(here) if augment is None else part.augmented(here, augment)
-        yield exchange.prepare(job.ctx.at(phase=phase.name, step=step), batch) if exchange.prepares_batches else batch
+        if augment is None:
+            batch = part.take(here)
+        else:
+            batch = part.augmented(here, augment)
+        if exchange.prepares_batches:
+            batch = exchange.prepare(job.ctx.at(phase=phase.name, step=step), batch)
+        yield batch
 
 
 def _stacked(batches: Sequence[Iterator[Batch]], counts: Sequence[int]) -> Iterator[Batch]:
@@ -172,8 +243,13 @@ class Pool:
     """The training examples of all clients of a block in one tensor, from which their batches are taken at once."""
 
     def __init__(self, parts: Sequence[Part], augment: Augment | None = None):
-        self._normalise, self._augment = parts[0].normalise, augment
-        self._x = torch.cat([part.x for part in parts if isinstance(part.x, Tensor)])
+        self._normalise = parts[0].normalise
+        self._augment = augment
+        inputs = []
+        for part in parts:
+            if isinstance(part.x, Tensor):
+                inputs.append(part.x)
+        self._x = torch.cat(inputs)
         self._y = torch.cat([part.y for part in parts])
         self._first = np.cumsum([0, *map(len, parts)])
 
@@ -188,26 +264,31 @@ class Pool:
         counts = [len(rows[i]) for i in order]
         if not counts[0]:
             return
-        table = np.empty((counts[0], len(order), len(rows[order[0]][0])), dtype=np.int64)
+        batch_size = len(rows[order[0]][0])
+        table = np.empty((counts[0], len(order), batch_size), dtype=np.int64)
         for place, (i, count) in enumerate(zip(order, counts, strict=True)):
             if count:
-                table[:count, place] = np.stack(rows[i]) + self._first[i]
+                in_pool = np.stack(rows[i]) + self._first[i]
+                table[:count, place] = in_pool
         on_device = torch.from_numpy(table).to(self._y.device, non_blocking=True)
         for step, live in enumerate(_live_clients(counts)):
             now = on_device[step, :live]
             flat = now.flatten()
-            x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
+            x = self._x.index_select(0, flat)
+            y = self._y.index_select(0, flat)
             if self._augment is None:
                 x = self._normalise(x)
             else:
-                x = self._normalise.augmented(x, self._augment, [partial(seeds[i], step=step) for i in order[:live]])
+                of_step = [partial(seeds[i], step=step) for i in order[:live]]
+                x = self._normalise.augmented(x, self._augment, of_step)
             yield Batch(x.unflatten(0, now.shape), y.unflatten(0, now.shape))
 
 
 def _live_clients(counts: Sequence[int]) -> list[int]:
     """Return how many clients take part in each step; `counts` are their steps, in descending order."""
-    steps: list[int] = (np.array(counts)[:, None] > np.arange(counts[0])).sum(0).tolist()
-    return steps
+    trains = np.array(counts)[:, None] > np.arange(counts[0])  # [clients, steps]
+    live: list[int] = trains.sum(0).tolist()
+    return live
 
 
 class BlockSums:
@@ -229,12 +310,19 @@ class BlockSums:
 
     def of_clients(self) -> Iterator[dict[str, tuple[float, int]]]:
         """Yield each client's sums and counts by name."""
-        names, counts = list(self._sums), [steps.tolist() for steps in self._counts.values()]
-        sums = torch.stack([values.double() for values in self._sums.values()]).tolist() if names else []
+        counts = [steps.tolist() for steps in self._counts.values()]
+        sums = []
+        if counts:
+            doubles = []
+            for values in self._sums.values():
+                doubles.append(values.double())
+            sums = torch.stack(doubles).tolist()
         for i in range(self._clients):
-            yield {
-                name: (total[i], steps[i]) for name, total, steps in zip(names, sums, counts, strict=True) if steps[i]
-            }
+            of_client = {}
+            for name, total, steps in zip(self._sums, sums, counts, strict=True):
+                if steps[i]:
+                    of_client[name] = (total[i], steps[i])
+            yield of_client
 
 
 def train_block(
@@ -261,17 +349,31 @@ def train_block(
             result: Result = step(block, down, batch)
         return result
 
-    take_step: Step = at_once if graphs is None else GraphedStep(graphs, exchange, at_once)
-    kept = clone if graphs is not None else lambda block: block  # a graph's memory is that of the next block
-    live, sums = sum(count > 0 for count in counts), BlockSums(len(work))
-    ended = [clone(state) for state in work[live:]]
+    def kept(block: State) -> State:
+        """Return a block whose memory is its own; a graph's memory is that of the next block."""
+        if graphs is None:
+            return block
+        own: State = clone(block)
+        return own
+
+    take_step: Step = at_once
+    if graphs is not None:
+        take_step = GraphedStep(graphs, exchange, at_once)
+    live = sum(count > 0 for count in counts)
+    sums = BlockSums(len(work))
+    ended = []
+    for state in work[live:]:
+        ended.append(clone(state))
     if not live:
         return ended, sums
     block = stack(list(work[:live]))
     for step, (batch, still) in enumerate(zip(batches, _live_clients(counts), strict=True)):
         if still < live:  # slices are views: the clients that go on keep their tensors, which a step may change
-            ended = _clients_of(kept(tree_map(itemgetter(slice(still, live)), block)), live - still) + ended
-            block, live = tree_map(itemgetter(slice(still)), block), still
+            leaving = tree_map(itemgetter(slice(still, live)), block)
+            ended = _clients_of(kept(leaving), live - still) + ended
+            del leaving  # a slice would keep the whole block
+            block = tree_map(itemgetter(slice(still)), block)
+            live = still
         block, metrics = take_step(ctx.at(step=step), block, down, batch)
         sums.take(metrics)
     return _clients_of(kept(block), live) + ended, sums
@@ -280,7 +382,13 @@ def train_block(
 def _clients_of(block: State, count: int) -> list[State]:
     """Return the state of each client of a block, as views that share no memory with each other."""
     split: list[tuple[Tensor, ...]] = []
-    tree_map(lambda value: split.append((value if value.stride(0) else value.clone()).detach().unbind()), block)
+
+    def divide(value: Tensor) -> None:
+        if not value.stride(0):
+            value = value.clone()
+        split.append(value.detach().unbind())
+
+    tree_map(divide, block)
 
     def of_client(i: int) -> State:
         left = iter(split)
@@ -294,9 +402,9 @@ def fastest_width(most: int, block: Callable[[int], object], clock: Callable[[],
     """Return how many clients to train at once: the least number whose time per client is within 5 % of the shortest.
 
     `block` trains so many clients, at most `most`, and `clock` returns the time in seconds. More clients are tried
-    until a block takes more than a second or 50 % longer per client, or fails because the memory is out or `torch.vmap`
-    refuses the step. A number may be a little slower than the number before: on a CPU, 4 clients often are and 16 are
-    not.
+    until a block takes more than a second, or 50 % longer per client. They are not tried either after a block has
+    failed, because the memory is out or `torch.vmap` refuses the step. A number may be a little slower than the number
+    before: on a CPU, 4 clients often are and 16 are not.
     """
     each: dict[int, float] = {}
     for width in sorted({min(width, most) for width in WIDTHS if most > 1}):
@@ -306,15 +414,21 @@ def fastest_width(most: int, block: Callable[[int], object], clock: Callable[[],
             if width == 1 or breaks_device(error):
                 raise
             break
-        if each[width] > _SLOWER * min(each.values()) or width * each[width] > _LONGEST:
+        if each[width] > _SLOWER * min(each.values()):
             break
-    return next((width for width, seconds in each.items() if seconds <= _TIE * min(each.values())), 1)
+        if width * each[width] > _LONGEST:
+            break
+    for width, seconds in each.items():
+        if seconds <= _TIE * min(each.values()):
+            return width
+    return 1
 
 
 def _seconds(block: Callable[[], object], clock: Callable[[], float]) -> float:
     """Return the shortest time of a block, after a first block that loads kernels."""
     block()
-    times, end = list[float](), clock() + _SECONDS
+    times = list[float]()
+    end = clock() + _SECONDS
     while not times or clock() < end:
         began = clock()
         block()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rayfed.core.errors import one_line
 from rayfed.core.machine import memory_bytes, nvidia_smi, versions
 from rayfed.data.readers.files import datasets_folder
 from rayfed.experiments.session_folder import temporary_folder
-from rayfed.records.storage import one_line
 
 _PACKAGES = ("rayfed-sim", "torch", "torchvision", "ray", "numpy", "pandas", "pyarrow")
 _GIB = 2**30

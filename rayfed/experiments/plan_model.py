@@ -17,7 +17,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from rayfed.algorithms.common.soft_labels import soft
-from rayfed.core.errors import UsageError, error_line, is_user_file
+from rayfed.core.errors import UsageError, error_line, is_user_file, one_line
 from rayfed.core.layout import Layout, layout_of
 from rayfed.core.modules import copied, make_picklable
 from rayfed.core.options import checked
@@ -33,7 +33,6 @@ from rayfed.metrics.base import OfRepresentations
 from rayfed.models.base import build_model
 from rayfed.models.remedies import is_one_hot, reason_of_loss, remedy_for_inputs
 from rayfed.models.split_model import check_whole, ensure_split, has_lazy_layers, initialise_lazy_layers
-from rayfed.records.storage import one_line
 
 ModelFactory = Callable[[], nn.Module]
 

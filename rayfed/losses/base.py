@@ -57,7 +57,9 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
         return _made(name, target, arguments)  # type: ignore[no-any-return]
     form = "(outputs, labels, **options)"
     _check_arguments(target, (None, None), arguments, f"loss.name={name}: is called with {form}")
-    return functools.partial(target, **arguments) if arguments else target
+    if arguments:
+        return functools.partial(target, **arguments)
+    return target  # type: ignore[no-any-return]
 
 
 def _made(name: str, target: Any, arguments: Mapping[str, Any]) -> Any:

@@ -38,7 +38,8 @@ class Cox(NamedLoss):
         _check_times(where, labels[:, 1])
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        events, times = y[:, 0], y[:, 1]
+        events = y[:, 0]
+        times = y[:, 1]
         order = torch.argsort(times, descending=True, stable=True)
         risks = outputs.reshape(len(y)).float().gather(0, order)
         events = events.to(risks.dtype).gather(0, order)

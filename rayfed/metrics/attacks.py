@@ -32,7 +32,8 @@ class AttackSuccess(OfChangedInputs):
         return Trigger(size=self.size, target=self.target)
 
     def check(self, inputs: InputSpec, num_classes: int) -> None:
-        if fault := self.trigger.fault(inputs.shape, inputs.continuous, num_classes):
+        fault = self.trigger.fault(inputs.shape, inputs.continuous, num_classes)
+        if fault:
             raise UsageError(f"metrics.attack_success.{fault}")
 
     def changed(self, x: Tensor, y: Tensor, inputs: InputSpec) -> tuple[Tensor, Tensor]:

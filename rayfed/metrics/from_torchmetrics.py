@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import UsageError, one_line
 from rayfed.core.options import arguments_for, option, suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.metrics import PREFIX
 from rayfed.metrics.base import OF_CLASSES, OfPredictions, Value
-from rayfed.records.storage import one_line
 
 
 @dataclass(frozen=True, kw_only=True)

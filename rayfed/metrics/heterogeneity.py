@@ -49,7 +49,10 @@ def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> W
     for batch in part.batches(size):
         share = len(batch.y) / len(part)
         of_batch = scale(_gradient(task, weights, batch), share)
-        total = add(total, of_batch) if total else of_batch
+        if total:
+            total = add(total, of_batch)
+        else:
+            total = of_batch
     return total
 
 

@@ -62,12 +62,18 @@ def _captured_outputs(module: nn.Module, layers: Sequence[str]) -> Iterator[dict
 def _capture(module: nn.Module, layer: str, captured: dict[str, Tensor]) -> Callable[[], object]:
     """Have a layer's output, or the input of `head`, put into `captured` at each call; return what ends that."""
     modules = dict(module.named_modules())  # before methods: DBE's model has both, and its bias lies between them
-    part = modules[layer] if layer in modules else getattr(module, layer)
+    if layer in modules:
+        part = modules[layer]
+    else:
+        part = getattr(module, layer)
     takes_input = layer == "head"
 
     def method(x: Tensor) -> Any:
         out = part(x)
-        captured[layer] = x if takes_input else out
+        if takes_input:
+            captured[layer] = x
+        else:
+            captured[layer] = out
         return out
 
     def before(_: Any, args: tuple[Tensor, ...]) -> None:
@@ -324,6 +330,8 @@ class Tsne(OfRepresentations):
         if spread**2 < np.finfo(np.float32).tiny:
             return np.zeros((len(z), 2))  # scikit-learn would divide by their spread, and then end the process
         perplexity = min(self.perplexity, (len(z) - 1) / 3)
-        start = "pca" if z.shape[1] > 1 else "random"
+        start = "random"
+        if z.shape[1] > 1:
+            start = "pca"
         projection = TSNE(perplexity=perplexity, init=start, random_state=seed)
         return np.asarray(projection.fit_transform(z))

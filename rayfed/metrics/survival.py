@@ -33,7 +33,8 @@ class Concordance(OfPredictions):
 
 def concordant_pairs(risks: np.ndarray, events: np.ndarray, times: np.ndarray) -> tuple[float, int]:
     """Return how many pairs are in the order of the risks, equal risks counted half, and how many are comparable."""
-    ordered, pairs = 0.0, 0
+    ordered = 0.0
+    pairs = 0
     with_event = np.flatnonzero(events)
     at_once = max(1, _PAIRS // max(1, len(times)))
     for start in range(0, len(with_event), at_once):

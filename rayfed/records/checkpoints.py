@@ -16,16 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
-from rayfed.core.errors import StorageError, shown
+from rayfed.core.errors import StorageError, one_line, shown
 from rayfed.records.files import SCHEMA, check_schema
-from rayfed.records.storage import Storage, finished_name, one_line
+from rayfed.records.storage import Storage, finished_name
 
 BLOCK_BYTES = 32 * 2**20
 """The bytes of states that are sent or read together."""
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
 _THREADS = 16  # disks, and object stores even more, take several files at a time
-_CLIENT, _VERSION = re.compile(r"[0-9]+"), re.compile(r"version_[0-9]+")
+_CLIENT = re.compile(r"[0-9]+")
+_VERSION = re.compile(r"version_[0-9]+")
 _FILE = re.compile(r"(manifest|server|version_[0-9]+|[0-9]+)-([0-9]{6,18})\.(?:json|pt)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -57,7 +58,8 @@ class CheckpointStore:
 
     def begin(self) -> int:
         """Return the number of the next checkpoint."""
-        return max((number for _, number, _ in self._files()), default=0) + 1
+        numbers = [number for _, number, _ in self._files()]
+        return max(numbers, default=0) + 1
 
     def write(self, number: int, states: Mapping[str, bytes]) -> None:
         """Write states by name ("server", or a client's number) for the checkpoint `number`.
@@ -66,7 +68,11 @@ class CheckpointStore:
             OSError: The disk is full or gone; nothing is left of the checkpoint.
         """
         with self._discarded_on_error(number):
-            _in_parallel(lambda name: self.folder.write(_state_file(name, number), states[name]), states)
+
+            def write_state(name: str) -> None:
+                self.folder.write(_state_file(name, number), states[name])
+
+            _in_parallel(write_state, states)
 
     def commit(self, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, SavedPart]) -> None:
         """Finish a checkpoint.
@@ -82,22 +88,36 @@ class CheckpointStore:
             StorageError: The checkpoint `base` is gone.
         """
         with self._discarded_on_error(number):
-            before = {"clients": {}, "best": None} if base is None else self.manifest(base)
-            clients = before["clients"] | {name: list(part) for name, part in parts.items() if name != "server"}
+            before: dict[str, Any] = {"clients": {}, "best": None}
+            if base is not None:
+                before = self.manifest(base)
+            clients = dict(before["clients"])
+            for name, part in parts.items():
+                if name != "server":
+                    clients[name] = list(part)
+            best = before["best"]
+            if header.get("is_best"):
+                best = number
             content = {
-                **{key: header[key] for key in ("trial", "configuration", "rayfed", "round")},
+                "trial": header["trial"],
+                "configuration": header["configuration"],
+                "rayfed": header["rayfed"],
+                "round": header["round"],
                 "progress": header.get("progress", {}),
                 "number": number,
                 "server": list(parts["server"]),
                 "clients": clients,
                 "ring": header.get("ring", {}),
-                "best": number if header.get("is_best") else before["best"],
+                "best": best,
             }
             self.folder.sync()
             self.folder.write(_manifest_file(number), _encoded(content))
             self.folder.sync()
         with contextlib.suppress(OSError, StorageError):  # files that stay are deleted after the next checkpoint
-            self._prune([content] if base is None else [content, before])
+            kept = [content]
+            if base is not None:
+                kept.append(before)
+            self._prune(kept)
 
     def saved(self) -> list[dict[str, Any]]:
         """Return the last two checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if damaged.
@@ -107,13 +127,15 @@ class CheckpointStore:
         """
         files = self._files()
         sizes = {(kind, number): size for kind, number, size in files}
-        numbers = sorted((number for kind, number, _ in files if kind == "manifest"), reverse=True)
+        numbers = [number for kind, number, _ in files if kind == "manifest"]
+        numbers.sort(reverse=True)
         checkpoints: list[dict[str, Any]] = []
         for number in numbers[:2]:
             try:
                 content = self._content(number)
                 for name, part in _parts(content).items():
-                    if (size := sizes.get((name, part.number), 0)) != part.length:
+                    size = sizes.get((name, part.number), 0)
+                    if size != part.length:
                         file = _state_file(name, part.number)
                         raise StorageError(f"is damaged: {file} has {size} of {part.length} bytes")
                 checkpoints.append({"number": number, "content": content})
@@ -127,8 +149,11 @@ class CheckpointStore:
         Raises:
             StorageError: The manifest is damaged.
         """
-        newest: dict[str, Any] = next((saved["content"] for saved in self.saved() if "content" in saved), {})
-        return None if newest.get("best") is None else self.manifest(newest["best"])
+        contents = (saved["content"] for saved in self.saved() if "content" in saved)
+        newest: dict[str, Any] = next(contents, {})
+        if newest.get("best") is None:
+            return None
+        return self.manifest(newest["best"])
 
     def manifest(self, number: int) -> dict[str, Any]:
         """Return the content of the manifest of a checkpoint.
@@ -139,12 +164,18 @@ class CheckpointStore:
         try:
             return self._content(number)
         except (StorageError, OSError) as error:
-            reason = "is gone" if isinstance(error, FileNotFoundError) else one_line(error)
+            reason = "is gone"
+            if not isinstance(error, FileNotFoundError):
+                reason = one_line(error)
             raise StorageError(f"checkpoint {number} of {self._trial} {reason}") from error
 
     def read(self, parts: Mapping[str, SavedPart]) -> dict[str, bytes]:
         """Return the bytes of states by name, without a check of their checksums."""
-        contents = _in_parallel(lambda name: self.folder.read(_state_file(name, parts[name].number)), parts)
+
+        def read_state(name: str) -> bytes:
+            return self.folder.read(_state_file(name, parts[name].number))
+
+        contents = _in_parallel(read_state, parts)
         return dict(zip(parts, contents, strict=True))
 
     def exists(self) -> bool:
@@ -165,29 +196,40 @@ class CheckpointStore:
             yield
         except BaseException:
             with contextlib.suppress(OSError):
-                _in_parallel(self.folder.delete, [name for name in self.folder.files() if f"-{number:06d}." in name])
+                written = [name for name in self.folder.files() if f"-{number:06d}." in name]
+                _in_parallel(self.folder.delete, written)
             raise
 
     def _content(self, number: int) -> dict[str, Any]:
         file = _manifest_file(number)
-        content = _decoded(self.folder.read(file), f"{self.folder.location}/{file}")
+        place = f"{self.folder.location}/{file}"
+        content = _decoded(self.folder.read(file), place)
         if content["number"] != number:
             raise StorageError(f"is damaged: its manifest is that of checkpoint {content['number']}")
         return content
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Return the kind ("manifest", "server", a version or a client), the number and the size of each file."""
-        matches = ((_FILE.fullmatch(name), size) for name, size in self.folder.files().items())
-        return [(match[1], int(match[2]), size) for match, size in matches if match]
+        found = []
+        for name, size in self.folder.files().items():
+            match = _FILE.fullmatch(name)
+            if match:
+                found.append((match[1], int(match[2]), size))
+        return found
 
     def _prune(self, contents: list[dict[str, Any]]) -> None:
         """Delete every file that the checkpoints of `contents`, and their best rounds, do not need."""
-        bests = {content["best"] for content in contents} - {None, *(content["number"] for content in contents)}
+        kept = {content["number"] for content in contents}
+        bests = {content["best"] for content in contents} - {None, *kept}
         contents = contents + [self._content(number) for number in bests]
         needed = {_manifest_file(content["number"]) for content in contents}
         for content in contents:
-            needed |= {_state_file(name, part.number) for name, part in _parts(content).items()}
-        own = {name for name in self.folder.files() if _FILE.fullmatch(finished_name(name))}
+            for name, part in _parts(content).items():
+                needed.add(_state_file(name, part.number))
+        own = set()
+        for name in self.folder.files():
+            if _FILE.fullmatch(finished_name(name)):
+                own.add(name)
         _in_parallel(self.folder.delete, own - needed)
 
 
@@ -227,7 +269,9 @@ def _decoded(text: bytes, where: str) -> dict[str, Any]:
     """
     try:
         tree = json.loads(text)
-        number, content, expected = tree.get("schema", "none"), tree.get("content"), tree.get("checksum")
+        number = tree.get("schema", "none")
+        content = tree.get("content")
+        expected = tree.get("checksum")
     except (ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"is damaged: its manifest is not the JSON that rayfed wrote ({one_line(error)})") from error
     check_schema(number, where)
@@ -272,10 +316,12 @@ def _check_fields(values: Mapping[str, Any], fields: Mapping[str, tuple[type, ..
 
 def _check_parts(content: Mapping[str, Any]) -> None:
     """Raise ValueError if a part of a manifest is none, or its name is not that of a state."""
-    names = {**dict.fromkeys(content["clients"], _CLIENT), **dict.fromkeys(content["ring"], _VERSION)}
+    clients = dict.fromkeys(content["clients"], _CLIENT)
+    names = clients | dict.fromkeys(content["ring"], _VERSION)
     for name, pattern in names.items():
         if not pattern.fullmatch(name):
             raise ValueError(f"its manifest names the state {shown(name)}")
-    for part in (content["server"], *content["clients"].values(), *content["ring"].values()):
+    others = [*content["clients"].values(), *content["ring"].values()]
+    for part in (content["server"], *others):
         if not isinstance(part, list) or list(map(type, part)) != _PART_TYPES:
             raise ValueError(f"its manifest names the part {shown(part)}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError, UsageError, one_line
 from rayfed.core.records import MapPoint, RepresentationMap
-from rayfed.records.storage import Storage, one_line
+from rayfed.records.storage import Storage
 from rayfed.records.tables import check_rows
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ def _whole_file(folder: Storage, name: str, categories: Sequence[str]) -> tuple[
 
 
 def _damaged(folder: Storage, name: str, error: Exception) -> StorageError:
+    reason = one_line(error)[:120]
     return StorageError(
-        f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote ({one_line(error)[:120]}); restore "
-        "it, or delete it and run its trials again"
+        f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote ({reason}); restore it, or delete "
+        "it and run its trials again"
     )
 
 
@@ -152,10 +153,13 @@ def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> N
 
     Trials with the same partition share the file, which is written once.
     """
-    folder, name = home.child(_PARTITIONS), f"{digest}.parquet"
+    folder = home.child(_PARTITIONS)
+    name = f"{digest}.parquet"
     if name in folder.files():
         return
-    rows = [dict(zip(_HOLDINGS.names, holding, strict=True)) for holding in holdings]
+    rows = []
+    for holding in holdings:
+        rows.append(dict(zip(_HOLDINGS.names, holding, strict=True)))
     replace_parquet(pa.Table.from_pylist(rows, schema=_HOLDINGS), folder, name)
 
 
@@ -199,4 +203,5 @@ def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -
     name = map.name.rpartition(":")[2]
     layer = map.layer.replace(".", "_")
     table = pd.DataFrame(map.points, columns=list(MapPoint._fields))
-    folder.write(f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet", table.to_parquet(index=False))
+    file = f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet"
+    folder.write(file, table.to_parquet(index=False))

@@ -42,7 +42,8 @@ class Owner:
 
     def __init__(self, home: Storage, trials: Iterable[str] = ()):
         started = time.strftime("%Y-%m-%dT%H:%M:%S")
-        self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
+        process = f"{socket.gethostname()} {os.getpid()}"
+        self.name = f"{process} {started} {secrets.token_hex(4)}"
         self._file: Path | None = None
         if home.local is None:
             return
@@ -57,7 +58,8 @@ class Owner:
         """End the claim. Files that cannot be removed stay, and their free lock says that the owner has ended."""
         if self._file is None:
             return
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
         self._lock.release()  # before its file goes, because some systems keep open files
@@ -90,7 +92,8 @@ def claims(home: Storage) -> Iterator[tuple[str, set[str]]]:
     for file in _owner_files(home):
         try:
             content = json.loads(read_file(file))
-            owner, trials = content["owner"], {str(trial) for trial in content["trials"]}
+            owner = content["owner"]
+            trials = {str(trial) for trial in content["trials"]}
         except (OSError, ValueError, KeyError, TypeError):  # the owner has ended, or has not yet written its claim
             continue
         if trials and is_owner(owner) and is_alive(home, owner):
@@ -109,7 +112,8 @@ def remove_dead(home: Storage) -> None:
 def describe(owner: str) -> str:
     """Return the owner in words: "process 7 on HOST since …"."""
     name = _parts(owner)
-    return f"process {name['pid']} on {name['host']} since {name['started'].replace('T', ' ')}"
+    since = name["started"].replace("T", " ")
+    return f"process {name['pid']} on {name['host']} since {since}"
 
 
 def _parts(owner: str) -> re.Match[str]:
@@ -131,7 +135,8 @@ def _owner_files(home: Storage) -> list[Path]:
     """Return the files of all owners, alive or dead."""
     if home.local is None:
         return []
-    return [file for file in (home.local / _OWNERS).glob("*.json") if _FILE.fullmatch(file.name)]
+    files = (home.local / _OWNERS).glob("*.json")
+    return [file for file in files if _FILE.fullmatch(file.name)]
 
 
 def _is_locked(file: Path) -> bool:

@@ -96,12 +96,15 @@ class TrialProgress:
     @property
     def goes_on(self) -> bool:
         """Whether the trial has begun before in this command."""
-        return self.shown is not None and (self.shown.status == "running" or self.shown.lost > 0)
+        if self.shown is None:
+            return False
+        return self.shown.status == "running" or self.shown.lost > 0
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
         """Note that the trial begins after round `done`. Return the event of the restart, if this is a restart."""
         now = time.monotonic()
-        before, goes_on = self.shown, self.goes_on
+        before = self.shown
+        goes_on = self.goes_on
         events = []
         if self.loss is not None and before is not None:
             events.append(self._restart_event(before.round, done, now))
@@ -123,7 +126,8 @@ class TrialProgress:
         """Note a round that was recorded."""
         assert self.shown is not None, "the trial has begun"
         assert self.began is not None, "the trial has begun"
-        progress, record = self.shown, report.record
+        progress = self.shown
+        record = report.record
         now = time.monotonic()
         progress.round = record.round
         progress.doing = None
@@ -165,7 +169,8 @@ class TrialProgress:
 
     def _add_scores(self, report: RoundReport) -> None:
         assert self.shown is not None, "the trial has begun"
-        progress, selection = self.shown, self.shown.selection
+        progress = self.shown
+        selection = self.shown.selection
         val = report.mean(selection.point, "val", selection.metric)
         test = report.mean(selection.point, "test", selection.metric)
         if test is not None:
@@ -174,19 +179,23 @@ class TrialProgress:
             return
         progress.val = val
         best = progress.best_val
-        if not math.isnan(val) and (best is None or selection.gain(val) > selection.gain(best)):
+        is_better = best is None or selection.gain(val) > selection.gain(best)
+        if is_better and not math.isnan(val):
             progress.best_val = val
 
     def _restart_event(self, round: int, done: int, now: float) -> Event:
         assert self.loss is not None, "the trial has lost a process"
-        goes_on = f"continues after round {done}" if done else "starts again at round 1"
+        goes_on = "starts again at round 1"
+        if done:
+            goes_on = f"continues after round {done}"
         repeated = [work for work in self._work if work.round > done]
+        lost_seconds = sum(work.seconds for work in repeated)
         return Event(
             event="trial restarted",
             detail=f"{self.loss.cause}; {goes_on}",
             round=round,
             redone=sum(work.clients for work in repeated),
-            seconds=now - self.loss.time + sum(work.seconds for work in repeated),
+            seconds=now - self.loss.time + lost_seconds,
         )
 
 
@@ -195,6 +204,9 @@ def _continued(before: Progress, progress: Progress) -> Progress:
     first_round = progress.first_round
     if before.rounds:  # else it never began before
         first_round = min(before.first_round, first_round)
+    best_val = None
+    if progress.round:
+        best_val = before.best_val
     return replace(
         before,
         rounds=progress.rounds,
@@ -202,5 +214,5 @@ def _continued(before: Progress, progress: Progress) -> Progress:
         round=progress.round,
         rounds_done=progress.rounds_done,
         first_round=first_round,
-        best_val=before.best_val if progress.round else None,
+        best_val=best_val,
     )

@@ -31,7 +31,9 @@ from rayfed.records.writer import ExperimentFiles, TrialWriter, WritingBudget
 MOST_WAITING_BYTES = 2**26
 """The bytes of rounds that wait in memory, of all trials together, before they are written in any case."""
 _TRACEBACKS = "tracebacks"
-_DISK_THREADS, _STORE_THREADS = 4, 16  # a disk and an object store take several files at a time
+# a disk and an object store take several files at a time
+_DISK_THREADS = 4
+_STORE_THREADS = 16
 
 
 def traceback_file(folder: str, experiment: str, trial: str) -> str:
@@ -69,7 +71,8 @@ class Recorder:
     """
 
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool = False):
-        self.folder, self.experiment = folder, experiment
+        self.folder = folder
+        self.experiment = experiment
         self._home = open_storage(folder).child(experiment)
         self._files = ExperimentFiles(folder, experiment)
         self._budget = WritingBudget()
@@ -134,7 +137,8 @@ class Recorder:
 
         A round that arrives after the trial was ended by the command is left out.
         """
-        known, record = self._trials[trial], report.record
+        known = self._trials[trial]
+        record = report.record
         if known.writer is None:
             return
         with storage_errors(self._home.location):
@@ -156,12 +160,18 @@ class Recorder:
 
     def _write_waiting(self) -> None:
         """Write the rounds that wait of all trials."""
-        waiting = [known for known in self._trials.values() if known.writer is not None and known.writer.waiting_bytes]
+        waiting = []
+        for known in self._trials.values():
+            if known.writer is not None and known.writer.waiting_bytes:
+                waiting.append(known)
         with self._budget.spending():
             if len(waiting) == 1:
                 _write(waiting[0])
                 return
-            threads = _STORE_THREADS if self._home.local is None else _DISK_THREADS
+            if self._home.local is None:
+                threads = _STORE_THREADS
+            else:
+                threads = _DISK_THREADS
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(_write, waiting))
         self._waiting_bytes = sum(known.writer.waiting_bytes for known in waiting if known.writer is not None)
@@ -244,7 +254,9 @@ class Recorder:
 
     def _finish(self, trial: str, values: Mapping[str, Any]) -> None:
         known = self._trials[trial]
-        writer, known.writer, known.ending = known.writer, None, None
+        writer = known.writer
+        known.writer = None
+        known.ending = None
         with storage_errors(self._home.location):
             try:
                 if writer is not None:
@@ -312,7 +324,10 @@ class Recorder:
         A sweep of thousands of trials is asked twice a second.
         """
         changes = self._changes  # before the trials are looked at, since rounds may arrive meanwhile
-        changed = [known.progress.shown for known in list(self._trials.values()) if known.change > since]
+        changed = []
+        for known in list(self._trials.values()):
+            if known.change > since:
+                changed.append(known.progress.shown)
         return changes, [shown for shown in changed if shown is not None]
 
     def _changed(self, known: _Trial) -> None:

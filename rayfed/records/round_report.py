@@ -62,7 +62,9 @@ def _means(columns: pa.RecordBatch) -> Iterator[tuple[str, float]]:
     group, names = _groups(columns)
     has_clients = np.bincount(group, weights=is_client) > 0
     counted = is_client | ~has_clients[group]
-    group, domain, value = group[counted], domain[counted], value[counted]
+    group = group[counted]
+    domain = domain[counted]
+    value = value[counted]
     means = _mean_by(group, value)
     cell = group * len(domains) + domain
     cells = np.unique(cell)
@@ -73,7 +75,8 @@ def _means(columns: pa.RecordBatch) -> Iterator[tuple[str, float]]:
     for number in cells:
         of_group, of_domain = divmod(int(number), len(domains))
         if 1 < domains_of_group[of_group] <= _MOST_DOMAINS:
-            yield f"{names[of_group]}.{domains[of_domain]}", float(means_of_cells[number])
+            name = f"{names[of_group]}.{domains[of_domain]}"
+            yield name, float(means_of_cells[number])
 
 
 def _groups(columns: pa.RecordBatch) -> tuple[np.ndarray, list[str]]:
@@ -122,4 +125,8 @@ def _costs(record: Record) -> dict[str, float]:
         costs[name] = getattr(record, name)
     for part, seconds in record.seconds.items():
         costs[f"seconds/{part}"] = seconds
-    return {f"round/{name}": value for name, value in costs.items() if value is not None}
+    known = {}
+    for name, value in costs.items():
+        if value is not None:
+            known[f"round/{name}"] = value
+    return known

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError, UsageError, one_line, without_secrets
 from rayfed.core.paths import expanded, lasting, read_file
 
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes, besides `memory` for tests: fsspec's filesystem in one process."""
 _UNFINISHED = ".unfinished"
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
-_SECRETS = re.compile(r"://\S*@")
-_CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
+_CONNECT_SECONDS = 10
+_REQUEST_SECONDS = 60
+_RETRY_SECONDS = 60
 _LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client gives a paragraph
 
 
@@ -37,8 +38,12 @@ class Storage:
     """
 
     def __init__(self, filesystem: Any, path: str, location: str):
-        self.filesystem, self.path, self.location = filesystem, path, location
-        self.local = Path(path) if filesystem.type_name == "local" else None
+        self.filesystem = filesystem
+        self.path = path
+        self.location = location
+        self.local: Path | None = None
+        if filesystem.type_name == "local":
+            self.local = Path(path)
 
     @property
     def name(self) -> str:
@@ -47,20 +52,25 @@ class Storage:
 
     def child(self, *names: str) -> "Storage":
         """Return a folder below this one, which need not exist."""
-        return Storage(self.filesystem, "/".join([self.path, *names]), "/".join([self.location, *names]))
+        path = "/".join([self.path, *names])
+        return Storage(self.filesystem, path, "/".join([self.location, *names]))
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         if self.local is not None:
             return read_file(self.local / name)
-        path, filesystem = f"{self.path}/{name}", self.filesystem
+        path = f"{self.path}/{name}"
+        filesystem = self.filesystem
         if filesystem.type_name == "gcs":
             # one request; `open_input_file` takes two here, to open the object and to read it
             with _os_errors(), filesystem.open_input_stream(path, compression=None) as stream:
                 return bytes(stream.read())
         with _os_errors(), filesystem.open_input_file(path) as file:
             size = file.size()
-            return bytes(file.read_at(size, 0)) if size else b""  # one request, which reads one version of the object
+            # one request, which reads one version of the object
+            if size:
+                return bytes(file.read_at(size, 0))
+            return b""
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Write a file, which at every moment has either its old content or the new content.
@@ -96,12 +106,18 @@ class Storage:
         if self.local is not None:
             return sorted(info.base_name for info in self._infos() if not info.is_file)
         # A folder of an object store may have no object of its own; the names of the objects below it tell.
-        names = [info.path.lstrip("/")[len(self.path) + 1 :].partition("/") for info in self._infos(recursive=True)]
+        names = []
+        for info in self._infos(recursive=True):
+            path = info.path.lstrip("/")
+            inner = path[len(self.path) + 1 :]
+            names.append(inner.partition("/"))
         return sorted({name for name, below, _ in names if below})
 
     def exists(self) -> bool:
         """Return whether this folder exists; in an object store, whether anything is in it."""
-        return self.local.is_dir() if self.local is not None else bool(self._infos(recursive=True))
+        if self.local is not None:
+            return self.local.is_dir()
+        return bool(self._infos(recursive=True))
 
     def delete(self, name: str) -> None:
         """Delete a file if it is there."""
@@ -164,7 +180,9 @@ def open_storage(location: str | Path) -> Storage:
 
 def finished_name(name: str) -> str:
     """Return the name that a file gets when it is whole."""
-    return name[1:].removesuffix(_UNFINISHED) if name.endswith(_UNFINISHED) else name
+    if name.endswith(_UNFINISHED):
+        return name[1:].removesuffix(_UNFINISHED)
+    return name
 
 
 def check_location(location: str | Path) -> None:
@@ -185,7 +203,9 @@ def check_location(location: str | Path) -> None:
             )
         expanded(address)
     elif not _BUCKET.fullmatch(address.partition("/")[0]) or "?" in address:
-        variables = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_REGION and AWS_ENDPOINT_URL"
+        variables = "AWS_REGION and AWS_ENDPOINT_URL"
+        if scheme == "gs":
+            variables = "GOOGLE_APPLICATION_CREDENTIALS"
         raise UsageError(
             f"results={scheme}://…: options after ? and users before @ are not read; use {scheme}://BUCKET/FOLDER, and "
             f"environment variables such as {variables} for all else"
@@ -198,12 +218,9 @@ def _split(location: str | Path) -> tuple[str, str]:
         return "file", str(location)
     scheme, _, address = str(location).partition("://")
     scheme = scheme.lower()
-    return scheme, address if scheme == "file" else address.strip("/")
-
-
-def without_secrets(text: str) -> str:
-    """Return `text` without what stands between :// and @, where URLs have users and passwords."""
-    return _SECRETS.sub("://…@", text)
+    if scheme != "file":
+        address = address.strip("/")
+    return scheme, address
 
 
 def join(results: str, *names: str) -> str:
@@ -219,7 +236,8 @@ def make_experiment_folder(results: str, experiment: str) -> None:
     Raises:
         UsageError: The folder cannot be made or written to, or the object store cannot be reached.
     """
-    home, name = open_storage(results).child(experiment), f".writable-{uuid.uuid4().hex}"
+    home = open_storage(results).child(experiment)
+    name = f".writable-{uuid.uuid4().hex}"
     try:
         home.write(name, b"")
         home.delete(name)
@@ -241,7 +259,8 @@ def _filesystem(scheme: str, bucket: str = "") -> Any:
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     if scheme == "gs":
         patience = datetime.timedelta(seconds=_RETRY_SECONDS)  # pyarrow's own is 15 minutes
-        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # as Google's own clients read it
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        if emulator:  # as Google's own clients read it
             protocol, _, host = emulator.rstrip("/").rpartition("://")
             at_host = {"scheme": protocol or "http", "endpoint_override": host}
             return fs.GcsFileSystem(anonymous=True, retry_time_limit=patience, **at_host)
@@ -270,7 +289,9 @@ def _os_errors() -> Iterator[None]:
         text = one_line(error)
         if isinstance(error, OSError) and len(text) <= _LONGEST_MESSAGE:
             raise
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        kind: type[OSError] = OSError
+        if isinstance(error, FileNotFoundError):
+            kind = FileNotFoundError
         raise kind(text.partition(" error_info=")[0][:_LONGEST_MESSAGE]) from error  # without Google's list of retries
 
 
@@ -281,8 +302,3 @@ def storage_errors(location: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"results in {location}: {error.strerror or one_line(error)}") from error
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of `error` on one line, without secrets of URLs, or the name of its class."""
-    return without_secrets(" ".join(str(error).split())) or type(error).__name__

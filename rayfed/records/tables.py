@@ -75,7 +75,10 @@ def check_rows(table: pa.Table, schema: pa.Schema) -> None:
         unexpected = sorted(set(table.schema.names) ^ set(schema.names))
         raise ValueError(f"its columns differ, as in {shown(unexpected)}")
     for field in table.schema:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+        else:
+            kind = field.type
         if kind != schema.field(field.name).type:
             raise ValueError(f"its column {field.name} is {kind}")
     given = schema.names
@@ -94,7 +97,10 @@ def in_memory(schema: pa.Schema) -> pa.Schema:
     """Return the schema of a table's rows in memory: dictionaries in place of strings."""
     fields = []
     for field in schema:
-        kind = _DICTIONARY if pa.types.is_string(field.type) else field.type
+        if pa.types.is_string(field.type):
+            kind = _DICTIONARY
+        else:
+            kind = field.type
         fields.append((field.name, kind))
     return pa.schema(fields)
 
@@ -145,7 +151,9 @@ def metrics_rows(rounds: Iterable[tuple[int, bytes]], of_trial: Mapping[str, Any
     for number, packed in rounds:
         columns = from_bytes(packed)
         rows = columns.num_rows
-        arrays = [_repeated(of_trial[name], rows, schema.field(name).type) for name, _ in TRIAL_COLUMNS]
+        arrays = []
+        for name, _ in TRIAL_COLUMNS:
+            arrays.append(_repeated(of_trial[name], rows, schema.field(name).type))
         arrays.append(_repeated(number, rows, pa.int32()))
         batches.append(pa.RecordBatch.from_arrays([*arrays, *columns.columns], schema=schema))
     return pa.Table.from_batches(batches, schema)

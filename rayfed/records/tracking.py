@@ -113,7 +113,9 @@ class TensorBoard:
     key = "tracking.tensorboard"
 
     def __init__(self, home: Storage, here: Path, *, in_sweep: bool = False):
-        self._home, self._here, self._in_sweep = home, here, in_sweep
+        self._home = home
+        self._here = here
+        self._in_sweep = in_sweep
         self._writers: dict[str, Any] = {}  # of open trials
         self._configs: dict[str, dict[str, Any]] = {}
         self._last: dict[str, dict[str, float]] = {}  # the last values of open trials
@@ -134,7 +136,8 @@ class TensorBoard:
             shutil.rmtree(folder)  # of an earlier attempt, whose rows in the tables are dropped, too
         os.makedirs(folder, exist_ok=True)
         files = len(list(folder.glob("events.*")))
-        self._writers[trial] = EventsWriter(str(folder / "events"), f".{files:04d}")  # names have seconds only
+        names_of_files = f".{files:04d}"  # names have seconds only
+        self._writers[trial] = EventsWriter(str(folder / "events"), names_of_files)
         self._last[trial] = {}
         self._configs[trial] = {}
         for key, value in flattened(values):
@@ -164,7 +167,10 @@ class TensorBoard:
 
         config = self._configs.pop(trial) | {"status": status}
         last = self._last.pop(trial)
-        finite = {name: value for name, value in last.items() if math.isfinite(value)}
+        finite = {}
+        for name, value in last.items():
+            if math.isfinite(value):
+                finite[name] = value
         for summary in hparams(config, finite):
             writer.write_event(Event(wall_time=time.time(), summary=summary))
         writer.close()
@@ -174,7 +180,8 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         start = SessionLog(status=SessionLog.START)
-        self._write(trial, Event(wall_time=time.time(), step=round + 1, session_log=start))
+        event = Event(wall_time=time.time(), step=round + 1, session_log=start)
+        self._write(trial, event)
 
     def _write(self, trial: str, event: Any) -> None:
         self._writers[trial].write_event(event)

@@ -28,14 +28,14 @@ from typing import Any
 import pyarrow as pa
 from filelock import FileLock
 
-from rayfed.core.errors import StorageError, UsageError, printable
+from rayfed.core.errors import StorageError, UsageError, one_line, printable
 from rayfed.core.machine import versions
 from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive, remove_dead
-from rayfed.records.storage import Storage, one_line, open_storage, storage_errors
+from rayfed.records.storage import Storage, open_storage, storage_errors
 from rayfed.records.trial_rows import FIXED, checked_row
 
 TRIALS_FILE = "trials.parquet"
@@ -78,12 +78,15 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         row = _read_row(table, trial)
         if row is None:
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **_versions()}
-        before, after = row.get("owner"), new.get("owner")
+        before = row.get("owner")
+        after = new.get("owner")
         if before and after and before != after and row["status"] == "running" and is_alive(home, before):
             raise _in_use(trial, before)
         row.update(new, trial=trial, experiment=experiment)
-        content = {_SCHEMA_KEY: SCHEMA, **{key: _plain(value) for key, value in row.items()}}
-        table.child(_ROWS).write(f"{trial}.json", json.dumps(content).encode())
+        plain = {key: _plain(value) for key, value in row.items()}
+        content = {_SCHEMA_KEY: SCHEMA, **plain}
+        encoded = json.dumps(content).encode()
+        table.child(_ROWS).write(f"{trial}.json", encoded)
         if time.monotonic() >= _MERGE_NEXT.get(table.location, 0.0):
             _merge(table)
 
@@ -97,7 +100,8 @@ def merge_trials(folder: str | Path, experiment: str) -> None:
 
 def _merge(table: Storage) -> None:
     began = time.monotonic()
-    if rows := read_trials(table):
+    rows = read_trials(table)
+    if rows:
         replace_parquet(trials_table(rows), table, TRIALS_FILE)
     now = time.monotonic()
     _MERGE_NEXT[table.location] = now + (now - began) / MERGING_SHARE
@@ -122,7 +126,8 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
         UsageError: Another process is running one of them, or is going to.
         StorageError: The claim cannot be written.
     """
-    home, wanted = open_storage(folder).child(experiment), set(trials)
+    home = open_storage(folder).child(experiment)
+    wanted = set(trials)
     with storage_errors(home.location), _locked(home.child("trials")):
         _check_unclaimed(home, wanted)
         remove_dead(home)
@@ -138,11 +143,15 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
 
 def _check_unclaimed(home: Storage, wanted: set[str]) -> None:
     for row in read_trials(home.child("trials")):
-        if row["trial"] in wanted and row["status"] == "running" and row["owner"] and is_alive(home, row["owner"]):
+        is_claimed = row["trial"] in wanted and row["status"] == "running" and row["owner"]
+        if is_claimed and is_alive(home, row["owner"]):
             raise _in_use(row["trial"], row["owner"])
     for owner, trials in claims(home):
-        if both := sorted(trials & wanted):
-            others = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+        both = sorted(trials & wanted)
+        if both:
+            others = ""
+            if len(both) > 1:
+                others = f" (and {len(both) - 1} more)"
             raise _in_use(f"{both[0]}{others}", owner, "is going to run it")
 
 
@@ -154,8 +163,12 @@ def recorded_value(folder: str | Path, experiment: str, trial: str, column: str)
     """Return a column of `trial`; None if the trial is not done and has no checkpoint to resume from."""
     home = open_storage(folder).child(experiment)
     row = _read_row(home.child("trials"), trial) or {}
-    reusable = row.get("status") == "done" or (bool(row) and CheckpointStore(home, trial).exists())
-    return row.get(column) if reusable else None
+    reusable = row.get("status") == "done"
+    if row and not reusable:
+        reusable = CheckpointStore(home, trial).exists()
+    if reusable:
+        return row.get(column)
+    return None
 
 
 def read_trials(folder: Storage) -> list[dict[str, Any]]:
@@ -173,12 +186,19 @@ def read_trials(folder: Storage) -> list[dict[str, Any]]:
 
 def readable_trials(folder: Storage) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return what `read_trials` returns, and by trial a line on each row that cannot be read."""
-    names = [name.removesuffix(".json") for name in folder.child(_ROWS).files() if name.endswith(".json")]
+    names = []
+    for file in folder.child(_ROWS).files():
+        if file.endswith(".json"):
+            names.append(file.removesuffix(".json"))
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda name: _row_or_fault(folder, name), names))
     rows = [row for row, _ in found if row is not None]
-    faults = {name: fault for name, (_, fault) in zip(names, found, strict=True) if fault is not None}
-    return sorted(rows, key=lambda row: (row["started"], row["trial"])), faults
+    faults = {}
+    for name, (_, fault) in zip(names, found, strict=True):
+        if fault is not None:
+            faults[name] = fault
+    in_order = sorted(rows, key=lambda row: (row["started"], row["trial"]))
+    return in_order, faults
 
 
 def _row_or_fault(table: Storage, trial: str) -> tuple[dict[str, Any] | None, str | None]:
@@ -197,7 +217,8 @@ def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
         StorageError: The row is damaged.
         UsageError: The row has another schema than this version of rayfed.
     """
-    rows, file = table.child(_ROWS), f"{trial}.json"
+    rows = table.child(_ROWS)
+    file = f"{trial}.json"
     try:
         content = json.loads(rows.read(file))
         number = content.pop(_SCHEMA_KEY, "none")
@@ -227,18 +248,23 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
 
     `row` may come from pandas, where null is NaN and integers beside nulls are floats.
     """
-    plain = {str(key): _plain(value) for key, value in row.items()}
-    return {
-        key: _decoded(value)
-        for key, value in plain.items()
-        if value is not None and key not in _NOT_CONFIGURATION and (key not in FIXED or key == "seed")
-    }
+    plain = {}
+    for key, value in row.items():
+        plain[str(key)] = _plain(value)
+    configuration = {}
+    for key, value in plain.items():
+        is_key = key == "seed" or (key not in FIXED and key not in _NOT_CONFIGURATION)
+        if is_key and value is not None:
+            configuration[key] = _decoded(value)
+    return configuration
 
 
 @functools.cache  # it reads files, and nobody installs packages under a running trial
 def _versions() -> dict[str, str | None]:
     """Return the columns `version_*`; None for a package that is not installed."""
-    columns = [f"version_{name}" for name in ("python", "rayfed", "torch", "ray", "numpy")]
+    columns = []
+    for name in ("python", "rayfed", "torch", "ray", "numpy"):
+        columns.append(f"version_{name}")
     return dict(zip(columns, versions("rayfed-sim", "torch", "ray", "numpy").values(), strict=True))
 
 
@@ -246,8 +272,12 @@ def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return `rows` as one table: the fixed columns, then the others as they first appear; missing values are null."""
     rows = list(rows)
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
-    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in FIXED.items()}
-    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows]) for name in others}})
+    columns = {}
+    for name, kind in FIXED.items():
+        columns[name] = pa.array([row.get(name) for row in rows], kind)
+    for name in others:
+        columns[name] = _one_type([row.get(name) for row in rows])
+    return pa.table(columns)
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -263,12 +293,23 @@ def _one_type(values: list[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
-    are_numbers = kinds <= {int, float} and all(is_int64(value) for value in values if isinstance(value, int))
+    integers = [value for value in values if isinstance(value, int)]
+    are_numbers = kinds <= {int, float} and all(map(is_int64, integers))
     if kinds == {int} and are_numbers:
         return pa.array(values, pa.int64())
     if float in kinds and are_numbers:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
+        floats = []
+        for value in values:
+            if value is not None:
+                value = float(value)
+            floats.append(value)
+        return pa.array(floats, pa.float64())
+    texts = []
+    for value in values:
+        if value is None or isinstance(value, str):
+            texts.append(value)
+        else:
+            texts.append(json.dumps(value, default=str))
     return pa.array(texts, pa.string())
 
 

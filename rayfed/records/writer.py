@@ -42,7 +42,8 @@ class WritingBudget:
     """The share of the time that writing may take, for all trials of a recorder together."""
 
     def __init__(self, share: float = WRITING_SHARE, clock: Callable[[], float] = time.monotonic):
-        self._share, self._clock = share, clock
+        self._share = share
+        self._clock = clock
         self._began = clock()
         self._spent = 0.0
 
@@ -73,7 +74,8 @@ class TableFiles:
     """
 
     def __init__(self, home: Storage, name: str, schema: pa.Schema, segment_rows: int = SEGMENT_ROWS):
-        self.schema, self._segment_rows = schema, segment_rows
+        self.schema = schema
+        self._segment_rows = segment_rows
         self._folder = home.child(name)
         self._numbers: dict[str, list[int]] | None = None  # of the files, by trial
         self._strings = string_columns(schema)
@@ -115,7 +117,8 @@ class TableFiles:
         if self._numbers is None:
             self._numbers = {}
             for name in sorted(self._folder.files()):
-                if match := _FILE.fullmatch(name):
+                match = _FILE.fullmatch(name)
+                if match:
                     self._numbers.setdefault(match[1], []).append(int(match[2]))
         return self._numbers.setdefault(trial, [])
 
@@ -168,7 +171,8 @@ class TrialWriter:
         keep_events: bool = False,
     ):
         check_name(trial, "trial")
-        self._files, self._trial = files, trial
+        self._files = files
+        self._trial = trial
         self._of_trial: Mapping[str, Any] = {
             "experiment": files.experiment,
             "trial": trial,
@@ -181,7 +185,10 @@ class TrialWriter:
         files.metrics.keep_through(trial, keep_through_round)
         files.rounds.keep_through(trial, keep_through_round)
         keeps_all = keep_events or keep_through_round is not None
-        files.events.keep_through(trial, _ALL_ROUNDS if keeps_all else None)
+        last_round = None
+        if keeps_all:
+            last_round = _ALL_ROUNDS
+        files.events.keep_through(trial, last_round)
 
     def add(self, report: RoundReport) -> None:
         """Add a round, which waits for the next `flush`."""

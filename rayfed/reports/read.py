@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from rayfed.core.errors import UsageError, printable
+from rayfed.core.errors import UsageError, one_line, printable
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, SERVER
 from rayfed.records.files import decompressed, read_checked, read_parquet
 from rayfed.records.owners import is_alive
-from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
+from rayfed.records.storage import Storage, is_url, open_storage, storage_errors
 from rayfed.records.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, string_columns
 from rayfed.records.trials import readable_trials, trials_table
 from rayfed.reports.groups import countable_trials, group_trials

@@ -139,7 +139,9 @@ class Poisson(Sampler):
     def draw(self, at: Drawing) -> Cohort:
         clients = len(at.shares)
         drawn = np.flatnonzero(at.rng.random(clients) < at.size / clients).tolist()
-        return Cohort(drawn) if drawn else Cohort([int(at.rng.integers(clients))], stand_in=True)
+        if drawn:
+            return Cohort(drawn)
+        return Cohort([int(at.rng.integers(clients))], stand_in=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,4 +186,5 @@ class PowerOfChoice(Sampler):
         return Cohort(sorted(highest.tolist()), equal=True)
 
 
-UNIFORM, WITHOUT_REPLACEMENT = Uniform(), WithoutReplacement()
+UNIFORM = Uniform()
+WITHOUT_REPLACEMENT = WithoutReplacement()

@@ -14,7 +14,8 @@ from rayfed.algorithm import Phase
 from rayfed.core.rng import generator
 from rayfed.data.population import Examples
 from rayfed.engine import device_data
-from rayfed.engine.device_data import LeastRecent, Normalise, Part, batch_rows
+from rayfed.engine.device_data import Normalise, Part, batch_rows
+from rayfed.engine.least_recent import LeastRecent
 
 
 class TestBatchRows:

@@ -131,10 +131,10 @@ MIX = 1  # purpose of a stream of its own, beside the two of Domains with ASSIGN
 class DomainMixes(Domains):
     """The clients of de Luca et al. 2022 (data augmentation for federated domain generalisation): 12 in 3 domains.
 
-    In a domain with n training rows, each of k clients draws a size ~ Normal(n / (k + 1), `size_sd`²) and a class mix
-    ~ Dirichlet(`alpha` x base) over the domain's classes, where base sums to 1. One client after the other then takes
-    floor(size x mix) rows of each class, or as many as are left. As in the authors' code, a client whose classes run
-    out stays smaller, most of all the last one. Therefore more than 1/(k + 1) of the rows remain unused: with k = 4
+    In a domain with n training rows, each of k clients draws a size ~ Normal(n / (k + 1), `size_sd`²). It also draws a
+    class mix ~ Dirichlet(`alpha` x base) over the domain's classes; base sums to 1. One client after the other then
+    takes floor(size x mix) rows of each class, or as many as are left. As in the authors' code, a client whose classes
+    run out stays smaller, most of all the last one. Therefore more than 1/(k + 1) of the rows remain unused: with k = 4
     about 24% in PACS's domains, and 33% in domains with 65 classes as uneven as OfficeHome's.
     """
 
@@ -190,8 +190,9 @@ class Classes(Partition):
     """One client for each group of classes of a domain; the groups are consecutive and as equal as possible.
 
     Two groups of seven classes are 0-3 and 4-6 (FedDebias's split of PACS). A client's test part consists of the
-    domain's own test examples of its classes, or with `test_absent` of those of the other classes, which shows how a
-    model treats classes that it never saw. If several clients could receive such an example, one is drawn at random.
+    domain's own test examples of its classes. With `test_absent`, it has those of the other classes instead: they show
+    how a model treats classes that it never saw. If several clients could receive such an example, one is drawn at
+    random.
     """
 
     groups: int = option(2, low=2, help="number of groups of classes, and thus of clients, in each domain")

@@ -30,10 +30,10 @@ from rayfed.data.partitions.base import (
 class Dirichlet(PooledPartition):
     """Label skew that ignores domains. The smaller `alpha`, the fewer classes a client has.
 
-    One class after the other is divided in proportions ~ Dirichlet(alpha) over the clients, except that with `capped`
-    a client that already has an equal share of all rows gets no more. Client sizes differ. The draw is repeated until
-    every client has `min_size` rows. With `capped`, this is the rule of PFNM (Yurochkin et al. 2019), of PFLlib's
-    "practical" splits, and with `min_size=10 common_test=true` of NIID-Bench (Li et al. 2022: p_k ~ Dir(beta)).
+    One class after the other is divided in proportions ~ Dirichlet(alpha) over the clients. With `capped`, a client
+    that already has an equal share of all rows gets no more. Client sizes differ. The draw is repeated until every
+    client has `min_size` rows. With `capped`, this is the rule of PFNM (Yurochkin et al. 2019), of PFLlib's "practical"
+    splits, and with `min_size=10 common_test=true` of NIID-Bench (Li et al. 2022: p_k ~ Dir(beta)).
     """
 
     alpha: float = option(0.1, above=0, help="concentration; 0.1 gives strong skew, 100 nearly none")
@@ -172,10 +172,10 @@ class Pathological(PooledPartition):
     """PFLlib's "pathological" splits (Zhang et al. 2023, DBE): 20 clients, 2 classes of 10 or 10 of 100 each.
 
     Each class in turn goes to the first ceil(clients / C x `classes_per_client`) clients that have fewer than
-    `classes_per_client` classes so far, so that groups of clients have the same classes. Of a class with n rows and m
-    clients, all clients but the last get an integer drawn from [max(n / 10 m, least / C), n / m), where least is
-    min(40, an equal share / 2), and the last client gets the rest; rows keep the dataset's order. With `balanced`, all
-    but the last get floor(n / m), and the last gets the rest.
+    `classes_per_client` classes so far. So groups of clients have the same classes. Let a class have n rows and m
+    clients. All clients but the last get an integer drawn from [max(n / 10 m, least / C), n / m); the last client gets
+    the rest. Here least is min(40, an equal share / 2), and rows keep the dataset's order. With `balanced`, all but the
+    last get floor(n / m).
     """
 
     classes_per_client: int = option(2, low=1, help="number of classes per client")
@@ -220,9 +220,9 @@ class Pathological(PooledPartition):
 class Shards(PooledPartition):
     """The pathological partition of McMahan et al. 2017, section 3: 100 clients with two shards of MNIST each.
 
-    The rows, sorted by class (in the dataset's order within a class), are cut into clients x `shards_per_client` shards
-    whose sizes differ by at most one row, and every client gets `shards_per_client` of them at random. The paper uses
-    `clients=100 common_test=true`.
+    The rows are sorted by class, in the dataset's order within a class. They are cut into clients x `shards_per_client`
+    shards, and the sizes of these differ by at most one row. Every client gets `shards_per_client` of them at random.
+    The paper uses `clients=100 common_test=true`.
     """
 
     shards_per_client: int = option(2, low=1, help="number of shards per client, and of classes of most clients")
@@ -232,7 +232,9 @@ class Shards(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         sorted_rows = np.concatenate(by_class(dataset, rows))
         shards = np.array_split(sorted_rows, count)
-        drawn = [shards[number] for number in random.permutation(count)]
+        drawn = []
+        for number in random.permutation(count):
+            drawn.append(shards[number])
         n = self.shards_per_client
         starts = range(0, count, n)
         of_clients = []

@@ -54,7 +54,9 @@ def _heading(dataset: Dataset, clients: list[ClientRows]) -> str:
 def _aligned(rows: list[Cells]) -> list[str]:
     """Return a line for each row, with numbers on the right of their columns and words on the left."""
     columns = zip(*rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
+    widths = []
+    for column in columns:
+        widths.append(max(map(len, column)))
     lines = []
     for row in rows:
         cells = []

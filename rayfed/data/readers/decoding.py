@@ -156,7 +156,9 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
             pixels = images[start : start + ROWS]
             _decode(pixels, block, resize=size is not None, name=name)
 
-    paths = [str(path.resolve()) for path in files]
+    paths = []
+    for path in files:
+        paths.append(str(path.resolve()))
     key = {
         "version": VERSION,
         "files": files_hash(Path("/"), paths),

@@ -124,14 +124,16 @@ class _Reader:
         elif name not in _IGNORED:
             self._combine(name, argument)
 
-    def _combine(self, name: str, argument: Any) -> None:
+    def _combine(self, name: str, argument: Any) -> None:  # noqa: PLR0912 - one case for each opcode
         """Run an opcode that makes one value of those on the stack, or adds to one."""
         match name:
             case "TUPLE":
                 self._stack.append(tuple(self._items()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 count = int(name[-1])
-                items = [self.pop() for _ in range(count)]
+                items = []
+                for _ in range(count):
+                    items.append(self.pop())
                 self._stack.append(tuple(reversed(items)))
             case "LIST":
                 self._stack.append(self._items())

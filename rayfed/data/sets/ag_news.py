@@ -34,8 +34,9 @@ class AgNews(Published):
     and test, also in its subfolder `data`, with the columns text and label (0..3). For research and other
     non-commercial use (Gulli's AG corpus).
 
-    Inputs are word numbers, int64 [length]: the words of title and description by torchtext's "basic_english" rules, 0
-    for padding, and 1 for words that are not among the `vocabulary` most frequent ones of all texts.
+    Inputs are word numbers, int64 [length], of the title and the description. Words are divided by torchtext's
+    "basic_english" rules. 0 is padding, and 1 a word that is not among the `vocabulary` most frequent ones of all
+    texts.
     """
 
     vocabulary: int = option(
@@ -103,6 +104,8 @@ def encode(texts: pandas.Series, numbers: dict[str, int], length: int) -> np.nda
     tokens = np.full((len(texts), length), PADDING)
     for row, text in zip(tokens, texts, strict=True):
         first_words = words(text)[:length]
-        row_numbers = [numbers.get(word, UNKNOWN) for word in first_words]
+        row_numbers = []
+        for word in first_words:
+            row_numbers.append(numbers.get(word, UNKNOWN))
         row[: len(row_numbers)] = row_numbers
     return tokens

@@ -113,7 +113,9 @@ def drawn_tests(labels: np.ndarray) -> np.ndarray:
     counts = np.bincount(labels)
     present = counts[counts > 0]
     is_stratified = len(present) > 1 and bool((present > 2).all())
-    stratify = labels if is_stratified else None
+    stratify = None
+    if is_stratified:
+        stratify = labels
     rows = np.arange(len(labels))
     _, tested = train_test_split(
         rows, train_size=TRAINED, test_size=1 - TRAINED, random_state=SPLIT_SEED, stratify=stratify

@@ -260,7 +260,9 @@ class TinyImageNet(Published, ChannelNormalisation):
             path = folder / "val" / "val_annotations.txt"
             with readable(path, "lines with an image and its class"):
                 lines = path.read_text().splitlines()
-                pairs = [line.split()[:2] for line in lines]
+                pairs = []
+                for line in lines:
+                    pairs.append(line.split()[:2])
                 for file, wnid in pairs:
                     entries.append(Entry(f"val/images/{file}", wnids.index(wnid), 0, True))
         paths, labels, _, is_test, *_ = as_columns(entries)

@@ -80,8 +80,8 @@ class MiniDigits(MiniDomains):
 
     The digits are scikit-learn's 1,797 handwritten digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), each used in
     only one domain; the backgrounds come from scikit-learn's two photographs. "plain" is like MNIST, "blended" like
-    MNIST-M, "blurred" like USPS, "street" like SVHN (an image's neighbouring digits come from its own domain and its
-    own side of the train/test split), and "font" like SynthDigits, printed in fonts that matplotlib ships.
+    MNIST-M and "blurred" like USPS. "street" is like SVHN: an image's neighbouring digits come from its own domain and
+    its own side of the train/test split. "font" is like SynthDigits, printed in fonts that matplotlib ships.
 
     Labels are balanced to within one image per domain. `source` is "digits" (`index`: the row in load_digits) or
     "font". Mean and std are 0.5 per channel, as FedBN and ADCOL normalise Digits-5.

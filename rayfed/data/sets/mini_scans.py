@@ -22,12 +22,13 @@ class MiniScans(MiniDomains):
     """Strokes of handwriting to be found in grey images of 32 x 32 from five scanners, 359 each, a fifth for testing.
 
     Labels are masks [32, 32]: 1 where the strokes are, 0 elsewhere. The strokes are scikit-learn's 1,797 handwritten
-    digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), turned, enlarged and shifted at random, each used by only one
-    scanner. Every image also shows two or three round blots of the same grey, which belong to the background.
+    digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998). They are turned, enlarged and shifted at random, and each is
+    used by only one scanner. Every image also shows two or three round blots of the same grey, which belong to the
+    background.
 
-    "sharp" has bright strokes on black, "hazy" has faint strokes on a bright, vignetted ground, "shaded" has strokes
-    under a bias field and noise that grows with the signal, "textured" has a photograph of scikit-learn as
-    ground, and "striped" is blurred and has stripes. Mean and std are 0.5.
+    "sharp" has bright strokes on black. "hazy" has faint strokes on a bright, vignetted ground. "shaded" has strokes
+    under a bias field, and noise that grows with the signal. "textured" has a photograph of scikit-learn as ground.
+    "striped" is blurred and has stripes. Mean and std are 0.5.
     """
 
     per_domain: int | None = option(None, low=10, high=PER_SCANNER, help="maximum of images per scanner; null: all")

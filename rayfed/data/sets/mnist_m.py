@@ -38,7 +38,7 @@ class MnistM(IdxFiles, ChannelNormalisation):
     """Two domains in colour, MNIST and MNIST-M, with the split of FRAug's Digits (Chen et al. 2023, appendix).
 
     The 70,000 digits are shuffled. A tenth, the same in both domains, is used for testing. Of the others, MNIST takes
-    its `share` from the front and MNIST-M from the back, so that they have no training digit in common if `share` is at
+    its `share` from the front and MNIST-M from the back. So they have no training digit in common if `share` is at
     most 0.5. The two versions of a digit form a leakage group: no partition trains on one and tests on the other.
     """
 
@@ -139,7 +139,9 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
         return [np.asarray(image.reduce(2)) for image in images]
     root = absolute(folder)
     left_out = Counter[str]()
-    paths = [root / name for name in image_files(root, left_out)]
+    paths = []
+    for name in image_files(root, left_out):
+        paths.append(root / name)
     if not paths:
         if root.is_dir():
             problem = f"contains no image; expected {EXPECTED}"

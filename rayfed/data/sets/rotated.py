@@ -39,8 +39,8 @@ class RotationByClient:
 class RotatedMnist(IdxFiles):
     """MNIST rotated counter-clockwise, bilinearly and with zeros outside of the image, in [0, 1] without normalisation.
 
-    "feddebias": clients share the 60,000 training images, by default as in the paper (10 clients of equal size, class
-    mix ~ Dirichlet(0.1 x class prior), 20 % held out for validation); client i sees its images rotated by 15 i degrees.
+    "feddebias": clients share the 60,000 training images. The default is the paper's: 10 clients of equal size, class
+    mix ~ Dirichlet(0.1 x class prior), 20 % held out for validation. Client i sees its images rotated by 15 i degrees.
     The t10k images, rotated by each of the ten angles, are ten common test sets (split "test").
 
     "augmentation": all 70,000 images are shuffled, and image j gets angle j mod 6 of 0..75 degrees. There is one client
@@ -130,7 +130,7 @@ class RotatedMnist(IdxFiles):
 class RotationMix:
     """The client view in which client i draws q ~ Dirichlet(alpha), and for each image a fixed angle from q.
 
-    The angle is drawn by a hash of the image's pixels, keyed by the seed and the client, so it does not depend on the
+    The angle is drawn by a hash of the image's pixels, keyed by the seed and the client. So it does not depend on the
     image's position. (With a linear checksum such as CRC-32, images that share an angle under one seed would share one
     under almost any other.)
     """
@@ -198,8 +198,8 @@ class RotatedCifar(CifarFiles):
 class RotatedCifar10(RotatedCifar, Cifar10):
     """CIFAR-10, rotated counter-clockwise (FedDebias, section 5.1), bilinearly and with zeros outside of the image.
 
-    Clients share the 50,000 training images, by default as in FedDebias (10 clients, class mix ~ Dirichlet(0.1 x class
-    prior), 20 % held out for validation). Each client draws a mix of angles and rotates each image by an angle from it.
+    Clients share the 50,000 training images. The default is FedDebias's: 10 clients, class mix ~ Dirichlet(0.1 x class
+    prior), 20 % held out for validation. Each client draws a mix of angles and rotates each image by an angle from it.
     The 10,000 test images, rotated by each of the angles, are common test sets (split "test"). angles=[0] is the clean
     CIFAR-10 of FedDebias' Table 6. Files and source are those of cifar10.
     """

@@ -12,7 +12,8 @@ from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.published import Published
 from rayfed.data.readers.files import readable
 
-TABLE, SPLIT = "brca.csv", "train_test_split.csv"
+TABLE = "brca.csv"
+SPLIT = "train_test_split.csv"
 REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
 """The regions by the number at the end of the column `fold2`, as in "train_0"."""
 INPUTS = 39

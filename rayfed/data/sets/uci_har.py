@@ -28,8 +28,8 @@ class UciHar(Published):
     numbers per line, `y_train.txt` (1..6) and `subject_train.txt` (1..30). Inputs are float32 [9, 1, 128], as in
     PFLlib: body acceleration, angular velocity and total acceleration, each in x, y and z.
 
-    Clients are the people. As the official test split consists of nine people, by default every person's windows are
-    divided 75 to 25 at random, as in DBE (Zhang et al. 2023); `is_test` marks the official split.
+    Clients are the people. The official test split consists of nine people, and `is_test` marks it. So by default every
+    person's windows are divided 75 to 25 at random, as in DBE (Zhang et al. 2023).
     """
 
     name: ClassVar[str] = "uci_har"

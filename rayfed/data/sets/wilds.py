@@ -86,7 +86,7 @@ class RxRx1(Published, ImageFiles):
     CC BY-NC-SA 4.0.
 
     Domains are the cell types, clients the experiments. With split=published, as in WILDS, clients hold the training
-    experiments, with the second site for testing, and the experiments of WILDS' val and test splits become two "ood"
+    experiments, with the second site for testing. The experiments of WILDS' val and test splits become two "ood"
     domains that no client holds. With split=random, clients hold all experiments.
 
     FRAug: split=random, test=0.1, groups_per_type=2, 3 or 4, classes=50 and partition=natural. The experiments of a
