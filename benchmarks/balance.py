@@ -29,7 +29,7 @@ from rayfed.engine.schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
 
 BATCH = 10
 JOBS = ((10_000, 100), (100, 10))  # clients, cohort
@@ -86,7 +86,7 @@ def plan_of(clients: Sequence[Client], cohort: int, rounds: int, folder: str) ->
             "results": folder,
         }
     )
-    return make_plan(config, clients=clients, num_classes=10)
+    return make_plan(config, Given(clients=clients, num_classes=10))
 
 
 def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:

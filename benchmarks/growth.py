@@ -25,7 +25,7 @@ from rayfed.core.records import Record, Score
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import sweep_text
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.space import configurations, read_space
 from rayfed.records.files import replace_parquet
 from rayfed.records.recorder import Recorder
@@ -83,7 +83,7 @@ def plan_seconds(clients: int, rounds: int) -> float:
     config = Config.read(_values())
     made = make_clients(clients)
     began = time.process_time()
-    make_plan(config, clients=made, num_classes=10)
+    make_plan(config, Given(clients=made, num_classes=10))
     return time.process_time() - began
 
 

@@ -25,7 +25,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
 
 STEPS, BATCH, LENGTH, RANK, LR = 27, 16, 32, 8, 0.001
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "results": folder,
             "checkpoint.every": 1,
         }
-        one_client(make_plan(Config.read(values), clients=clients(1)))
+        one_client(make_plan(Config.read(values), Given(clients=clients(1))))
         rayfed.run(values | {"rounds": 1}, clients=clients(1), quiet=True, keep_state=True)
         sizes = sorted(path.stat().st_size for path in Path(folder, "run").rglob("*") if path.is_file())
         print(f"largest file with a checkpoint in it: {sizes[-1]:,} bytes", flush=True)

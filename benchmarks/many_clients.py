@@ -13,7 +13,7 @@ from _rounds import add_arguments, compare, results_folder, show
 from rayfed.data.population import Client, Examples
 from rayfed.data.sets.mnist import Mnist
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 
 LAYOUTS = {"bare loop": False}
 TARGETS = {"bare loop": ("≤", 1.3)}
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "results": folder,
             }
         )
-        plan = make_plan(config, clients=clients, num_classes=10)
+        plan = make_plan(config, Given(clients=clients, num_classes=10))
         seconds = compare(plan, LAYOUTS, args.rounds, args.order)
     size = f"{args.clients} clients of {args.images} images, {args.images // config.local.batch_size} steps each"
     show(f"{size}; {args.rounds} rounds each", seconds, TARGETS)

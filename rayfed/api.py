@@ -153,7 +153,7 @@ def _planned_run(config: Config, given: Given, *, quiet: bool, keep_state: bool)
     """Return the plan of a single run, after all checks that need nothing started."""
     check_run(config.placement)
     check_tracking(config.tracking, config.results)
-    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
+    plan = replace(make_plan(config, given), keep_state=keep_state)
     make_experiment_folder(config.results, config.experiment)
     check_rounds({plan.trial: config})
     if not quiet:
@@ -303,7 +303,7 @@ def load(
         raise StorageError(faults[trial])
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     values = _recorded_configuration(rows[trial], given) | {"results": str(folder), "experiment": experiment}
-    plan = replace(make_plan(Config.read(values), **vars(given)), keep_state=True)
+    plan = replace(make_plan(Config.read(values), given), keep_state=True)
     if plan.trial != trial:
         raise UsageError(
             f"trial={trial}: data, model, loss or code are not those of the trial, but those of {plan.trial}; give "
@@ -341,7 +341,7 @@ def check(
 def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
     """Yield what `check` returns, one finding after the other."""
     check_run(config.placement)
-    plan = make_plan(config, **vars(given or Given()))
+    plan = make_plan(config, given)
     return findings(plan, lambda small: launch.run_trial(small, (), quiet=True))
 
 

@@ -15,7 +15,7 @@ from peers.job import WORDS, Job, network
 from rayfed.data.loading import load
 from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
 
 TEST_IMAGES = 10_000
 MNIST_CNN = "mnist-cnn"
@@ -182,9 +182,9 @@ def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
         }
     )
     if job.cohort:
-        return make_plan(config, clients=make_clients(len(job.sizes)), num_classes=10)
+        return make_plan(config, Given(clients=make_clients(len(job.sizes)), num_classes=10))
     model = partial(network, job.network, 0, job.width) if own else None
-    return make_plan(config, population=population_of(job), model=model)
+    return make_plan(config, Given(model=model), population=population_of(job))
 
 
 def population_of(job: Job) -> Population:

@@ -32,6 +32,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
+from rayfed.experiments.checks import check_trial
 from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
@@ -75,7 +76,7 @@ def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
         UsageError: The configuration is refused even without a variation.
     """
     small = _SmallTrial(plan)
-    small.blueprint().check(small.population)
+    check_trial(small.blueprint(), small.population)
     checks = dict(CHECKS)
     if plan.config.placement.hosts:
         checks["hosts"] = partial(_hosts, launch=launch)
@@ -147,7 +148,7 @@ class _SmallTrial:
             UsageError: The algorithm refuses the blueprint with `changes`.
         """
         blueprint, population = self.blueprint(**changes), population or self.population
-        blueprint.check(population)
+        check_trial(blueprint, population)
         fleet = LocalFleet(blueprint, population)
         return Server(blueprint, population, fleet, Evaluation(every=1, points=tuple(points)))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import global_state_kept
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
 from rayfed.losses.base import Loss
 
 TASKS = ("pixels", "next words", "two inputs", "half frozen")
@@ -39,7 +39,7 @@ def task_plan(config: Config, task: str) -> Plan:
     with global_state_kept():
         for extra in ("", "batch norm", "lora"):
             try:
-                return make_plan(config, clients=clients, model=partial(_Model, task, extra), loss=loss)
+                return make_plan(config, Given(clients=clients, model=partial(_Model, task, extra), loss=loss))
             except UsageError as refused:
                 refusals.append(refused)
     raise refusals[0]

@@ -32,6 +32,9 @@ from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock, read_profile
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric, refuse_void_validation
 from rayfed.experiments.channel_checks import check_channel, check_rounds_of_channel
+from rayfed.experiments.checks import check_trial, settled
+from rayfed.experiments.checks.model import check_adaptation
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
 from rayfed.experiments.plan_channel import metrics_of, unscored, with_channel
@@ -208,11 +211,8 @@ class Plan:
 
 def make_plan(
     config: Config,
+    given: Given | None = None,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
-    model: ModelFactory | nn.Module | None = None,
-    loss: Loss | None = None,
-    num_classes: int | None = None,
     population: Population | None = None,
     tried: bool = False,
 ) -> Plan:
@@ -220,91 +220,137 @@ def make_plan(
 
     Args:
         config: The configuration.
-        clients: The user's own clients, in place of data and partition; see `user_population`.
-        model: A factory of a module (or a module), in place of model.name.
-        loss: (logits, y) -> scalar mean over the batch, in place of loss.name.
-        num_classes: The number of classes of `clients`; by default one more than the largest label.
+        given: What the user gives in Python in place of parts of the configuration.
         population: The data of `config`, if the caller has loaded them already.
         tried: Whether another process has compared the training of the user's model with plain PyTorch.
 
     Raises:
         UsageError: The simulation cannot work; the message names the key at fault.
     """
-    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     with global_generators_seeded(config.seed, "plan"):  # the user's code is tried, and may draw
-        return _plan_of(config, given, population, tried=tried)
+        return _plan_of(config, given or Given(), population, tried=tried)
 
 
 def _plan_of(config: Config, given: Given, population: Population | None, *, tried: bool) -> Plan:
     """Return the plan of a configuration with what was given in Python; see `make_plan`."""
-    clients, model, loss, num_classes = given.clients, given.model, given.loss, given.num_classes
-    if model is None:
+    if given.model is None:
         check_model(config.model.name or "", config.model.options)
-    chosen_loss = _chosen_loss(config, loss)
-    contents = ""
-    if clients is not None:
-        for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
-            if named.options or named.name != default:
-                raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
-        population = user_population(clients, num_classes, classes=isinstance(chosen_loss, CrossEntropy))
-        contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
-        population = population_without_domain(population, config.leave_out)
-    elif population is None:
-        population = load_data(config)
-    population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
-    if len(empty := (population.clients.train_sizes() == 0).nonzero()[0]):
-        raise UsageError(
-            f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
-            f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
-        )
-    if population.layout is not None:
-        keys = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.traits.computes_with_inputs else []
-        keys += [f"augment.name={config.augment.name}"] if config.augment.name not in (None, "none") else []
-        if keys:
-            raise UsageError(f"{keys[0]}: computes with inputs of one array, and these have {population.layout}")
-    where = "model" if model is not None else f"model.name={config.model.name}"
-    own_model = model is not None or _own(config.model)
-    own_loss = loss is not None or _own(config.loss)
-    module, users = model_of(config, population, model, chosen_loss)
-    blueprint = _blueprint(config, population, module, chosen_loss)
-    has_own_code = own_model or own_loss or clients is not None or bool(own_names(config))
+    loss = _chosen_loss(config, given.loss)
+    population, contents = _population(config, given, loss, population)
+    where = "model" if given.model is not None else f"model.name={config.model.name}"
+    own_model = given.model is not None or _own(config.model)
+    is_own = own_model or given.loss is not None or _own(config.loss)
+    module, users = model_of(config, population, given.model, loss)
+    blueprint = _blueprint(config, population, module, loss)
+    has_own_code = is_own or given.clients is not None or bool(own_names(config))
     blueprint = replace(blueprint, own_code=has_own_code)
-    blueprint = dry_step(blueprint, population, chosen_loss, model=where, own_model=own_model)
+    blueprint = dry_step(blueprint, population, loss, model=where, own_model=own_model)
     check_rounds_of_channel(blueprint)
-    blueprint.check(population)
+    trial = check_trial(blueprint, population)
     check_channel(blueprint, population)
     refuse_mixing(blueprint, population)
     unproven = None
-    if (own_model or own_loss) and not tried:
+    if is_own and not tried:
         unproven = prove_training(blueprint, population, users, where)
-    blueprint = blueprint.settled(population)
-    blueprint = _vectorised_or_alone(blueprint, population, where, own=own_model or own_loss)
+    blueprint = _vectorised_or_alone(settled(trial).blueprint, population, where, own=is_own)
     evaluation = _evaluation(config, blueprint, population)
-    model_label = None if model is None else display_name(model, blueprint.model)
-    loss_label = None if loss is None else display_name(loss, loss)
-    weights = dict(blueprint.model.named_parameters()) | dict(blueprint.model.named_buffers())
-    fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
-    weights_hash = "" if model is None else state_hash(weights)
-    trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
-    code = own_code(own_names(config), model, loss, clients)
-    base_hash = state_hash(only(weights, fixed)) if fixed else None
-    _check_resumed(config, trial, code.digest, base_hash)
+    identity = _identity(config, given, blueprint, contents)
     return Plan(
         config=config,
         population=population,
         blueprint=blueprint,
         evaluation=evaluation,
-        trial=trial,
-        partition_seed=partition_seed(config) if clients is None else None,
-        clients_hash=contents[:12] or None,
-        model_label=model_label,
-        loss_label=loss_label,
-        code_hash=code.digest,
-        base_hash=base_hash,
-        sources=code.sources,
         unproven=unproven,
-        incomparable=code.incomparable,
+        **identity,
     )
+
+
+def _population(config: Config, given: Given, loss: Loss, population: Population | None) -> tuple[Population, str]:
+    """Return the clients, and a hash of the contents of those given in Python ("" without any).
+
+    Args:
+        population: The data of `config`, if they are loaded already.
+    """
+    contents = ""
+    if given.clients is not None:
+        _refuse_named_data(config)
+        population = user_population(given.clients, given.num_classes, classes=isinstance(loss, CrossEntropy))
+        contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
+        population = population_without_domain(population, config.leave_out)
+    elif population is None:
+        population = load_data(config)
+    population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
+    _refuse_empty_clients(population)
+    _refuse_parts(config, population)
+    return population, contents
+
+
+def _refuse_named_data(config: Config) -> None:
+    """Refuse keys of data and partition beside clients given in Python."""
+    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
+        if named.options or named.name != default:
+            raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
+
+
+def _refuse_empty_clients(population: Population) -> None:
+    """Refuse clients without an example to train on."""
+    empty = (population.clients.train_sizes() == 0).nonzero()[0]
+    if len(empty):
+        raise UsageError(
+            f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
+            f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
+        )
+
+
+def _refuse_parts(config: Config, population: Population) -> None:
+    """Refuse inputs of several parts where something computes with inputs of one array."""
+    if population.layout is None:
+        return
+    key = None
+    if config.algorithm.traits.computes_with_inputs:
+        key = f"algorithm.name={config.algorithm_name}"
+    elif config.augment.name not in (None, "none"):
+        key = f"augment.name={config.augment.name}"
+    if key is not None:
+        raise UsageError(f"{key}: computes with inputs of one array, and these have {population.layout}")
+
+
+def _identity(config: Config, given: Given, blueprint: Blueprint, contents: str) -> dict[str, Any]:
+    """Return the fields of a plan that tell its trial from others, after checking that `resume` finds no other.
+
+    Args:
+        contents: The hash of the clients given in Python.
+    """
+    model_label = None
+    weights_hash = ""
+    weights = dict(blueprint.model.named_parameters()) | dict(blueprint.model.named_buffers())
+    if given.model is not None:
+        model_label = display_name(given.model, blueprint.model)
+        weights_hash = state_hash(weights)
+    loss_label = None
+    if given.loss is not None:
+        loss_label = display_name(given.loss, given.loss)
+    trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
+    code = own_code(own_names(config), given.model, given.loss, given.clients)
+    fixed = constant_names(blueprint.model, frozen_batch_norm=config.batch_norm == "frozen")
+    base_hash = None
+    if fixed:
+        base_hash = state_hash(only(weights, fixed))
+    _check_resumed(config, trial, code.digest, base_hash)
+    seed = None
+    if given.clients is None:
+        seed = partition_seed(config)
+    return {
+        "trial": trial,
+        "partition_seed": seed,
+        "clients_hash": contents[:12] or None,
+        "model_label": model_label,
+        "loss_label": loss_label,
+        "code_hash": code.digest,
+        "base_hash": base_hash,
+        "sources": code.sources,
+        "incomparable": code.incomparable,
+    }
 
 
 def _vectorised_or_alone(blueprint: Blueprint, population: Population, where: str, *, own: bool) -> Blueprint:
@@ -389,7 +435,8 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     server_model, is_whole = blueprint.global_model(population)
     points = _points(config, has_global=server_model is not None)
     if "adapted" in points or population.unseen_clients:
-        blueprint.check_adaptation(population, config.evaluate.adapt_epochs, of_participants="adapted" in points)
+        of_participants = "adapted" in points
+        check_adaptation(Trial(blueprint, population), config.evaluate.adapt_epochs, of_participants=of_participants)
     clients, participants = config.evaluate.clients, len(population.participants)
     participants -= len(unscored(blueprint.algorithm))
     if clients is None:

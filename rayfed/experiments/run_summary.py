@@ -8,6 +8,7 @@ from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
 from rayfed.data.population import Population
 from rayfed.experiments.channel_notes import channel_notes
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import events_of_clients
@@ -98,7 +99,7 @@ def notes(plan: Plan) -> list[str]:
     if short := int((sizes < batch).sum()):  # which may be a typing error in the batch size
         clients = counted(len(sizes), "client")
         lines.append(f"{short} of {clients} train on less than one batch, of local.batch_size={batch}")
-    own = blueprint.algorithm.notes(ctx, blueprint.problem(population, ctx.task))
+    own = blueprint.algorithm.notes(ctx, Trial(blueprint, population).problem)
     return [*lines, *own, *channel_notes(blueprint, population)]
 
 

@@ -193,13 +193,13 @@ class Populations:
     def plan(self, config: Config, given: Given, *, tried: bool = False) -> Plan:
         """Return the plan of a configuration, with what was given in Python; see `make_plan`."""
         if given.clients is not None:
-            return make_plan(config, **vars(given), tried=tried)
+            return make_plan(config, given, tried=tried)
         key = data_key(config)
         if key not in self._known:
             if not self._keep_all:
                 self._known.clear()  # before the others are loaded
             self._known[key] = self._elsewhere(key) or load_data(config)
-        return make_plan(config, **vars(given), population=self._known[key], tried=tried)
+        return make_plan(config, given, population=self._known[key], tried=tried)
 
 
 def planned(job: Job, given: Given, populations: Populations, *, keep_state: bool) -> Plan:

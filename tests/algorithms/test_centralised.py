@@ -13,6 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import generator
+from rayfed.experiments.checks import check_trial
 
 STEPS = 6
 
@@ -121,6 +122,6 @@ def test_what_is_advised_for_negative_weights_is_not_refused_in_its_turn(algorit
     """Neither averaged nor local statistics will do, so that both messages name the one policy that does."""
     for policy in ("aggregate", "local_statistics", "local"):
         with pytest.raises(UsageError, match=rf"^batch_norm={policy}: .*; use batch_norm=frozen(, or a model .*)?$"):
-            blueprint(algorithm, blobs(), batch_norm=policy).check(blobs())
-    blueprint(algorithm, blobs(), batch_norm="frozen").check(blobs())
-    blueprint(algorithm, blobs(), model=net(batch_norm=False)).check(blobs())
+            check_trial(blueprint(algorithm, blobs(), batch_norm=policy), blobs())
+    check_trial(blueprint(algorithm, blobs(), batch_norm="frozen"), blobs())
+    check_trial(blueprint(algorithm, blobs(), model=net(batch_norm=False)), blobs())

@@ -32,6 +32,7 @@ from rayfed.algorithms.common.wrapper import innermost
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import named_tensors
 from rayfed.engine.purity import intercepted
+from rayfed.experiments.checks import check_trial
 from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
@@ -85,10 +86,10 @@ def test_final_weights_are_those_recorded(case):
 def test_algorithms_that_need_everyone_refuse_cohorts(case):
     plan = plan_of(case, cohort=2)
     if case.sampled:
-        plan.check(people_of(plan.algorithm))
+        check_trial(plan, people_of(plan.algorithm))
     else:
         with pytest.raises(UsageError, match=r"^(cohort=2|algorithm\.name=\w+): "):
-            plan.check(PEOPLE)
+            check_trial(plan, PEOPLE)
 
 
 @EVERY

@@ -20,6 +20,7 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.trees import clone
+from rayfed.experiments.checks import check_trial
 
 LR = 0.05
 
@@ -28,7 +29,7 @@ def stepwise(algorithm, population=None, **changes):
     """The server, and its rounds one after the other."""
     population = population or blobs()
     plan = blueprint(algorithm, population, **changes)
-    plan.check(population)
+    check_trial(plan, population)
     server = new_server(plan, population, points=(algorithm.traits.default_eval_point,))
     return server, server.run()
 
@@ -156,21 +157,21 @@ def test_features_may_be_maps(width):
 def test_one_inside_another_is_refused_wherever_it_is(inner):
     for base in (DBE(**inner), Mixup(base=DBE(**inner))):
         with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE"):
-            blueprint(DBE(base=base), blobs()).check(blobs())
-    blueprint(Mixup(base=DBE(**inner)), blobs()).check(blobs())
+            check_trial(blueprint(DBE(base=base), blobs()), blobs())
+    check_trial(blueprint(Mixup(base=DBE(**inner)), blobs()), blobs())
 
 
 @pytest.mark.parametrize("key", ["noise_scale", "noise_mix"])
 @pytest.mark.parametrize(("off", "words"), [({"mr": False}, "mr=false"), ({"kappa": 0.0}, "kappa=0")])
 def test_noise_on_means_that_nobody_sends_is_refused(key, off, words):
     with pytest.raises(UsageError, match=rf"^algorithm.{key}=0.05: .* with algorithm.{words} no client sends one; use"):
-        blueprint(DBE(**{key: 0.05}, **off), blobs()).check(blobs())
-    blueprint(DBE(**{key: 0.05}), blobs()).check(blobs())
+        check_trial(blueprint(DBE(**{key: 0.05}, **off), blobs()), blobs())
+    check_trial(blueprint(DBE(**{key: 0.05}), blobs()), blobs())
 
 
 @pytest.mark.parametrize("base", [FedBABU(), FedProto(share_model=True)])
 def test_a_bias_that_would_not_be_trained_or_not_be_used_is_refused(base):
     for wrapped in (base, Mixup(base=base)) if isinstance(base, FedBABU) else (base,):
         with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: .* use algorithm.prbm=false, MR alone$"):
-            blueprint(DBE(base=wrapped), blobs()).check(blobs())
-    blueprint(DBE(base=base, prbm=False), blobs()).check(blobs())
+            check_trial(blueprint(DBE(base=wrapped), blobs()), blobs())
+    check_trial(blueprint(DBE(base=base, prbm=False), blobs()), blobs())

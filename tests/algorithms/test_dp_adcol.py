@@ -19,7 +19,7 @@ from rayfed.channel.mechanisms import laplace_like, to_half_l1_ball, to_unit_ran
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.run_summary import run_summary
 
 N = 120  # representations of all four clients
@@ -231,5 +231,5 @@ def test_the_rounds_table_and_the_summary_have_epsilon(tmp_path):
     assert 2.9 < result.rounds.epsilon.iloc[-1] <= 3
     assert set(result.rounds.privacy_unit) == {"representation"}
 
-    plan = make_plan(Config.read(settings | private), clients=clients)
+    plan = make_plan(Config.read(settings | private), Given(clients=clients))
     assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are not protected" in run_summary(plan)

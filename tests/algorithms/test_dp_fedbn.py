@@ -15,6 +15,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.channel.updates import clipped
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import zeros_like
+from rayfed.experiments.checks import check_trial
 
 
 def flat(weights):
@@ -68,7 +69,7 @@ def test_weights_that_cannot_be_clipped_are_refused(algorithm):
     def check(buffer):
         model = net()
         model.body.register_buffer("extra", buffer)
-        blueprint(algorithm, blobs(), model=model).check(blobs())
+        check_trial(blueprint(algorithm, blobs(), model=model), blobs())
 
     check(torch.tensor([1, 2]))
     with pytest.raises(UsageError, match=f"algorithm.name={algorithm.name} .* 'body.extra' is complex or not finite"):

@@ -13,6 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.task import InputSpec
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.device_data import Normalise, Part
+from rayfed.experiments.checks import check_trial
 
 
 def small(**options):
@@ -110,13 +111,13 @@ def test_photographs():
 
 def test_refusals():
     with pytest.raises(UsageError, match=r"^algorithm.proxy=photographs: this proxy consists of images"):
-        blueprint(mixing(proxy="photographs"), blobs()).check(blobs())
+        check_trial(blueprint(mixing(proxy="photographs"), blobs()), blobs())
     images = Examples(np.zeros((10, 1, 4, 4), np.uint8), np.zeros(10, np.int64))
     pictures = Population("pictures", (Client(0, "d", images, images, images),), 2, (1, 4, 4))
     with pytest.raises(UsageError, match=r"^data.name=mnits: .*mnist"):
-        blueprint(mixing(proxy="mnits"), pictures).check(pictures)
+        check_trial(blueprint(mixing(proxy="mnits"), pictures), pictures)
     words = Examples(np.zeros((10, 5), np.int64), np.zeros(10, np.int64))
     texts = Population("texts", (Client(0, "d", words, words, words),), 2, (5,))
     for algorithm in (FedDebias(), Mixup()):
         with pytest.raises(UsageError, match=rf"^algorithm.name={algorithm.name}: needs continuous inputs"):
-            blueprint(algorithm, texts).check(texts)
+            check_trial(blueprint(algorithm, texts), texts)

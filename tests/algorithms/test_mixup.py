@@ -18,7 +18,7 @@ from rayfed.core.network import gradients
 from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 
 
 class ToPixels(nn.Linear):
@@ -79,7 +79,7 @@ def test_labels_of_every_kind_are_mixed(kind, name):
     y = label(x)
     clients = [dict.fromkeys(("train", "test"), (x.numpy(), y.numpy()))] * 2
     config = Config.read({"algorithm.name": name, "local.batch_size": 4})
-    plan = make_plan(config, clients=clients, model=model, loss=loss)
+    plan = make_plan(config, Given(clients=clients, model=model, loss=loss))
     server, _ = simulate(plan.blueprint, plan.population)
     whole = bits(y, 2).float()
     whole = whole.movedim(2, 1) if kind == "pixels" else whole
@@ -107,13 +107,15 @@ def test_a_loss_that_takes_no_mixtures_is_refused(loss, y, message):
     config = Config.read({"algorithm": {"name": "dbe", "base": "fedmix"}})
     clients = [dict.fromkeys(("train", "test"), (x, y))]
     with pytest.raises(UsageError, match=f"^algorithm.name=dbe: mixes labels, and {message}"):
-        make_plan(config, clients=clients, model=lambda: nn.Linear(6, 3), loss=loss)
+        make_plan(config, Given(clients=clients, model=lambda: nn.Linear(6, 3), loss=loss))
 
 
 def test_weights_of_classes_do_not_matter():
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     config = Config.read({"algorithm.name": "mixup", "loss.weight": [1, 5, 9]})
-    make_plan(config, clients=[dict.fromkeys(("train", "test"), (x, np.arange(20) % 3))], model=lambda: nn.Linear(6, 3))
+    make_plan(
+        config, Given(clients=[dict.fromkeys(("train", "test"), (x, np.arange(20) % 3))], model=lambda: nn.Linear(6, 3))
+    )
 
 
 def test_a_round_of_mixup_by_hand():

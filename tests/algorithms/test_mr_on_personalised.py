@@ -18,6 +18,7 @@ from rayfed.core.ids import Moment
 from rayfed.core.trees import clone
 from rayfed.engine.fleet import Request
 from rayfed.engine.host import Host
+from rayfed.experiments.checks import check_trial
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
 HEAD = "fc.weight"
@@ -28,7 +29,7 @@ def one_step(base, kappa, **now):
     people = blobs()
     algorithm = DBE(base=base, prbm=False, kappa=kappa, mu=MU)
     plan = blueprint(algorithm, people, model=net(batch_norm=False))
-    plan.check(people)
+    check_trial(plan, people)
     host = Host(plan, people, "cpu")
     ctx = host._with_data(host._context(0, Request(moment=Moment("round", 1), cohort=(0,), clients=(0,))))
     client = algorithm.join(ctx)

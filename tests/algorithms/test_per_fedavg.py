@@ -12,6 +12,7 @@ from rayfed.algorithms.per_fedavg import PerFedAvg, split
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
+from rayfed.experiments.checks import check_trial
 
 
 def at_work(algorithm, **changes):
@@ -119,6 +120,6 @@ def test_what_is_scored_is_adapted_by_steps_of_alpha():
 
 def test_wording_of_refusals():
     people = blobs(2, sizes=(11, 20))
-    blueprint(PerFedAvg(), people, batch_size=6).check(people)  # one of them trains on less than two batches
+    check_trial(blueprint(PerFedAvg(), people, batch_size=6), people)  # one of them trains on less than two batches
     with pytest.raises(UsageError, match=r"the last ones of client 0 are shorter; use placement.vmap_clients=1"):
-        blueprint(PerFedAvg(variant="hf"), people, batch_size=5, vmap_clients=2).check(people)
+        check_trial(blueprint(PerFedAvg(variant="hf"), people, batch_size=5, vmap_clients=2), people)

@@ -21,6 +21,7 @@ from rayfed.algorithms.personal_heads import FedBABU, FedPer, FedRep
 from rayfed.algorithms.weights_by_losses import AFL, VM
 from rayfed.core.errors import UsageError
 from rayfed.engine.clock import Availability
+from rayfed.experiments.checks import check_trial
 
 PLAIN, FROZEN, TWO = {"model": net(batch_norm=False)}, {"batch_norm": "frozen"}, {"cohort": 2}
 DROPOUT, DEADLINE = {"availability": Availability(dropout=0.1)}, {"availability": Availability(deadline=3.0)}
@@ -51,7 +52,7 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
 )
 def test_one_line(algorithm, changes, message):
     with pytest.raises(UsageError, match=f"^{message}"):
-        blueprint(algorithm, blobs(), **changes).check(blobs())
+        check_trial(blueprint(algorithm, blobs(), **changes), blobs())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_one_line(algorithm, changes, message):
     ],
 )
 def test_what_is_allowed(algorithm, changes):
-    blueprint(algorithm, blobs(), **changes).check(blobs())
+    check_trial(blueprint(algorithm, blobs(), **changes), blobs())
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_what_is_allowed(algorithm, changes):
 def test_a_model_without_a_head(algorithm, message):
     curves = quadratics((1.0, 0.0), (2.0, 1.0))
     with pytest.raises(UsageError, match=f"^{message}"):
-        blueprint(algorithm, curves, model=Point(), loss=quadratic, batch_size=1 + (algorithm.name == "fedgen")).check(
-            curves
+        check_trial(
+            blueprint(algorithm, curves, model=Point(), loss=quadratic, batch_size=1 + (algorithm.name == "fedgen")),
+            curves,
         )

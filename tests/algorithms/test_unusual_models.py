@@ -14,7 +14,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.models.split_model import ensure_split
 
 RNG = np.random.default_rng(0)
@@ -111,7 +111,7 @@ def test_methods_train_whole_models_or_declare_that_they_split(name):
     with contextlib.ExitStack() as stack:
         if config.algorithm.traits.needs_split:
             stack.enter_context(pytest.raises(UsageError, match=f"^algorithm.name={name}: needs a model that is split"))
-        plan = make_plan(config, clients=people, model=lambda: Whole(name))
+        plan = make_plan(config, Given(clients=people, model=lambda: Whole(name)))
     if config.algorithm.traits.needs_split:
         return
     has_global = plan.blueprint.global_model(plan.population)[0] is not None

@@ -15,6 +15,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.weights_by_losses import AFL, VM, GenAFL, GroupDRO, project_simplex
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.registry import resolve
+from rayfed.experiments.checks import check_trial
 
 
 def close(found, expected):
@@ -47,14 +48,14 @@ def test_while_no_weight_is_at_the_least_one_it_does_not_matter_how_low_that_is(
 @pytest.mark.parametrize(("policy", "refused"), [("aggregate", True), ("local_statistics", False), ("frozen", False)])
 def test_negative_weights_and_averaged_variances_do_not_go_together(policy, refused):
     people = population()
-    plan(AFL(), people, net(), batch_norm=policy).check(people)
-    plan(GenAFL(), people, net(batch_norm=False), batch_norm=policy).check(people)
+    check_trial(plan(AFL(), people, net(), batch_norm=policy), people)
+    check_trial(plan(GenAFL(), people, net(batch_norm=False), batch_norm=policy), people)
     if refused:
         advised = "use batch_norm=local_statistics, local or frozen, or a model without batch norm"
         with pytest.raises(UsageError, match=rf"^batch_norm=aggregate: algorithm.name=gen_afl may .* {advised}$"):
-            plan(GenAFL(), people, net(), batch_norm=policy).check(people)
+            check_trial(plan(GenAFL(), people, net(), batch_norm=policy), people)
     else:
-        plan(GenAFL(), people, net(), batch_norm=policy).check(people)
+        check_trial(plan(GenAFL(), people, net(), batch_norm=policy), people)
 
 
 def test_q_does_not_overflow():

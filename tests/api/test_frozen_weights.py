@@ -18,7 +18,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, vectorised, weights_of
 from rayfed.core.trees import named_tensors
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_arguments
 from rayfed.models.base import build_model
@@ -219,7 +219,7 @@ def test_saved_models_have_all_weights(run, tmp_path):
 
 
 def test_summary_says_what_is_trained_and_sent():
-    plan = make_plan(Config.read({"local.batch_size": 10}), clients=clients(), model=Half)
+    plan = make_plan(Config.read({"local.batch_size": 10}), Given(clients=clients(), model=Half))
     lines = run_summary(plan)
     assert "135 parameters, 63 trained, 103 multiply-accumulates" in lines
     assert "download per client: weights 324 B" in lines  # 63 parameters, 16 statistics and a counter

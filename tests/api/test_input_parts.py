@@ -19,7 +19,7 @@ from rayfed.data.loading import load
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.run_summary import run_summary
 
 
@@ -220,8 +220,8 @@ def test_batch_norm_and_the_summary_know_the_parts(tmp_path):
     values = {"results": str(tmp_path), "local.batch_size": 10, "local.drop_last": False}
     config = Config.read(values)
     with pytest.raises(UsageError, match="leave a batch of one example"):
-        make_plan(config, clients=people, model=lambda: Two(norm=True))
-    plan = make_plan(config, clients=people, model=Two)
+        make_plan(config, Given(clients=people, model=lambda: Two(norm=True)))
+    plan = make_plan(config, Given(clients=people, model=Two))
     assert plan.cost.macs == 2 * 9 * 3 * 16 + 5 * 4 + 7 * 3
     assert "input shape image 2x6x6, table 5" in run_summary(plan)
 

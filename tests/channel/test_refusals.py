@@ -16,7 +16,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.experiments.channel_checks import channel_obstacles
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 
 SMALL = {"model": {"name": "mlp", "hidden": [4]}, "data": {"per_domain": 20, "domains": ["plain", "font"]}}
 SMALL |= {"partition": {"name": "iid", "clients": 8}, "local.batch_size": 2}
@@ -180,7 +180,7 @@ def test_a_channel_that_cannot_work_is_refused(given, message):
 )
 def test_vectors_have_no_place_for_a_trigger(given, message):
     with pytest.raises(UsageError) as caught:
-        make_plan(Config.read(given, {"model.name": "mlp"}), clients=as_mappings(blobs(sizes=(20,))))
+        make_plan(Config.read(given, {"model.name": "mlp"}), Given(clients=as_mappings(blobs(sizes=(20,)))))
     assert str(caught.value).startswith(message), str(caught.value)
 
 
@@ -189,7 +189,7 @@ def test_poisoning_needs_classes(part):
     some = np.ones((20, 6), np.float32), np.ones(20, np.float32)
     numbers = [{"train": some, "test": some}] * 3
     with pytest.raises(UsageError, match=f"^attack.name={part}: needs labels that are classes of whole examples"):
-        make_plan(Config.read({"attack.name": part, "loss.name": "mse", "model.name": "mlp"}), clients=numbers)
+        make_plan(Config.read({"attack.name": part, "loss.name": "mse", "model.name": "mlp"}), Given(clients=numbers))
 
 
 def test_weights_that_are_not_finite_are_neither_clipped_nor_hidden():
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_are_neither_clipped_nor_hidden():
         return module
 
     with pytest.raises(UsageError, match=r"^model.name: privacy.name=gaussian clips and adds noise to real, finite"):
-        make_plan(Config.read(PRIVATE), clients=as_mappings(blobs(sizes=(20,))), model=masked)
+        make_plan(Config.read(PRIVATE), Given(clients=as_mappings(blobs(sizes=(20,))), model=masked))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

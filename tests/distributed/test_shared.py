@@ -70,7 +70,7 @@ def test_the_population_of_a_plan_is_passed_on_by_reference(unseen):
     images = [rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8) for _ in range(6)]
     clients = [{"train": (x[:30], np.arange(30) % 3), "test": (x[30:], np.arange(10) % 3)} for x in images]
     given = opened(share(Given(clients=clients)))
-    plan = make_plan(Config.read({"unseen_clients": unseen, "cohort": 2}), **vars(given))
+    plan = make_plan(Config.read({"unseen_clients": unseen, "cohort": 2}), given)
     sent = share(plan.population)
     by_reference = sum(place.length for place in sent.places if place.number)
     assert by_reference == sum(x.nbytes for x in images)

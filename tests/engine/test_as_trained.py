@@ -17,6 +17,7 @@ from rayfed.core.optim import SGD
 from rayfed.core.rng import Streams
 from rayfed.engine.device_data import Augmented, Normalise, Part, Streamed
 from rayfed.engine.purity import ImpureHook, intercepted, pure
+from rayfed.experiments.checks import check_trial
 from rayfed.models.base import build_model
 
 SIZES = (20, 26, 33)
@@ -73,7 +74,7 @@ def losses(algorithm, augment, **changes):
     seen = {}
     clients = people()
     plan = blueprint(spy(algorithm, seen), clients, model=small(), augment=augment, **changes)
-    plan.check(clients)
+    check_trial(plan, clients)
     server = new_server(plan, clients, points=("trained",), every=9)
     list(server.run())
     return seen, server

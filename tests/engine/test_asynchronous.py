@@ -29,6 +29,8 @@ from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.clock import Availability, Clock, Device, read_profile
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.timetable import timetable
+from rayfed.experiments.checks import check_trial, settled
+from rayfed.experiments.checks.trial import Trial
 
 EQUAL = blobs(8, sizes=(40,))
 SEVERAL = blobs(6, sizes=(20, 26, 33, 41))
@@ -358,11 +360,11 @@ def test_what_cannot_be_asynchronous_is_refused():
     ):
         how = blueprint(algorithm, people, **({"clock": clock, "buffered": Buffered(**some), "cohort": 2} | changes))
         with pytest.raises(UsageError) as error:
-            how.check(people)
+            check_trial(how, people)
         assert str(error.value).startswith(message)
     with pytest.raises(UsageError, match=r"^clock: bandwidths need a method with one exchange, and algorithm.name="):
-        blueprint(FADA(), people, clock=Clock(up_mbps=1.0)).check(people)
+        check_trial(blueprint(FADA(), people, clock=Clock(up_mbps=1.0)), people)
     with pytest.raises(UsageError, match=r"^schedule.buffer=4: only schedule.concurrency=3 clients train at a time"):
         Buffered(concurrency=3, buffer=4)
     auto = blueprint(FedAvg(), people, clock=clock, buffered=Buffered(**some), vmap_clients=None)
-    assert auto.settled(people).vmap_clients == 1
+    assert settled(Trial(auto, people)).blueprint.vmap_clients == 1

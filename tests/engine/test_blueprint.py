@@ -8,6 +8,7 @@ from helpers.algorithm_cases import build_algorithm
 from helpers.federations import blobs, blueprint, net, quadratic, quadratics, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
+from rayfed.experiments.checks import check_trial
 
 
 class TestChecks:
@@ -25,7 +26,7 @@ class TestChecks:
         curves, base = quadratics((1.0, 0.0), (2.0, 1.0), copies=4), {"base": "fedrod"} if name == "dbe" else {}
         algorithm = build_algorithm({"name": name, **base})
         with pytest.raises(UsageError) as error:
-            blueprint(algorithm, curves, model=net(), loss=quadratic, batch_size=2).check(curves)
+            check_trial(blueprint(algorithm, curves, model=net(), loss=quadratic, batch_size=2), curves)
         assert str(error.value) == f"algorithm.name={name}: needs data with classes; these labels are float32 [n, 2]"
 
     def test_width_needs_equal_batches(self):

@@ -12,7 +12,7 @@ from rayfed.core.network import vectorised
 from rayfed.core.outputs import labels_without_loss, meaning_of_outputs, with_loss
 from rayfed.core.task import Batch, Task
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 
 VOID = 255
 SIDE, EACH = 4, 12
@@ -181,4 +181,4 @@ class TestRuns:
         clients = [site(k, [6, 7, 8]) for k in range(2)]
         words = "needs validation scores, and all validation labels of the first 2 clients are 255, which is ignored"
         with pytest.raises(UsageError, match=words):
-            make_plan(Config.read(key), clients=clients, model=nn.Conv2d(1, 2, 1), loss=LOSSES["module"])
+            make_plan(Config.read(key), Given(clients=clients, model=nn.Conv2d(1, 2, 1), loss=LOSSES["module"]))

@@ -18,6 +18,7 @@ from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.engine.clock import Availability
+from rayfed.experiments.checks import check_trial
 from rayfed.sampling.base import BySize, Cohort, Drawing, PowerOfChoice, Sampler, Uniform
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -98,7 +99,7 @@ class Fixed(Sampler):
 def server(sampler, algorithm=None, population=None, **changes):
     population = population or blobs(4)
     plan = blueprint(algorithm or FedAvg(), population, **{"cohort": 2, "sampler": sampler} | changes)
-    plan.check(population)
+    check_trial(plan, population)
     points = (plan.algorithm.traits.default_eval_point,)
     return new_server(plan, population, points=points)
 

@@ -14,7 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import Step
 from rayfed.core.optim import Adam
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan, trial_name
+from rayfed.experiments.plan import Given, make_plan, trial_name
 from rayfed.experiments.sources import from_arguments, from_file, merged
 
 MINE = """
@@ -292,4 +292,4 @@ def test_what_the_options_of_training_build():
     target = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     assert plan.training_loss(logits, y).item() == pytest.approx(-(target * logits.log_softmax(1)).sum().item())
     with pytest.raises(UsageError, match=r"^local.label_smoothing=0.1: smooths the labels of cross-entropy, and"):
-        make_plan(written("local.label_smoothing=0.1", "model.name=mlp"), loss=lambda logits, y: logits.sum())
+        make_plan(written("local.label_smoothing=0.1", "model.name=mlp"), Given(loss=lambda logits, y: logits.sum()))

@@ -13,7 +13,7 @@ from rayfed.core import network
 from rayfed.core.modules import copied
 from rayfed.core.optim import SGD, Adam
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps, why_not_at_once
 from rayfed.models.base import build_model
@@ -71,7 +71,7 @@ class Normalised(Plain):
 
 def plan(model, **changes):
     config = Config.read({"experiment": "proof", "rounds": 1, "local.lr": 0.5} | changes)
-    return make_plan(config, clients=clients(), model=model)
+    return make_plan(config, Given(clients=clients(), model=model))
 
 
 @contextlib.contextmanager
@@ -208,14 +208,14 @@ def test_packaged_networks_train_as_in_torch(name, options, shape):
     torch.manual_seed(0)
     module = build_model(name, options, shape, 3)
     config = Config.read({"experiment": "proof", "rounds": 1, "local.momentum": 0.9, "local.weight_decay": 0.01})
-    trial = make_plan(config, clients=clients(shape), model=lambda: copied(module), tried=True)
+    trial = make_plan(config, Given(clients=clients(shape), model=lambda: copied(module)), tried=True)
     assert prove_training(trial.blueprint, trial.population, UsersModel.of(trial.blueprint.model), name) is None
 
 
 def test_fasttext_trains_as_in_torch():
     module = build_model("fasttext", {"vocabulary": 50}, (7,), 3, torch.int64)
     config = Config.read({"experiment": "proof", "rounds": 1})
-    trial = make_plan(config, clients=clients((7,), integers=50), model=lambda: copied(module), tried=True)
+    trial = make_plan(config, Given(clients=clients((7,), integers=50), model=lambda: copied(module)), tried=True)
     assert prove_training(trial.blueprint, trial.population, UsersModel.of(trial.blueprint.model), "m") is None
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import read_space
 
@@ -22,7 +22,7 @@ def refusal(x, y, *, model=None, loss=None, **values):
     client = {"train": (x, y), "test": (x, y)}
     named = {"model.name": "mlp"} if model is None else {}
     with pytest.raises(UsageError) as caught:
-        make_plan(Config.read({**named, **values}), clients=[client, client], model=model, loss=loss)
+        make_plan(Config.read({**named, **values}), Given(clients=[client, client], model=model, loss=loss))
     return str(caught.value)
 
 

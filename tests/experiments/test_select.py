@@ -12,7 +12,7 @@ from helpers.score_rows import row
 from rayfed.core.errors import UsageError
 from rayfed.core.records import BestRound, Record, Selection
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.metrics.base import OfPredictions, Value
 from rayfed.reports.render import render
 from rayfed.reports.summary import View
@@ -199,7 +199,9 @@ class TestPlan:
         config = Config.read({"select.metric": metric})
         model = lambda: torch.nn.Linear(3, 5 if metric == OWN else 2)  # noqa: E731
         with pytest.raises(UsageError) as error:
-            make_plan(config, clients=list(map(client, labels)), model=model, num_classes=5 if metric == OWN else 2)
+            make_plan(
+                config, Given(clients=list(map(client, labels)), model=model, num_classes=5 if metric == OWN else 2)
+            )
         start = f"select.metric={metric}: has no value on any client's validation data: of 2 clients with such data, "
         assert str(error.value) == f"{start}{lack}; give clients more validation examples, or choose by loss"
 
@@ -208,7 +210,7 @@ class TestPlan:
         client = {"train": (x, y), "val": (x, np.full(4, 2.5)), "test": (x, y)}
         config = Config.read({"select.metric": "r2", "loss.name": "mse", "model.name": "mlp"})
         with pytest.raises(UsageError, match="data: of 2 clients with such data, 2 have equal labels only; give"):
-            make_plan(config, clients=[client, client])
+            make_plan(config, Given(clients=[client, client]))
 
     @pytest.mark.parametrize(
         ("values", "metric", "mode"),

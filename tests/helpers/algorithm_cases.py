@@ -23,6 +23,7 @@ from rayfed.core.trees import Weights, add, scale, sub, zeros_like
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.server import Record, Server
+from rayfed.experiments.checks import check_trial
 from rayfed.experiments.components import choose
 
 POINTS = ("global", "downloaded", "trained", "adapted")
@@ -223,7 +224,7 @@ def people_of(algorithm: Algorithm):
 
 def server_of(plan, points: Sequence[str] = (), **evaluation: Any) -> Server:
     people = people_of(plan.algorithm)
-    plan.check(people)
+    check_trial(plan, people)
     return new_server(plan, people, points=tuple(points), **evaluation)
 
 
@@ -279,7 +280,7 @@ def sampled_plan(name: str) -> tuple[Blueprint, Population]:
         model = adapted(model) if name in ("flora", "het_lora") else model
         plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)
         try:
-            plan.check(people)
+            check_trial(plan, people)
         except UsageError:
             continue
         return plan, people

@@ -18,6 +18,7 @@ from rayfed.data.population import SPLITS, Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Evaluation, Server
+from rayfed.experiments.checks import check_trial
 
 
 class Maps(nn.Module):
@@ -208,7 +209,7 @@ def simulate(
     plan: Blueprint, population: Population, *, points: Sequence[str] = (), every: int = 1
 ) -> tuple[Server, list[Record]]:
     """Runs `plan` to its end in this process; returns the server and its records."""
-    plan.check(population)
+    check_trial(plan, population)
     points = tuple(points) or (plan.algorithm.traits.default_eval_point,)
     server = new_server(plan, population, every=every, points=points)
     return server, list(server.run())

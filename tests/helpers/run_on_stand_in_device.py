@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from helpers import stand_in_device
+from rayfed.experiments.checks import check_trial
 
 FINE = "as on the CPU"
 
@@ -77,7 +78,7 @@ def algorithms(width: int, *, variants: bool = True, **changes: Any) -> dict[str
         algorithm = contract.algorithm_of(case)
         people = few if contract.people_of(algorithm) is contract.PEOPLE else reshaped(few, contract.PICTURES.shape)
         plan = blueprint(algorithm, people, vmap_clients=width, **case.changes, **changes)
-        plan.check(people)
+        check_trial(plan, people)
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
         evaluation = Evaluation(every=2, points=points if width == 1 else ())
         server = DrawsOnCpu(plan, people, LocalFleet(plan, people, device), evaluation, device)

@@ -10,7 +10,7 @@ from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.metrics.cost import cost
 from rayfed.metrics.heterogeneity import Drift, GradientNorm, full_gradient
@@ -80,8 +80,10 @@ def test_cost_stands_in_the_table_of_trials_and_in_the_introduction(tmp_path):
     config = Config.read({"rounds": 1, "local.batch_size": 4, "results": str(tmp_path)})
     plan = make_plan(
         config,
-        clients=[{"train": (x, y), "test": (x, y)}] * 2,
-        model=lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 3)),
+        Given(
+            clients=[{"train": (x, y), "test": (x, y)}] * 2,
+            model=lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 3)),
+        ),
     )
     assert (plan.values()["parameters"], plan.values()["macs"]) == (7 * 4 + 4 * 3 + 3, 4 * 3)
     assert "43 parameters, 12 multiply-accumulates per example\n" in run_summary(plan)

@@ -8,7 +8,7 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.models.base import build_model
 from rayfed.models.cct import Attention
 
@@ -101,7 +101,7 @@ def squeezenet(algorithm, **model):
     part = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32), np.arange(6) % 3
     clients = [{"train": part, "test": part}] * 2
     values = {"algorithm.name": algorithm, "model": {"name": "torchvision", "arch": "squeezenet1_1"} | model}
-    return make_plan(Config.read(values), clients=clients).blueprint.model
+    return make_plan(Config.read(values), Given(clients=clients)).blueprint.model
 
 
 def test_torchvision_networks_are_split_where_that_is_needed():

@@ -16,7 +16,7 @@ import rayfed
 from helpers.federations import simulate
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 from rayfed.models.base import build_model
 
 WORDS, LENGTH = 40, 6
@@ -54,7 +54,7 @@ def plan(sources, tmp_path):
     def plan(clients=None, source="encoder", **changes):
         values = {"model.name": "huggingface", "model.source": sources[source], "results": str(tmp_path), "rounds": 2}
         values |= {"local.batch_size": 10, "local.lr": 0.1, "local.momentum": 0.5} | changes
-        return make_plan(Config.read(values), clients=clients or texts(20, 30))
+        return make_plan(Config.read(values), Given(clients=clients or texts(20, 30)))
 
     return plan
 

@@ -12,14 +12,17 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.algorithms.personal_heads import FedRep
 from rayfed.core.errors import UsageError
+from rayfed.experiments.checks import check_trial
+from rayfed.experiments.checks.model import check_adaptation
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, make_plan
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 
 
 def check(algorithm, people, **changes):
-    blueprint(algorithm, people, **{"drop_last": False, **changes}).check(people)
+    check_trial(blueprint(algorithm, people, **{"drop_last": False, **changes}), people)
 
 
 def maps_and_vectors():
@@ -83,13 +86,15 @@ def test_the_training_before_a_score_counts_where_there_is_one():
         blueprint(FedAvg(), people, local=Phase("train", steps=5), drop_last=False),
         blueprint(ERM(), people, drop_last=False),
     ):
-        plan.check(people)
-        plan.check_adaptation(people, 1, of_participants=False)
+        check_trial(plan, people)
+        check_adaptation(Trial(plan, people), 1, of_participants=False)
         for others, of_participants in ((people, True), (replace(people, unseen_clients=1), False)):
             with pytest.raises(UsageError, match=message):
-                plan.check_adaptation(others, 1, of_participants=of_participants)
+                check_adaptation(Trial(plan, others), 1, of_participants=of_participants)
     local = {"steps": 5, "batch_size": 5, "drop_last": False}
     for more in ({}, {"local.drop_last": True, "evaluate.points": ["adapted"]}):
-        make_plan(Config.read({"local": local}, more), clients=people.clients, model=net)
+        make_plan(Config.read({"local": local}, more), Given(clients=people.clients, model=net))
     with pytest.raises(UsageError, match=message):
-        make_plan(Config.read({"local": local, "evaluate.points": ["adapted"]}), clients=people.clients, model=net)
+        make_plan(
+            Config.read({"local": local, "evaluate.points": ["adapted"]}), Given(clients=people.clients, model=net)
+        )
