@@ -17,7 +17,7 @@ from rayfed.records.tables import check_rows
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1
+SCHEMA = 2
 """The number of the schema of results and checkpoints: what their columns and entries are, and what they mean."""
 _KEY = b"rayfed.schema"
 _ATTEMPTS = 3
@@ -135,8 +135,10 @@ def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
 
 
 def _rows(content: bytes, categories: Sequence[str]) -> pa.Table:
-    source = pa.BufferReader(content)
-    return pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=list(categories)).read()
+    there = pq.read_schema(pa.BufferReader(content)).names
+    known = [name for name in categories if name in there]  # a file of another version may lack some
+    file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True, read_dictionary=known)
+    return file.read()
 
 
 def check_schema(number: object, where: str) -> None:

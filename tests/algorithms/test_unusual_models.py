@@ -13,6 +13,7 @@ from helpers.federations import Adapter, blueprint, simulate
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.data.user_clients import user_population
+from rayfed.experiments.checks import check_trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, make_plan
 from rayfed.models.split_model import ensure_split
@@ -77,7 +78,7 @@ def test_trains_or_says_why_not(name, kind):
     plan = blueprint(algorithm, population, model=model, rounds=1, batch_size=10)
     if name in REFUSED[kind]:
         with pytest.raises(UsageError, match=f"algorithm.name={name}: (needs|the model has no)"):
-            plan.check(population)
+            check_trial(plan, population)
         return
     has_global = plan.global_model(population)[0] is not None
     point = algorithm.traits.default_eval_point if has_global else "downloaded"

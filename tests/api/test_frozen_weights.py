@@ -88,7 +88,7 @@ def test_bytes_and_checkpoints_are_those_of_what_is_trained(run, tmp_path):
         for column in ("bytes_up", "bytes_down"):
             assert result.rounds.query("round == 1")[column].item() == 3 * sent
     files = [path.stat().st_size for path in (tmp_path / "r").rglob("*") if path.is_file()]
-    assert max(files) < 30_000 < big[2].weight.nbytes
+    assert max(files) < 60_000 < big[2].weight.nbytes  # tables and states, without the frozen weights
     assert result.trials["base_hash"].item() != run(Half()).trials["base_hash"].item()
 
 

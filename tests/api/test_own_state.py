@@ -14,6 +14,8 @@ import rayfed
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.modules import make_picklable
 
+pytestmark = pytest.mark.usefixtures("here")
+
 CLIENTS = 3
 QUIET = {"experiment": "own_state", "resume": False, "local.batch_size": 30, "local.lr": 0.1}
 

@@ -141,7 +141,7 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
         whole, rows = file.read_bytes(), pq.read_table(file)
         pq.write_table(rows.replace_schema_metadata({"rayfed.schema": number} if number else None), file)
         content = file.read_bytes()
-        refusal = rf"{file.name}: has schema {'0' if number else 'none'}, .* reads schema 1; give another folder, or"
+        refusal = rf"{file.name}: has schema {'0' if number else 'none'}, .* reads schema 2; give another folder, or"
         with pytest.raises(UsageError, match=refusal):
             read(tmp_path)
         with pytest.raises(UsageError, match=refusal):
@@ -152,6 +152,6 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
     content = file.read_bytes().replace(b'"rayfed.schema": 1', b'"rayfed.schema": 0')
     file.write_bytes(content)
     for use in (lambda: read(tmp_path), lambda: record_trial(tmp_path, "e", "t", {})):
-        with pytest.raises(UsageError, match=r"t\.json: has schema 0, .* reads schema 1; give another folder, or"):
+        with pytest.raises(UsageError, match=r"t\.json: has schema 0, .* reads schema 2; give another folder, or"):
             use()
     assert file.read_bytes() == content
