@@ -149,7 +149,7 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
         assert file.read_bytes() == content
         file.write_bytes(whole)
     (file,) = (tmp_path / "e" / "trials" / ".rows").iterdir()
-    content = file.read_bytes().replace(b'"rayfed.schema": 1', b'"rayfed.schema": 0')
+    content = file.read_bytes().replace(b'"rayfed.schema": 2', b'"rayfed.schema": 0')
     file.write_bytes(content)
     for use in (lambda: read(tmp_path), lambda: record_trial(tmp_path, "e", "t", {})):
         with pytest.raises(UsageError, match=r"t\.json: has schema 0, .* reads schema 2; give another folder, or"):
