@@ -30,7 +30,7 @@ from rayfed.core.optim import SGD, Adam, Optimizer
 from rayfed.core.outputs import labels_without_loss, with_loss
 from rayfed.core.rng import global_generators_seeded, global_state_kept
 from rayfed.core.task import Batch, loss_on
-from rayfed.core.trees import Weights, clone, only, stack, state_hash
+from rayfed.core.trees import Weights, clone, only, stack, state_hash, tree_map
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.attributes import attribute_hashes
@@ -167,7 +167,10 @@ class _Case:
 
     def work(self, weights: Weights) -> State:
         """Return what local training begins with."""
-        return {"weights": weights, "optimizer": self.ctx.optimizer.init(only(weights, self.ctx.task.trainable))}
+        optimizer = self.ctx.optimizer.init(only(weights, self.ctx.task.trainable))
+        if self.dtype == torch.float64:  # also the number of steps, from which Adam corrects its means
+            optimizer = tree_map(in_double, optimizer)
+        return {"weights": weights, "optimizer": optimizer}
 
     def seeded(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Seed all generators for a step, so that both draw the same numbers."""

@@ -12,6 +12,7 @@ import rayfed
 from rayfed.core import network
 from rayfed.core.modules import copied
 from rayfed.core.optim import SGD, Adam
+from rayfed.experiments import proof
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.plan_model import UsersModel
@@ -232,3 +233,22 @@ def test_a_step_of_several_clients_is_compared_with_that_of_one():
     assert "a step of model with torch.vmap gives other weights (a." in why_not_at_once(
         held.blueprint, held.population, "model"
     )
+
+
+class Adapted(Plain):
+    """As LoRA starts: one factor of the adapter is zero, so that the gradient of the other one is zero at first."""
+
+    def extra(self):
+        self.down = nn.Linear(6, 2, bias=False)
+        self.up = nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x) + self.up(self.down(x))))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_float64_leaves_no_rounding_that_adam_could_enlarge(monkeypatch, optimizer):
+    monkeypatch.setitem(proof._SHARE, torch.float64, 1e-12)
+    monkeypatch.setitem(proof._FLOOR, torch.float64, 0.0)
+    assert plan(Adapted, **{"local.optimizer": optimizer}).unproven is None
