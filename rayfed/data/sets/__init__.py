@@ -22,6 +22,7 @@ DATASETS = {
     "rotated_cifar10": "rayfed.data.sets.rotated:RotatedCifar10",
     "rotated_cifar100": "rayfed.data.sets.rotated:RotatedCifar100",
     "cifar100": "rayfed.data.sets.cifar:Cifar100",
+    "celeba": "rayfed.data.sets.celeba:CelebA",
     "femnist": "rayfed.data.sets.labelled_table:Femnist",
     "imagefolder": "rayfed.data.sets.image_folders:ImageFolder",
     "ag_news": "rayfed.data.sets.ag_news:AgNews",
