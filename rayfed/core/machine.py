@@ -18,7 +18,10 @@ def memory_bytes() -> int:
     """Return the memory of the machine in bytes, or the memory limit of the container if that is lower."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in map(Path, _LIMITS):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
+        if not path.is_file():
+            continue
+        text = path.read_text().strip()
+        if text.isdigit():
             sizes.append(int(text))
     return min(sizes)
 

@@ -277,7 +277,8 @@ class Parcel(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module) -> "Parcel":
         if isinstance(module, torch.jit.ScriptModule):  # which pickle refuses
-            torch.jit.save(module, buffer := io.BytesIO())
+            buffer = io.BytesIO()
+            torch.jit.save(module, buffer)
             return cls(buffer.getvalue(), [])
         tensors = []
         empty = dict[int, Tensor]()

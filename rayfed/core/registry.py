@@ -37,8 +37,8 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
         near = suggestion(name, table)
         raise UsageError(f"{where}={name}: {near} (write a class of your own as module:Name)")
     module_name, attribute = target.split(":", 1)
-    if target == name and (folder := str(working_folder())) not in sys.path:
-        sys.path.insert(0, folder)
+    if target == name and str(working_folder()) not in sys.path:
+        sys.path.insert(0, str(working_folder()))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything

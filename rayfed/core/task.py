@@ -317,7 +317,8 @@ class Task:
 
         def split(model: Any) -> tuple[Tensor, Tensor]:
             if not self.feature_shape:
-                return (logits := logits_of(model(x))), logits.new_empty(0)
+                logits = logits_of(model(x))
+                return logits, logits.new_empty(0)
             features = model.features(x)
             return model.head(features), features.float()
 

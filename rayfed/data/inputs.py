@@ -218,7 +218,10 @@ def check_inputs(where: str, part: Examples) -> None:
 
 def check_finite(where: str, labels: np.ndarray) -> None:
     """Raise UsageError if labels are floats, some of which are NaN or infinity."""
-    if labels.dtype.kind == "f" and (count := not_finite(labels)):
+    count = 0
+    if labels.dtype.kind == "f":
+        count = not_finite(labels)
+    if count:
         raise UsageError(f"{where}: {count} of {len(labels)} labels hold NaN or infinity; remove or replace them")
 
 

@@ -298,7 +298,8 @@ class ClientTable(Sequence[Client]):
     def select(self, places: Any) -> "ClientTable":
         """Return the clients at `places`, an array or a slice, in that order; all in their order are this table."""
         everyone = np.arange(len(self))
-        if np.array_equal(rows := everyone[places], everyone):
+        rows = everyone[places]
+        if np.array_equal(rows, everyone):
             return self
         return ClientTable(self.source, self.sizes[rows], self.domains[rows], self.ids[rows], self.numbers[rows])
 

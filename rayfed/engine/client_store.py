@@ -60,8 +60,10 @@ class ClientStore(ClientStates):
         self._written = 0
 
     def __getitem__(self, client: ClientIndex) -> State:
-        if self._on_device is not None and (there := self._on_device.get(client)) is not None:
-            return there
+        if self._on_device is not None:
+            there = self._on_device.get(client)
+            if there is not None:
+                return there
         kept: State | None = self._kept.get(client)
         if kept is None:
             path = self._spilled.pop(client)

@@ -186,7 +186,8 @@ class CudaCapture:
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         graph = torch.cuda.CUDAGraph()
         mode = torch.cuda.get_sync_debug_mode()
-        self._stream.wait_stream(outer := torch.cuda.current_stream(self._stream.device))
+        outer = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):  # a capture that fails would not leave its stream
             try:
                 torch.cuda.set_sync_debug_mode("error")  # what waits for the GPU fails here, and not in the capture

@@ -122,7 +122,10 @@ def build_model(
     is_own = isinstance(getattr(create, "__self__", None), ModelOptions)
     if layout is not None and is_own:
         raise UsageError(f"model.name={name}: takes one input, and these have {layout}; give a model of your own")
-    shapes = tuple(shape) if layout is None else layout.shapes()
+    if layout is None:
+        shapes = tuple(shape)
+    else:
+        shapes = layout.shapes()
     try:
         module = create(shapes, num_classes)
     except UsageError:
@@ -136,7 +139,9 @@ def build_model(
         layout.attach(module)
     is_split = isinstance(module, SplitModel) and bool(module.feature_shape)
     if projection is None:
-        return module if is_split else prepare(module, shape, dtype)
+        if is_split:
+            return module
+        return prepare(module, shape, dtype)
     split: Any = module if is_split else ensure_split(module, shape, dtype)
     return with_projection(split, projection, num_classes)
 

@@ -76,7 +76,10 @@ class HuggingFace:
     def _load(self, kind: Any, num_classes: int) -> tuple[Any, set[str]]:
         """Return a network of this class in float32, and the names of its layers that the checkpoint lacks."""
         folder = expanded(self.source)
-        source = str(folder) if folder.is_dir() else self.source
+        if folder.is_dir():
+            source = str(folder)
+        else:
+            source = self.source
         head: dict[str, Any] = {}
         if self.task != "causal_lm":
             head = {"num_labels": num_classes, "ignore_mismatched_sizes": True}

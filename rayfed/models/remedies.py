@@ -23,10 +23,14 @@ def remedy_for_inputs(module: nn.Module, x: Tensor) -> str:
     if x.ndim > 3:
         scaled = "(x / x.max()).astype('float32') with one maximum for all clients"
         return f"images of other types than uint8 are not scaled: give float32, such as {scaled}"
-    highest = int(x.max()) if x.numel() else 0
+    highest = 0
+    if x.numel():
+        highest = int(x.max())
     if highest > EXACT:
         return "subtract the first of times, or number codes from 0, and give them as float32"
-    vocabulary = f", as one with model.vocabulary={highest + 1}" if highest else ""
+    vocabulary = ""
+    if highest:
+        vocabulary = f", as one with model.vocabulary={highest + 1}"
     return f"give numbers as float32; an embedding of n takes 0 to n - 1{vocabulary}"
 
 
@@ -45,7 +49,10 @@ def reason_of_loss(loss: Callable[..., Any], outputs: Tensor, labels: Tensor) ->
     """Return why `loss` fails on outputs [n, classes, ...] and labels, with what to do; empty: it is not known."""
     if labels.shape == outputs.shape and not labels.is_floating_point() and is_one_hot(labels):
         return "labels are one-hot, and it takes classes [n]: give y.argmax(1)"
-    options = loss.keywords if isinstance(loss, functools.partial) else {"weight": getattr(loss, "weight", None)}
+    if isinstance(loss, functools.partial):
+        options = loss.keywords
+    else:
+        options = {"weight": getattr(loss, "weight", None)}
     weight = options.get("weight")
     is_vector = isinstance(weight, (list, tuple)) or (isinstance(weight, Tensor) and weight.ndim == 1)
     if weight is not None and is_vector and outputs.ndim > 1 and len(weight) != outputs.shape[1]:

@@ -61,9 +61,14 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
                 returned = call(x)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             lines = str(error).splitlines()
-            reason = lines[0] if lines else type(error).__name__
+            if lines:
+                reason = lines[0]
+            else:
+                reason = type(error).__name__
             shape = layout_of(module) or "x".join(map(str, x.shape[1:])) or "()"
-            remedy = "" if layout_of(module) else remedy_for_inputs(module, x)
+            remedy = ""
+            if not layout_of(module):
+                remedy = remedy_for_inputs(module, x)
             reason = "; ".join(filter(None, [f"does not fit ({reason})", remedy]))
             raise UsageError(f"model: an input of shape {shape} {reason}") from error
         finally:
@@ -193,14 +198,22 @@ def split_last_linear(
     x = example_inputs(shape, dtype, layout_of(module))
     run = _watched_run(module, x, names)
     if not run.calls:
-        what = "nn.Linear" if head is None else head
+        what = "nn.Linear"
+        if head is not None:
+            what = head
         raise UsageError(f"{where}: no {what} to split at; {advice}")
     last, z = run.calls[-1]
     features: nn.Module = nn.Identity()  # the module is a single layer
     if names[last]:
-        features = module if run.returns_tensor else _Moved(module, 0, 0)
+        if run.returns_tensor:
+            features = module
+        else:
+            features = _Moved(module, 0, 0)
         module.set_submodule(names[last], nn.Identity())
-    end = f"its last nn.{type(last).__name__}" if head is None else f"model.head={head}"
+    if head is None:
+        end = f"its last nn.{type(last).__name__}"
+    else:
+        end = f"model.head={head}"
     fault = f"does not end in {end}; {advice}"
     try:
         model = _composition(features, last, x, z, run.logits)
