@@ -1,17 +1,22 @@
 """The simulated clock and its clients: how fast they train and send, when they are there, and which drop out."""
 
+import io
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayfed.algorithm import Phase
-from rayfed.core.errors import UsageError, one_line
+from rayfed.core.errors import UsageError, one_line, shown
 from rayfed.core.ids import Moment
+from rayfed.core.paths import absolute, read_file
 from rayfed.core.rng import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
 
@@ -141,39 +146,74 @@ def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
     Raises:
         UsageError: The file cannot be read, lacks a client, or has an impossible value.
     """
-    import pandas as pd  # takes most of a second, in which hosts would not start
-
-    where, read = f"clock.profile={path}", pd.read_csv if Path(path).suffix == ".csv" else pd.read_parquet
-    try:
-        table = read(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({one_line(error)})") from error
-    index = table["client"] if "client" in table else pd.Series([*ids, *range(len(table) - len(ids))][: len(table)])
-    known, twice = set(index), index[index.duplicated()].tolist()
-    missing = [client for client in ids if client not in known]
-    unknown = [str(name) for name in table if name not in _COLUMNS]
-    faults = {
-        f"unknown column {unknown and unknown[0]}; known: {', '.join(_COLUMNS)}": unknown,
-        "has no column steps_per_second": "steps_per_second" not in table,
-        f"has {len(table)} rows for {len(ids)} clients; name them in a column client": (
-            "client" not in table and len(table) > len(ids)
-        ),
-        f"has several rows for client {twice and twice[0]}": twice,
-        f"has no row for client {missing and missing[0]}, as for {len(missing)} of {len(ids)} clients": missing,
-    }
-    for fault, is_there in faults.items():
-        if is_there:
-            raise UsageError(f"{where}: {fault}")
-    table = table.set_index(index).reindex(columns=_COLUMNS).loc[list(ids)]
-    numbers = table[["steps_per_second", "up_mbps", "down_mbps"]].apply(pd.to_numeric, errors="coerce")
-    for name, column in numbers.items():
-        wrong = ~(column > 0) & (table[name].notna() | (name == "steps_per_second"))
-        if wrong.any():
-            value = table[name][client := wrong.idxmax()]
-            raise UsageError(f"{where}: {name} of client {client} is {value}; must be more than 0")
+    where = f"clock.profile={path}"
+    table = _rows_by_client(_profile_table(path, where), ids, where)
+    speeds = _positive(table, "steps_per_second", where)
+    if missing := table.index[table["steps_per_second"].isna()].tolist():
+        raise UsageError(f"{where}: steps_per_second of client {missing[0]} is nan; must be more than 0")
+    up, down = _positive(table, "up_mbps", where), _positive(table, "down_mbps", where)
     times = [_intervals(text, f"{where}: available of client {i}") for i, text in table["available"].items()]
-    speeds, up, down = (numbers[name].fillna(math.inf).tolist() for name in numbers)
     return tuple(map(Device, [1 / speed for speed in speeds], up, down, times))
+
+
+def _profile_table(path: str, where: str) -> "pd.DataFrame":
+    """Return the columns of a profile; cells are numbers, text or missing."""
+    import pandas as pd  # takes most of a second, in which hosts would not start
+    from pyarrow import parquet
+
+    try:
+        content = io.BytesIO(read_file(absolute(path)))
+        if Path(path).suffix == ".csv":
+            table = pd.read_csv(content)
+        else:
+            stored = parquet.read_table(content)
+            stored.validate(full=True)
+            table = stored.to_pandas(ignore_metadata=True)
+    except Exception as error:  # pandas and pyarrow raise many kinds for damaged files
+        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({one_line(error)[:200]})") from error
+    for name, column in table.items():
+        if name not in _COLUMNS:
+            raise UsageError(f"{where}: unknown column {name}; known: {', '.join(_COLUMNS)}")
+        if not column.map(_is_plain).all():
+            raise UsageError(f"{where}: column {name} is {column.dtype}; expected numbers or text")
+    if "steps_per_second" not in table:
+        raise UsageError(f"{where}: has no column steps_per_second")
+    return table
+
+
+def _is_plain(cell: object) -> bool:
+    return cell is None or isinstance(cell, (str, int, float))
+
+
+def _rows_by_client(table: "pd.DataFrame", ids: Sequence[int], where: str) -> "pd.DataFrame":
+    """Return all of `_COLUMNS` for the clients with these `ids`, by their ids."""
+    if "client" not in table:
+        if len(table) > len(ids):
+            count = f"{len(table)} rows for {len(ids)} clients"
+            raise UsageError(f"{where}: has {count}; name them in a column client")
+        table = table.assign(client=list(ids)[: len(table)])
+    named = table.set_index("client", drop=False)
+    twice = named.index[named.index.duplicated()].tolist()
+    if twice:
+        raise UsageError(f"{where}: has several rows for client {twice[0]}")
+    known = set(named.index)
+    missing = [client for client in ids if client not in known]
+    if missing:
+        lacking = f"{missing[0]}, as for {len(missing)} of {len(ids)} clients"
+        raise UsageError(f"{where}: has no row for client {lacking}")
+    return named.reindex(columns=_COLUMNS).loc[list(ids)]
+
+
+def _positive(table: "pd.DataFrame", name: str, where: str) -> list[float]:
+    """Return a column of numbers above 0; infinity where they are missing."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(table[name], errors="coerce")
+    wrong = table[name].notna() & ~(numbers > 0)
+    if wrong.any():
+        client = wrong.idxmax()
+        raise UsageError(f"{where}: {name} of client {client} is {table[name][client]}; must be more than 0")
+    return [float(number) for number in numbers.fillna(math.inf)]
 
 
 def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | None:
@@ -186,7 +226,7 @@ def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | No
         pairs = []
     times = [time for pair in pairs for time in pair]
     if not times or times[0] < 0 or any(first >= second for first, second in itertools.pairwise(times)):
-        raise UsageError(f"{where} is {text!r}; give ascending seconds, such as 0-3600 7200-9000")
+        raise UsageError(f"{where} is {shown(text)}; give ascending seconds, such as 0-3600 7200-9000")
     return tuple(pairs)
 
 
