@@ -22,7 +22,7 @@ TEST_WORKERS ?= $(shell awk -v n=$$((`nproc` * 3 / 2)) '/^MemTotal/ {m = int($$2
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
-SOAK := benchmarks/faults.py benchmarks/soak.py
+SOAK := benchmarks/fuzz.py benchmarks/faults.py benchmarks/soak.py
 
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
@@ -118,7 +118,7 @@ bench: $(DEV) ## run every script in benchmarks/, except those of `make soak`
 	@set -e; for script in $(filter-out $(SOAK),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); done
 
-soak: $(DEV) ## hours of random faults, and of a run whose memory is watched
+soak: $(DEV) ## hours of hostile files, of random faults, and of a run whose memory is watched
 	@set -e; for script in $(SOAK); do \
 	  echo "== $$script"; $(BIN)/python "$$script"; done
 

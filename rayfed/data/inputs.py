@@ -60,13 +60,16 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
     wrong = np.flatnonzero(~is_class)  # also NaN, which is not equal to itself
     if len(wrong):
         label = labels[wrong[0]]
+        said = f"{label:g}" if labels.dtype.kind == "f" else str(label)
         remedy = ""
         if label == -1:
             remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled"
+        elif label >= 2**63:
+            remedy = f"; the highest is {2**63 - 1}"
         if place:
             where = place(int(wrong[0]))
         share = f"{len(wrong)} of {len(labels)} labels are not"
-        raise UsageError(f"{where}: label {label:g}; a class is an integer from 0, which {share}{remedy}")
+        raise UsageError(f"{where}: label {said}; a class is an integer from 0, which {share}{remedy}")
     return labels.astype(np.int64)
 
 

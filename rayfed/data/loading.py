@@ -178,6 +178,8 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
         data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
         leave_out = None
     dataset = _loaded(data)
+    if not len(dataset.labels):
+        raise UsageError(f"dataset {dataset.name}: has no examples")
     if leave_out is not None:
         dataset = dataset_without_domain(dataset, leave_out)
     clients = checked_clients(dataset, partition)
@@ -268,6 +270,8 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
                 raise UsageError(f"partition: client {number} of {name} has rows that are {form}; expected {expected}")
         train, val, test = (rows.astype(np.int64) for rows in parts)
         clients.append(ClientRows(number, str(domain), train, val, test))
+    if not clients:
+        raise UsageError(f"partition: {name} of {dataset.name} has no clients")
     empty = []
     for client in clients:
         if not len(client.train):

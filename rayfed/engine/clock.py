@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
+_LEAST = 1e-9
+"""The smallest speed and bandwidth of a profile, so that times are finite."""
+_MOST_CYCLES = 10_000
 
 
 class Device(NamedTuple):
@@ -88,19 +91,22 @@ class Clock:
     def end(self, device: Device, start: float, steps: int, down: int, up: int) -> float:
         """Return when a client that starts at `start` has received `down` bytes, trained and sent `up` bytes.
 
-        It pauses while it is away. The availability of all clients repeats after the last time of the profile.
+        It pauses while it is away. The availability of all clients repeats after the last time of the profile. After
+        `_MOST_CYCLES` of these cycles, the end is not exact: the client is taken to be there evenly in a cycle.
         """
         seconds = steps * device.step_seconds + 8e-6 * (down / device.down_mbps + up / device.up_mbps)
         if device.available is None:
             return start + seconds
-        cycle = math.floor(start / self._period)
-        while True:
+        first = math.floor(start / self._period)
+        for cycle in range(first, first + _MOST_CYCLES):
             for begins, ends in device.available:
                 begins, ends = max(begins + cycle * self._period, start), ends + cycle * self._period
                 if begins + seconds <= ends:
                     return begins + seconds
                 seconds -= max(ends - begins, 0.0)
-            cycle += 1
+        of_a_cycle = sum(ends - begins for begins, ends in device.available)
+        cycles = first + _MOST_CYCLES + seconds / of_a_cycle
+        return cycles * self._period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +219,10 @@ def _positive(table: "pd.DataFrame", name: str, where: str) -> list[float]:
     if wrong.any():
         client = wrong.idxmax()
         raise UsageError(f"{where}: {name} of client {client} is {table[name][client]}; must be more than 0")
+    tiny = numbers < _LEAST
+    if tiny.any():
+        client = tiny.idxmax()
+        raise UsageError(f"{where}: {name} of client {client} is {numbers[client]}; must be at least {_LEAST:g}")
     return [float(number) for number in numbers.fillna(math.inf)]
 
 
@@ -225,7 +235,8 @@ def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | No
     except ValueError:
         pairs = []
     times = [time for pair in pairs for time in pair]
-    if not times or times[0] < 0 or any(first >= second for first, second in itertools.pairwise(times)):
+    ascends = all(first < second for first, second in itertools.pairwise(times))
+    if not times or times[0] < 0 or not ascends or not math.isfinite(times[-1]):
         raise UsageError(f"{where} is {shown(text)}; give ascending seconds, such as 0-3600 7200-9000")
     return tuple(pairs)
 

@@ -58,6 +58,8 @@ def _parsed(text: str, name: str) -> Any:
             return None
         _check_aliases(root)
         return loader.construct_document(root)
+    except (AttributeError, LookupError, TypeError) as error:  # PyYAML raises them for values that do not fit a tag
+        raise yaml.YAMLError(f"a value does not fit its tag ({error})") from error
     finally:
         loader.dispose()
 

@@ -13,7 +13,7 @@ from rayfed.records.storage import is_url, join
 from rayfed.reports.formats import LATEX_PACKAGES, latex_table, markdown_table, text_table
 from rayfed.reports.read import Tables, read, read_events
 from rayfed.reports.sections import Section, reported_rows, sections
-from rayfed.reports.summary import DEFAULT_VIEW, Summary, View, summarise
+from rayfed.reports.summary import DEFAULT_VIEW, NOT_SCORED, Summary, View, nothing_to_show, summarise
 from rayfed.reports.tables import Stars
 
 FORMATS = ("text", "markdown", "latex", "csv")
@@ -49,7 +49,7 @@ def render(
     location = _parquet_location(folder, tables)
     failures = failure_notes(tables.trials)
     if summary.rows.empty:
-        return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
+        return "\n".join([nothing_to_show(tables), *summary.notes, *failures, location])
     _check_scored(summary, tables, view)
     if format == "csv":
         return _as_csv(summary, tables, view)
@@ -65,10 +65,7 @@ def render(
 def _check_scored(summary: Summary, tables: Tables, view: View) -> None:
     scored = set(summary.rows["metric"])
     if view.metric is None and scored.isdisjoint(tables.criteria.values()):
-        raise UsageError(
-            "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
-            "evaluate.splits names"
-        )
+        raise UsageError(NOT_SCORED)
 
 
 def _as_csv(summary: Summary, tables: Tables, view: View) -> str:

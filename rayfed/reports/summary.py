@@ -30,6 +30,12 @@ RULE_CAPTIONS = {
 }
 
 
+NOT_SCORED = (
+    "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
+    "evaluate.splits names"
+)
+
+
 class Summary(NamedTuple):
     """Statistics over seeds.
 
@@ -132,6 +138,21 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
     described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(group)
     merged = described.merge(statistics, on=group)
     return merged.sort_values([*group, *by], ignore_index=True)
+
+
+def nothing_to_show(tables: Tables) -> str:
+    """Return a sentence on why there is no table of results."""
+    done = tables.done
+    if done.empty:
+        return "No trial is done yet."
+    are_done = "1 trial is done" if len(done) == 1 else f"{len(done)} trials are done"
+    counts = tables.counts.merge(done[TRIAL], on=TRIAL)
+    if counts.empty:
+        return f"{are_done}, and {NOT_SCORED}."
+    if (counts["missing"] < counts["values"]).any():
+        return f"{are_done}, and no table can show their values."
+    names = ", ".join(sorted(counts["metric"].unique()))
+    return f"{are_done}, and all values of their metrics are NaN ({names})."
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
         ({"index": [4, *range(2, -1, -1), *range(7, -1, -1)]}, ["index 4 of source 't10k'", "of train, t10k that"]),
         ({"source": ["tenk"] * 12}, ["source 'tenk'", "of train, t10k that clients of toy may hold"]),
         ({"split": ["holdout"] * 12}, ["column 'split' has 'holdout'", "train, val or test"]),
-        ({"index": [0.5] * 12}, ["column 'index' is float64", "integers"]),
+        ({"index": [0.5] * 12}, ["column 'index' is double", "integers"]),
         ({"client": [-1] + [4] * 5 + [9] * 6}, ["column 'client' is int64 from -1", "integers from 0"]),
-        ({"client": [None] + [1.0] * 11}, ["column 'client' is float64", "no empty cells"]),
+        ({"client": [None] + [1.0] * 11}, ["column 'client' is double, with 1 empty cells", "no empty cells"]),
     ],
 )
 def test_a_wrong_table_is_one_line(write, changes, facts):

@@ -14,6 +14,7 @@ from helpers.score_rows import Row, frame, row, trial_writer, write
 from rayfed.core.records import SERVER, Record
 from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
+from rayfed.reports.page import page_html
 from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.sections import sections
@@ -362,6 +363,17 @@ class TestValuesThatAreNoNumbers:
         assert "fedavg 40.00 60.00 50.00" in words  # of round 1
         note = "e: 2 of 6 values of test accuracy are NaN (of fedavg). Means leave them out, and rounds in which"
         assert note in words
+
+    def test_a_report_without_any_number_says_why_it_shows_none(self, tmp_path, capsys) -> None:
+        rows = [r.with_(value=float("nan")) for r in curve([0.5, 0.6])]
+        add(tmp_path, "t", rows)
+        reason = "1 trial is done, and all values of their metrics are NaN (accuracy)."
+        assert reason in told(tmp_path, capsys)
+        assert reason in page_html(tmp_path)
+
+    def test_a_report_on_trials_without_scores_says_so(self, tmp_path, capsys) -> None:
+        record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
+        assert "1 trial is done, and no model was scored; clients need test" in told(tmp_path, capsys)
 
 
 def test_where_labels_are_no_classes_the_loss_is_shown(tmp_path, capsys) -> None:

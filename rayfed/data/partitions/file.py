@@ -16,13 +16,14 @@ from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition, columns_of
 from rayfed.data.population import SPLITS
 from rayfed.data.readers.files import existing, readable
-from rayfed.data.readers.tables import check_columns
+from rayfed.data.readers.tables import check_columns, plain
 from rayfed.data.splits import split_masks
 
 if TYPE_CHECKING:
     import pandas  # imported late by pyarrow: takes a second
 
 COLUMNS = ("client", "split", "source", "index")
+_NUMBERS = ("client", "index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +81,22 @@ class File(Partition):
         with readable(where, "a Parquet file"):
             stored = parquet.read_table(path)
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one
-            # pandas' own metadata is not needed and could be damaged too.
-            table = stored.to_pandas(ignore_metadata=True)
-        for name in ("client", "index"):
-            column = table[name]
-            is_negative = name == "client" and (column < 0).any()
-            if column.dtype.kind not in "iu" or is_negative:
-                found = f"{column.dtype} from {column.min()}"
-                raise UsageError(f"{where}: column {name!r} is {found}; expected integers from 0 and no empty cells")
+        if not stored.num_rows:
+            raise UsageError(f"{where}: has no rows; expected one for each example")
+        for name in COLUMNS:
+            kind, empty = plain(stored.schema.field(name).type), stored[name].null_count
+            is_number = name in _NUMBERS
+            fits = pa.types.is_integer(kind) if is_number else pa.types.is_string(kind)
+            if not fits or empty:
+                expected = "integers from 0" if is_number else "text"
+                found = f"{kind}, with {empty} empty cells" if empty else kind
+                raise UsageError(f"{where}: column {name!r} is {found}; expected {expected} and no empty cells")
+        # pandas' own metadata is not needed and could be damaged too.
+        table = stored.to_pandas(ignore_metadata=True)
+        lowest = table["client"].min()
+        if lowest < 0:
+            found = f"{table['client'].dtype} from {lowest}"
+            raise UsageError(f"{where}: column 'client' is {found}; expected integers from 0 and no empty cells")
         return table
 
     def _rows(self, table: "pandas.DataFrame", dataset: Dataset) -> np.ndarray:

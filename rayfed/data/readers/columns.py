@@ -204,8 +204,8 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         values = _stack_lists(column(files, feature), files[0], feature)
     else:
         values = np.stack(list(_numbers(files, features)), 1)
-    is_finite = np.isfinite(values).reshape(len(values), -1).all(1)
-    wrong = np.flatnonzero(~is_finite)
+    of_a_row = tuple(range(1, values.ndim))
+    wrong = np.flatnonzero(~np.isfinite(values).all(of_a_row))
     if len(wrong):
         row = tables.place(files, features[0], int(wrong[0]))
         place = f"{row}: {', '.join(features)}"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas
+import pyarrow
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -70,8 +71,7 @@ class AgNews(Published):
         sources = []
         for code, side in enumerate(files):
             for path in side:
-                piece = tables.read(folder / path, ["text", "label"])
-                pieces.append(piece.to_pandas())
+                pieces.append(_texts(folder / path))
                 sources.append(code)
         table = pandas.concat(pieces, ignore_index=True)
         numbers = vocabulary(table["text"], self.vocabulary)
@@ -81,6 +81,18 @@ class AgNews(Published):
             "labels": table["label"].to_numpy(np.int64),
             "source": np.repeat(np.array(sources, np.int8), sizes),
         }
+
+
+def _texts(path: Path) -> pandas.DataFrame:
+    """Return the columns text and label of a file."""
+    table = tables.read(path, ["text", "label"])
+    expected = {"text": pyarrow.types.is_string, "label": pyarrow.types.is_integer}
+    for name, fits in expected.items():
+        column = table[name]
+        if not fits(column.type) or column.null_count:
+            found = f"{column.type} with {column.null_count} empty cells"
+            raise UsageError(f"{path}: column {name!r} is {found}; expected texts and their labels 0 to {CLASSES - 1}")
+    return table.to_pandas(ignore_metadata=True)
 
 
 def words(text: str) -> list[str]:

@@ -242,6 +242,8 @@ class HubTables(LabelledTable):
             problem = f"the split {unknown[0]} is none of train, val and test"
             raise UsageError(f"data.folder={folder}: {problem}; {remedy}")
         files = [path for split in splits for path in by_split[split]]
+        if not files:
+            raise UsageError(f"data.folder={folder}: its splits have no tables")
         counts = [self._count_rows(by_split[split]) for split in splits]
         numbers = np.arange(len(splits), dtype=np.int8)
         source = np.repeat(numbers, counts)

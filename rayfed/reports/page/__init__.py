@@ -22,7 +22,7 @@ from rayfed.reports.pairs import pairs_columns, pairs_notes, stars_against_best
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import restart_notes
 from rayfed.reports.sections import Section, sections
-from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
+from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows, nothing_to_show
 from rayfed.reports.tables import Stars
 
 _OF_A_VIEW = {
@@ -66,7 +66,8 @@ class Experiment(NamedTuple):
     """Everything that the page shows of one experiment.
 
     Attributes:
-        views: What is shown for each metric and split; notes, pictures and partitions hold for all of them.
+        views: What is shown for each metric and split. Notes, pictures and partitions hold for all of them.
+        nothing: The reason if there is no view.
         failures: Methods with failed trials by `order`: algorithm, hyperparameters, failed, trials.
         few: Whether the page opens with only the hyperparameters that validation chose.
         trials: A row for each trial.
@@ -76,6 +77,7 @@ class Experiment(NamedTuple):
 
     name: str
     views: list[PageView]
+    nothing: str
     notes: list[str]
     pictures: list[Picture]
     partitions: list[Picture]
@@ -176,6 +178,7 @@ def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
     return Experiment(
         name=name,
         views=_views(page, data, name),
+        nothing=nothing_to_show(tables),
         notes=[*data.summary.notes, *restart_notes(page.folder, name)],
         pictures=list(_pictures(page, data, name, _OF_THE_EXPERIMENT)),
         partitions=list(_pictures(page, data, name, {"partition": "Partitions"})),
