@@ -145,6 +145,7 @@ class TestFiles:
             (b"rounds: &a [*a]\n", "bad.yaml: not valid YAML: found a value that contains itself"),
             (b"local: &a {lr: *a}\n", "bad.yaml: not valid YAML: found a value that contains itself"),
             (b"? &a [*a]\n: 1\n", "bad.yaml: not valid YAML: found a value that contains itself"),
+            (b"rounds: !!timestamp 3\n", "bad.yaml: not valid YAML: a value does not fit its tag"),
             (b"rounds: " + b"[" * 3000, "bad.yaml: not valid YAML: maximum recursion depth exceeded"),
         ],
     )

@@ -68,6 +68,10 @@ def test_images_are_unpacked_into_the_cache(write, monkeypatch, images):
         ({"client": None}, ["not an .npz file with images, labels, client", "client is not a file"]),
         ({"labels": np.zeros(23, int)}, ["not an .npz file", "'images': 24, 'labels': 23"]),
         ({"labels": np.full(24, np.nan)}, ["labels: label nan; a class is an integer from 0", "24 of 24 labels"]),
+        (
+            {"labels": np.full(24, 2**64 - 1, np.uint64)},
+            ["labels: label 18446744073709551615; ", "; the highest is 9223372036854775807"],
+        ),
         ({"labels": np.arange(24) % 4 + 1}, ["labels: the labels are 1 to 4; classes count from 0, so subtract 1"]),
         ({"labels": np.arange(24) % 2 * 2 - 1}, ["labels: label -1; ", "write -1 and 1 as 0 and 1"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["uint8 [24, 4]; uint8 is"]),

@@ -60,6 +60,9 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
     [
         ({"index": [4, *range(2, -1, -1), *range(7, -1, -1)]}, ["index 4 of source 't10k'", "of train, t10k that"]),
         ({"source": ["tenk"] * 12}, ["source 'tenk'", "of train, t10k that clients of toy may hold"]),
+        ({"source": [1] * 12}, ["column 'source' is int64; expected text"]),
+        ({"client": ["a"] * 12}, ["column 'client' is string; expected integers from 0"]),
+        ({"split": [b"\xff"] * 12}, ["column 'split' is binary; expected text"]),
         ({"split": ["holdout"] * 12}, ["column 'split' has 'holdout'", "train, val or test"]),
         ({"index": [0.5] * 12}, ["column 'index' is double", "integers"]),
         ({"client": [-1] + [4] * 5 + [9] * 6}, ["column 'client' is int64 from -1", "integers from 0"]),
@@ -77,6 +80,8 @@ def test_a_wrong_table_is_one_line(write, changes, facts):
 
 
 def test_wrong_files(write, tmp_path):
+    with pytest.raises(UsageError, match=r"has no rows; expected one for each example"):
+        File(file=write(table()[:0])).split(dataset())
     with pytest.raises(UsageError, match=r"no column 'source'; it has client, split, index"):
         File(file=write(table().drop(columns="source"))).split(dataset())
     text = tmp_path / "text.parquet"

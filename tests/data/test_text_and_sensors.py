@@ -38,6 +38,11 @@ class TestAgNews:
         ("changes", "words"),
         [
             ({"label": [2, 4, 3]}, r"ag_news: label 4, but there are 4 classes"),
+            (
+                {"label": ["1", "2", "3"]},
+                r"column .label. is string with 0 empty cells; expected texts",
+            ),
+            ({"text": [None, "a", "b"]}, r"column 'text' is string with 1 empty cells; expected texts"),
             (None, r"AG_NEWS: has no train\*.parquet and test\*.parquet"),
         ],
     )

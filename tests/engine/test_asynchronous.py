@@ -295,6 +295,14 @@ def test_a_client_pauses_while_it_is_away():
     assert clock.end(clock.profile[1], 9.0, 1, 0, 0) == 11
 
 
+def test_a_client_that_is_hardly_there_ends_within_a_cycle_of_its_time():
+    """It is there for half a second of every 10 s and works for 10⁶ s, the end of its cycle 2·10⁶."""
+    there = Device(1.0, available=((0, 0.5),))
+    clock = Clock(profile=(there, Device(1.0, available=((0, 10),))))
+    assert abs(clock.end(there, 0.0, 10**6, 0, 0) - 2e7) <= 10
+    assert clock.end(there, 0.0, 10**300, 0, 0) == pytest.approx(2e301)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_profiles(tmp_path, suffix):
     import pandas as pd
@@ -328,6 +336,9 @@ def test_profiles(tmp_path, suffix):
         ("client,steps_per_second\n0,1\n0,2\n1,1\n2,1\n", "has several rows for client 0"),
         ("steps_per_second\n1\n1\n2\n3\n", "has 4 rows for 3 clients; name them in a column client"),
         ("steps_per_second,available\n1,0-2\n1,3-2\n2,0-1\n", "available of client 1 is '3-2'; give ascending seconds"),
+        ("steps_per_second,available\n1,0-nan\n1,0-1\n2,0-1\n", "available of client 0 is '0-nan'; give ascending"),
+        ("steps_per_second,available\n1,0-inf\n1,0-1\n2,0-1\n", "available of client 0 is '0-inf'; give ascending"),
+        ("steps_per_second\n1\n1e-320\n2\n", "steps_per_second of client 1 is 1e-320; must be at least 1e-09"),
         ("", "cannot be read as CSV or Parquet (No columns to parse from file)"),
     ],
 )
