@@ -174,13 +174,13 @@ def _profile_table(path: str, where: str) -> "pd.DataFrame":
         else:
             stored = parquet.read_table(content)
             stored.validate(full=True)
-            table = stored.to_pandas(ignore_metadata=True)
+            table = stored.replace_schema_metadata(None).to_pandas()
     except Exception as error:  # pandas and pyarrow raise many kinds for damaged files
         raise UsageError(f"{where}: cannot be read as CSV or Parquet ({one_line(error)[:200]})") from error
     for name, column in table.items():
         if name not in _COLUMNS:
             raise UsageError(f"{where}: unknown column {name}; known: {', '.join(_COLUMNS)}")
-        if not column.map(_is_plain).all():
+        if not all(map(_is_plain, column)):
             raise UsageError(f"{where}: column {name} is {column.dtype}; expected numbers or text")
     if "steps_per_second" not in table:
         raise UsageError(f"{where}: has no column steps_per_second")

@@ -92,7 +92,7 @@ class File(Partition):
                 found = f"{kind}, with {empty} empty cells" if empty else kind
                 raise UsageError(f"{where}: column {name!r} is {found}; expected {expected} and no empty cells")
         # pandas' own metadata is not needed and could be damaged too.
-        table = stored.to_pandas(ignore_metadata=True)
+        table = stored.replace_schema_metadata(None).to_pandas()
         lowest = table["client"].min()
         if lowest < 0:
             found = f"{table['client'].dtype} from {lowest}"

@@ -92,7 +92,7 @@ def _texts(path: Path) -> pandas.DataFrame:
         if not fits(column.type) or column.null_count:
             found = f"{column.type} with {column.null_count} empty cells"
             raise UsageError(f"{path}: column {name!r} is {found}; expected texts and their labels 0 to {CLASSES - 1}")
-    return table.to_pandas(ignore_metadata=True)
+    return table.replace_schema_metadata(None).to_pandas()
 
 
 def words(text: str) -> list[str]:
