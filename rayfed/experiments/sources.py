@@ -59,7 +59,7 @@ def _parsed(text: str, name: str) -> Any:
         _check_aliases(root)
         return loader.construct_document(root)
     except (AttributeError, LookupError, TypeError) as error:  # PyYAML raises them for values that do not fit a tag
-        raise yaml.YAMLError(f"a value does not fit its tag ({error})") from error
+        raise yaml.YAMLError("a value does not fit its tag") from error
     finally:
         loader.dispose()
 
