@@ -220,7 +220,7 @@ def _map_panel(points: pd.DataFrame, column: str) -> Any:
 
 def seconds(data: ChartData) -> Chart:
     """Return a bar per method: the mean seconds of a round by part. Setup and final stage are shared among rounds."""
-    rows = _seconds_of_methods(data)
+    rows = some(_seconds_of_methods(data))
     y, height = row_axis(rows)
     base = alt.Chart().encode(y=y)
     scale = alt.Scale(domain=list(_PARTS), range=list(COLOURS[: len(_PARTS)]))
