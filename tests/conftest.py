@@ -39,7 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Stop Ray after the last of the tests that share it (`helpers.ray_session`)."""
+    """Skip what needs a GPU; stop Ray after the last of the tests that share it (`helpers.ray_session`)."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     ray = sys.modules.get("ray")
     if ray is not None and group_of(item.nodeid) != "ray" and ray.is_initialized():
         ray.shutdown()

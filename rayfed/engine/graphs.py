@@ -30,6 +30,7 @@ ENOUGH_STEPS = 20
 _BRIEF = 5  # times as many where a schedule of learning rates ends a kind with its round
 REPLAYED = "replayed"
 _MOST_KINDS = 8  # of steps, whose graphs a host keeps
+_WARM_UPS = 3  # runs before a capture, in which libraries take memory on its stream
 _LASTING = (
     *("task", "optimizer", "batch_size", "rounds", "keep_optimizer", "stage", "exchange", "phase"),
     *("schedule", "lr_factor", "configured_lr"),
@@ -185,23 +186,30 @@ class CudaCapture:
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         graph = torch.cuda.CUDAGraph()
-        mode = torch.cuda.get_sync_debug_mode()
         outer = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outer)
-        with torch.cuda.stream(self._stream):  # a capture that fails would not leave its stream
-            try:
-                torch.cuda.set_sync_debug_mode("error")  # what waits for the GPU fails here, and not in the capture
-                for _ in range(3):  # libraries take memory in their first calls on a stream
-                    run()
-            except RuntimeError as error:
-                raise NotCaptured(error_line(error)) from error
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-            with torch.cuda.graph(graph, self._pool, self._stream):
-                result = run()
-        outer.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):  # a capture that fails would not leave its stream
+                _warm_up(run)
+                with torch.cuda.graph(graph, self._pool, self._stream):
+                    result = run()
+        finally:  # also after an error, as kernels of the stream may still write to memory that is then freed
+            outer.wait_stream(self._stream)
         self._first = self._first or graph
         return graph.replay, result
+
+
+def _warm_up(run: Callable[[], Any]) -> None:
+    """Run a few times before a capture; raise NotCaptured if that waits for the GPU, which would break the capture."""
+    mode = torch.cuda.get_sync_debug_mode()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(_WARM_UPS):
+            run()
+    except RuntimeError as error:
+        raise NotCaptured(error_line(error)) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @functools.cache
