@@ -20,7 +20,8 @@ from rayfed.core.trees import as_real, is_counter, tree_map
 
 _GRID = 2.0**-40
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_AT_ONCE = 2**20  # numbers that are rounded together on a GPU; more would only cost memory
+_AT_ONCE = 2**24
+"""Numbers that are rounded together on a GPU: their copies take 128 MiB, and smaller groups take more launches."""
 _IN_CACHE = 2**14  # the same on a CPU, where its cache has room for other things, too
 
 Path = tuple[str, ...]
@@ -205,25 +206,28 @@ def _add_in_cache(total: Tensor, terms: Tensor, weights: Sequence[float]) -> Non
 
 def _add_in_groups(pairs: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) -> None:
     """Add Σ weights[i]·terms[i] to each total on a GPU, in few launches."""
+    if not pairs:
+        return
+    factors = _factors(weights, pairs[0][0].device)
     for group in _groups(pairs):
-        terms = []
-        for _, leaf in group:
-            terms.append(leaf.to(torch.float64, copy=True))
-        if len(weights) == 1:
-            torch._foreach_mul_(terms, weights[0] / _GRID)
+        totals = [total for total, _ in group]
+        terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
+        if isinstance(factors, float):
+            torch._foreach_mul_(terms, factors)
         else:
-            on_cpu = torch.tensor(weights, dtype=torch.float64)
-            factors = on_cpu.to(terms[0].device, non_blocking=True) / _GRID
-            of_terms = []
-            for total, _ in group:
-                of_terms.append(factors.view(-1, *[1] * total.dim()))
-            torch._foreach_mul_(terms, of_terms)
+            torch._foreach_mul_(terms, [factors.view(-1, *[1] * total.dim()) for total in totals])
         torch._foreach_round_(terms)
-        if len(weights) == 1:
-            sums = terms
-        else:
-            sums = [term.sum(0) for term in terms]
-        torch._foreach_add_([total for total, _ in group], sums, alpha=_GRID)
+        if len(weights) > 1:
+            terms = [term.sum(0) for term in terms]
+        torch._foreach_add_(totals, terms, alpha=_GRID)
+
+
+def _factors(weights: Sequence[float], device: torch.device) -> float | Tensor:
+    """Return the weights in units of the grid: a number, or a tensor on `device`, to which it is copied once."""
+    if len(weights) == 1:
+        return weights[0] / _GRID
+    factors = torch.tensor(weights, dtype=torch.float64) / _GRID
+    return factors.to(device, non_blocking=True)
 
 
 def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:

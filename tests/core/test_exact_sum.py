@@ -1,10 +1,12 @@
 """Weighted sums of trees that do not depend on the order of their terms."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.core import exact_sum
 from rayfed.core.exact_sum import ExactSum
@@ -142,3 +144,36 @@ def test_nothing_added_is_nothing():
     assert empty.value is None
     empty.merge(total([({"w": torch.tensor([2.0])}, 1.0)]))
     assert empty.result()["w"].tolist() == [2.0]
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that compute; views and lists of them do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names[func.overloadpacket.__name__] += 1
+        return result
+
+    def total(self):
+        views = ("as_strided", "detach", "split", "view", "lift_fresh")
+        return sum(count for name, count in self.names.items() if name not in views)
+
+
+def test_a_gpu_adds_many_clients_in_few_launches():
+    """50 clients with a network of 1.6 million weights, whose tensors have a form alone."""
+    shapes = {"c1": (32, 3, 3, 3), "c2": (32, 32, 3, 3), "c3": (64, 32, 3, 3), "c4": (64, 64, 3, 3)}
+    shapes |= {"b1": (32,), "b2": (32,), "b3": (64,), "b4": (64,), "h": (512, 3136), "hb": (512,), "o": (10, 512)}
+    stacked = {name: torch.empty(50, *shape, device="meta") for name, shape in shapes.items()}
+    trees = [{name: tensor[i] for name, tensor in stacked.items()} for i in range(50)]
+    result = ExactSum()
+    result.add_all(trees[:1], [0.02])
+    assert set(result.value) == set(shapes)
+    with Launches() as launches:
+        result.add_all(trees, [0.02] * 50)
+    assert launches.names["div"] == 1  # the factors are made, and uploaded, once
+    assert launches.names["_foreach_round_"] <= 6
+    assert launches.total() < 60
