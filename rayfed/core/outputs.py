@@ -108,12 +108,18 @@ def with_loss(y: Tensor, without: Sequence[int]) -> tuple[Tensor, Tensor]:
     """
     if not without:
         return y, torch.ones((), dtype=torch.bool, device=y.device)
-    has_loss = torch.ones_like(y, dtype=torch.bool)
-    for label in without:
-        has_loss = has_loss & (y != label)
+    has_loss = labels_with_loss(y, without)
     with_loss = (label for label in range(len(without) + 1) if label not in without)
     other = next(with_loss)
     return torch.where(has_loss.any(), y, other), has_loss.any()
+
+
+def labels_with_loss(y: Tensor, without: Sequence[int]) -> Tensor:
+    """Return which of the labels `y` [n, ...] are not among `without`, as truth values of the same shape."""
+    has_loss = torch.ones_like(y, dtype=torch.bool)
+    for label in without:
+        has_loss = has_loss & (y != label)
+    return has_loss
 
 
 def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: Sequence[np.ndarray]) -> Outputs:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rayfed.core.errors import BadHook, UsageError
+from rayfed.core.example_losses import ExampleLosses, example_losses
 from rayfed.core.modules import (
     batch_norm_names,
     batch_norm_statistics,
@@ -357,6 +358,12 @@ class Task:
     def scoring_loss(self, outputs: Tensor, y: Tensor, weights: Any = None) -> Tensor:
         """Return the loss by which models are scored, a scalar; the arguments are those of `loss`."""
         return self._measured(self._scoring_loss, outputs, y, weights, train=False)[0]
+
+    def example_losses(self, outputs: Tensor, y: Tensor) -> ExampleLosses | None:
+        """Return the scoring loss of each example; None where it is not known to be a mean over examples."""
+        if self._learned_loss is not None:
+            return None
+        return example_losses(self._scoring_loss, outputs, y)
 
     def _measured(
         self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool = True

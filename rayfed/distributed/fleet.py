@@ -17,7 +17,7 @@ from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
-from rayfed.data.population import SPLITS, Population
+from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, on_node, ray_nodes
 from rayfed.distributed.host_actor import Message, kept, pack, unpack
 from rayfed.distributed.host_calls import HostCalls
@@ -26,7 +26,15 @@ from rayfed.distributed.shared import share
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device_data import room_for
-from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.fleet import (
+    ExchangeRequest,
+    ExchangeResult,
+    Request,
+    ScoreRequest,
+    States,
+    scored_examples,
+    scoring_blocks,
+)
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.training import steps_of
@@ -225,15 +233,22 @@ class RayFleet:
     def score_downloads(self, request: ScoreRequest, down: State, unicast: States) -> Scored:
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
         call = self._call("score_downloads", request, down, unicast)
-        return self._scored(request, call, ("score", request.points))
+        width = 1
+        if "adapted" in request.points:
+            width = request.vmap_clients
+        units = self._scoring_units(request, _blocks(request.clients, width))
+        return self._scored(units, call, ("score", request.points))
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
-        return self._scored(request, self._call("score_global", request, model), "score")
+        blocks = scoring_blocks(self._population, request)
+        units = self._scoring_units(request, blocks)
+        return self._scored(units, self._call("score_global", request, model), "score")
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         call = self._call("gradients", request, model)
         examples = []
-        for part in self._results(self._scoring_units(request), "gradients", call):
+        units = self._scoring_units(request, _blocks(request.clients, 1))
+        for part in self._results(units, "gradients", call):
             examples.extend(part)
         sums = self._sums(shared=False)
         summed = []
@@ -282,6 +297,8 @@ class RayFleet:
             clients = chunk.clients
             if isinstance(part, ScoreRequest):
                 part = dataclasses.replace(part, tests=tuple(chunk.tests))
+                if unicast is None:
+                    part = dataclasses.replace(part, blocks=chunk.blocks)
             if unicast is None:
                 return actor.call.remote("ask", method, self._pack((part,)), number, sent)
             small, large = self.states.sent(clients)
@@ -301,9 +318,9 @@ class RayFleet:
 
     # Dealing work to hosts
 
-    def _scored(self, request: ScoreRequest, call: _Call, kind: Hashable) -> Scored:
+    def _scored(self, units: Sequence[Unit], call: _Call, kind: Hashable) -> Scored:
         scored = Scored()
-        for part in self._results(self._scoring_units(request), kind, call):
+        for part in self._results(units, kind, call):
             scored.add(part)
         return scored
 
@@ -322,26 +339,18 @@ class RayFleet:
             self._steps[kind, examples] = steps
         return 1.0 + steps
 
-    def _scoring_units(self, request: ScoreRequest) -> list[Unit]:
+    def _scoring_units(self, request: ScoreRequest, blocks: Sequence[tuple[ClientIndex, ...]]) -> list[Unit]:
+        """Return the work of scoring `blocks` of clients, which are all clients of `request`, and its test sets."""
         of_tests = {}
         for k, test in enumerate(self._population.tests):
             of_tests[k] = len(test.examples)
         of_each_client = sum(of_tests[k] for k in request.client_tests)
-        columns = []
-        for split in request.splits:
-            if split in SPLITS:
-                columns.append(SPLITS.index(split))
-
-        def examples(client: ClientIndex) -> int:
-            return of_each_client + int(self._population.clients.sizes[client, columns].sum())
-
-        width = 1
-        if "adapted" in request.points:
-            width = request.vmap_clients
-        blocks = _blocks(request.clients, width)
+        examples = scored_examples(self._population, request.clients, request.splits)
+        of_clients = dict(zip(request.clients, examples, strict=True))
         units = []
         for block in blocks:
-            units.append(Unit(block, cost=1.0 + sum(map(examples, block))))
+            own = sum(of_clients[client] for client in block)
+            units.append(Unit(block, cost=1.0 + own + of_each_client * len(block)))
         for k in request.tests:
             units.append(Unit(tests=(k,), cost=1.0 + of_tests[k]))
         return units

@@ -8,6 +8,7 @@ from rayfed.algorithm import Reply, State
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.records import Score
+from rayfed.data.population import SPLITS, Population
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Gradients, Scored
 
@@ -84,6 +85,7 @@ class ScoreRequest(Request):
         adapt_epochs: The epochs of local training before scoring at "adapted".
         tests: The server's test sets to score the global model on, by their position.
         client_tests: The server's test sets to score each client's downloaded model on.
+        blocks: The clients in the blocks of `scoring_blocks`. A fleet sets them where it deals them to several hosts.
     """
 
     splits: tuple[str, ...]
@@ -91,6 +93,41 @@ class ScoreRequest(Request):
     adapt_epochs: int = 0
     tests: tuple[int, ...] = ()
     client_tests: tuple[int, ...] = ()
+    blocks: tuple[tuple[ClientIndex, ...], ...] = ()
+
+
+_BLOCK_CLIENTS = 64
+_BLOCK_EXAMPLES = 2**11  # so that few clients with many examples are still dealt to several hosts
+
+
+def scored_examples(population: Population, clients: Sequence[ClientIndex], splits: Iterable[str]) -> list[int]:
+    """Return the number of examples that each of `clients` has on `splits`."""
+    columns = [SPLITS.index(split) for split in splits if split in SPLITS]
+    sizes = population.clients.sizes[list(clients)]
+    examples: list[int] = sizes[:, columns].sum(1).tolist()
+    return examples
+
+
+def scoring_blocks(population: Population, request: ScoreRequest) -> tuple[tuple[ClientIndex, ...], ...]:
+    """Return the clients of `request` in blocks that share batches where the server's model is scored.
+
+    The rounding of an example's output depends on its batch. So blocks follow from the clients and their examples
+    alone, and a host scores whole blocks: where clients are scored changes no bit.
+    """
+    blocks = list[tuple[ClientIndex, ...]]()
+    block = list[ClientIndex]()
+    size = 0
+    examples = scored_examples(population, request.clients, request.splits)
+    for client, count in zip(request.clients, examples, strict=True):
+        if block and (len(block) == _BLOCK_CLIENTS or size + count > _BLOCK_EXAMPLES):
+            blocks.append(tuple(block))
+            block = []
+            size = 0
+        block.append(client)
+        size += count
+    if block:
+        blocks.append(tuple(block))
+    return tuple(blocks)
 
 
 @dataclass(kw_only=True)

@@ -23,7 +23,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStore
 from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, room_for_states, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
-from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States, scoring_blocks
 from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import (
@@ -32,8 +32,8 @@ from rayfed.engine.scoring import (
     Scored,
     as_score,
     domain_gradients,
-    score,
     scores_of_changed_inputs,
+    unread_scores,
 )
 from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
 from rayfed.metrics.base import OfChangedInputs, OfPredictions, OfTraining, Value
@@ -162,7 +162,8 @@ class Host:
             self._synchronise()
             began = time.perf_counter()
             model = self.algorithm.trained_model(ctx, trained.work, next_state, job.down)
-            result.scored.add(self._score_client(ctx, client, model, "trained", request.score_splits, due))
+            scored = self._score_clients(ctx, [client], model, "trained", request.score_splits, due)
+            result.scored.add(scored.read())
             if measures_training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
@@ -195,7 +196,7 @@ class Host:
                 splits: Collection[str] = ()
                 if "downloaded" in request.points:
                     splits = request.splits
-                scored.add(self._score_client(ctx, client, model, "downloaded", splits, request.metrics))
+                scored.add(self._score_clients(ctx, [client], model, "downloaded", splits, request.metrics))
                 due = request.metrics.only(OfPredictions)
                 for number in request.client_tests:
                     test = copy.copy(self.data.test(number))
@@ -212,20 +213,20 @@ class Host:
                 model = self.algorithm.trained_model(job.ctx, trained.work, job.state, job.down)
                 splits = request.splits
                 due = request.metrics
-                scored.add(self._score_client(job.ctx, job.client, model, "adapted", splits, due))
-        return scored
+                scored.add(self._score_clients(job.ctx, [job.client], model, "adapted", splits, due))
+        return scored.read()
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of `request`."""
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         model = self.ctx.task.to_memory_format(model)
         scored = Scored()
-        for client in request.clients:
-            scored.add(self._score_client(ctx, client, model, "global", request.splits, request.metrics))
+        for block in request.blocks or scoring_blocks(self.data.population, request):
+            scored.add(self._score_clients(ctx, block, model, "global", request.splits, request.metrics))
         for test in request.tests:
             parts = [self.data.test(test)]
             scored.add(self._score(ctx, model, "global", parts, request.metrics))
-        return scored
+        return scored.read()
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         """Return the server model's gradients on `request.splits` of clients' data and test sets, by domain."""
@@ -244,24 +245,29 @@ class Host:
             if tests[number].split in request.splits:
                 yield self.data.test(number)
 
-    def _score_client(
-        self, ctx: Context, client: int, model: Any, point: str, splits: Collection[str], due: DueMetrics
+    def _score_clients(
+        self,
+        ctx: Context,
+        clients: Sequence[ClientIndex],
+        model: Any,
+        point: str,
+        splits: Collection[str],
+        due: DueMetrics,
     ) -> Scored:
-        """Score a model on those `splits` of a client that have examples.
+        """Score a model on those `splits` of clients that have examples; `Scored.read` waits for the numbers.
 
-        The splits of a client share batches with each other and never with another client's: the floating-point
-        rounding of a row depends on the size of its batch, and which clients share a host is a matter of placement.
-        The splits that a metric is only fitted to are not scored, because that would change the batches of the others;
-        their representations are collected.
+        They share batches with each other, and with no others: see `scoring_blocks`. The splits that a metric is only
+        fitted to are not scored, because that would change the batches of the others; their representations are
+        collected.
         """
-        data = self.data.parts(client)
-        parts = []
-        for split in splits:
-            if len(data[split]):
-                parts.append(data[split])
+        parts: list[Part] = []
         fitted: list[Part] = []
-        if parts:
-            fitted = [data[split] for split in sorted(due.fitted.difference(splits))]
+        for client in clients:
+            data = self.data.parts(client)
+            own = [data[split] for split in splits if len(data[split])]
+            parts += own
+            if own:
+                fitted += [data[split] for split in sorted(due.fitted.difference(splits))]
         return self._score(ctx, model, point, parts, due, fitted)
 
     def _score(
@@ -270,12 +276,12 @@ class Host:
         if self._streams.everywhere:  # a user's model or metric may draw
             places = [part.place for part in parts]
             self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
-        scores = score(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
-        scores += scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
+        unread = unread_scores(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
+        scores = scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
         collected = []
         for part in (*parts, *fitted):
             collected.append(due.collect(self.algorithm, ctx, model, point, part, self.seed))
-        return Scored(scores, list(itertools.chain.from_iterable(collected)))
+        return Scored(scores, list(itertools.chain.from_iterable(collected)), [unread])
 
     def fastest_width(self, request: Request, down: State, unicast: States, states: States) -> int:
         """Return how many clients to train at once, at most `request.vmap_clients`.

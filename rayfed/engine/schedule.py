@@ -68,6 +68,11 @@ class Chunk:
         return clients
 
     @property
+    def blocks(self) -> tuple[tuple[ClientIndex, ...], ...]:
+        """The clients of each unit that has some."""
+        return tuple(unit.clients for unit in self.units if unit.clients)
+
+    @property
     def tests(self) -> list[int]:
         """The test sets of all units."""
         return [test for unit in self.units for test in unit.tests]

@@ -19,7 +19,8 @@ from torch import Tensor
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import BadHook
 from rayfed.core.exact_sum import ExactSum
-from rayfed.core.outputs import scored_values, with_loss
+from rayfed.core.example_losses import sums_of_parts
+from rayfed.core.outputs import labels_with_loss, scored_values, with_loss
 from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
@@ -54,18 +55,68 @@ _Metric = TypeVar("_Metric", bound=Metric)
 
 @dataclass
 class Scored:
-    """The scores of models, and the representations collected for the metrics that the server computes."""
+    """The scores of models, and the representations collected for the metrics that the server computes.
+
+    Attributes:
+        unread: What is still on the device; `read` makes scores of it.
+    """
 
     scores: list[Score] = field(default_factory=list)
     collected: list[Representations] = field(default_factory=list)
+    unread: list["Unread"] = field(default_factory=list)
 
     def add(self, other: "Scored") -> None:
         """Append what `other` has."""
         self.scores += other.scores
         self.collected += other.collected
+        self.unread += other.unread
+
+    def read(self) -> "Scored":
+        """Append the scores that are still on the device, after a single wait for it, and return this object."""
+        if self.unread:
+            numbers = torch.cat([unread.numbers for unread in self.unread])
+            rows = iter(numbers.tolist())
+            for unread in self.unread:
+                self.scores += unread.scores(itertools.islice(rows, len(unread.numbers)))
+        self.unread = []
+        return self
 
 
-@torch.no_grad()
+class Unread(NamedTuple):
+    """Scores of a model at `point` whose numbers are still on the device.
+
+    Attributes:
+        numbers: The accuracy of each part, NaN if no label counts, its loss, and whether it has one: [parts, 3].
+        places: The columns of the scores of each part that say whose it is.
+        examples: The number of examples of each part.
+        more: The values of further metrics on each part.
+        of_classes: Whether there is an accuracy.
+    """
+
+    numbers: Tensor
+    places: list[dict[str, Any]]
+    examples: list[int]
+    more: list[list[Value]]
+    of_classes: bool
+    point: str
+    selection: Selection | None
+
+    def scores(self, rows: Iterable[list[float]]) -> list[Score]:
+        """Return the scores; `rows` are `numbers`."""
+        scores = []
+        for (accuracy, loss, has_loss), place, n, more in zip(rows, self.places, self.examples, self.more, strict=True):
+            if math.isnan(accuracy):
+                continue
+            values = []
+            if self.of_classes:
+                values.append(Value("accuracy", accuracy, n, higher_is_better=True))
+            if has_loss:
+                values.append(Value("loss", loss, n, higher_is_better=False))
+            values += more
+            scores += [as_score(value, self.selection, point=self.point, **place) for value in values]
+        return scores
+
+
 def score(
     algorithm: Algorithm,
     ctx: Context,
@@ -75,6 +126,20 @@ def score(
     metrics: Sequence[OfPredictions] = (),
     selection: Selection | None = None,
 ) -> list[Score]:
+    """Return the scores of `unread_scores`, after a wait for the device."""
+    return Scored(unread=[unread_scores(algorithm, ctx, model, point, parts, metrics, selection)]).read().scores
+
+
+@torch.no_grad()
+def unread_scores(
+    algorithm: Algorithm,
+    ctx: Context,
+    model: Any,
+    point: str,
+    parts: Sequence[Part],
+    metrics: Sequence[OfPredictions] = (),
+    selection: Selection | None = None,
+) -> Unread:
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss` as the mean
@@ -82,38 +147,58 @@ def score(
     all have the weight 0. The parts share batches, which is several times as fast for small parts, unless an example's
     output depends on its batch.
     """
-    results = []
-    others = []
-    of_classes = ctx.task.outputs.kind in OF_CLASSES
-    for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
-        loss = ctx.task.scoring_loss(logits, part.y, model).double()
-        scored = scored_values(ctx.task.outputs, logits, part.y)
-        accuracy = torch.zeros_like(loss)
-        if of_classes and scored is not None:
-            is_right = scored[0].argmax(1) == scored[1]
-            accuracy = is_right.double().mean()  # NaN if no label counts
-        has_loss = with_loss(part.y, ctx.task.without_loss)[1]
-        results.append(torch.stack([accuracy, loss, has_loss.double()]))
-        values = _measured(metrics, logits, part, scored)
-        if ctx.task.outputs.kind == "positions":  # rows count examples
-            values = [value._replace(n=len(part)) for value in values]
-        others.append(values)
-    scores = []
-    # one transfer from the device for all
-    rows = []
-    if results:
-        rows = torch.stack(results).tolist()
-    for part, (accuracy, loss, has_loss), more in zip(parts, rows, others, strict=True):
-        values = []
-        if has_loss:
-            values = [Value("loss", loss, len(part), higher_is_better=False)]
-        values += more
-        if of_classes:
-            values.insert(0, Value("accuracy", accuracy, len(part), higher_is_better=True))
-        if math.isnan(accuracy):
-            values = []
-        scores += [as_score(value, selection, point=point, **part.place) for value in values]
-    return scores
+    lengths = [len(part) for part in parts]
+    numbers = None
+    more: list[list[Value]] = [[] for _ in parts]
+    outputs: Iterable[Tensor] = predictions(algorithm, ctx, model, parts)
+    if parts and ctx.task.outputs.kind == "classes":
+        whole = _all_predictions(algorithm, ctx, model, parts)
+        outputs = whole.split(lengths)
+        numbers = _numbers_of_all(ctx, whole, parts, lengths)
+    if numbers is None or metrics:
+        rows = []
+        for place, (part, logits) in enumerate(zip(parts, outputs, strict=True)):
+            scored = scored_values(ctx.task.outputs, logits, part.y)
+            if numbers is None:
+                rows.append(_numbers(ctx, model, logits, part, scored))
+            values = _measured(metrics, logits, part, scored)
+            if ctx.task.outputs.kind == "positions":  # rows count examples
+                values = [value._replace(n=len(part)) for value in values]
+            more[place] = values
+        if rows:
+            numbers = torch.stack(rows)
+    if numbers is None:
+        numbers = torch.empty(0, 3, dtype=torch.float64, device=ctx.task.device)
+    places = [part.place for part in parts]
+    return Unread(numbers, places, lengths, more, ctx.task.outputs.kind in OF_CLASSES, point, selection)
+
+
+def _numbers(ctx: Context, model: Any, logits: Tensor, part: Part, scored: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return the accuracy and the loss on a part, and whether it has a loss: [3]."""
+    loss = ctx.task.scoring_loss(logits, part.y, model).double()
+    accuracy = torch.zeros_like(loss)
+    if ctx.task.outputs.kind in OF_CLASSES and scored is not None:
+        is_right = scored[0].argmax(1) == scored[1]
+        accuracy = is_right.double().mean()  # NaN if no label counts
+    has_loss = with_loss(part.y, ctx.task.without_loss)[1]
+    return torch.stack([accuracy, loss, has_loss.double()])
+
+
+def _numbers_of_all(ctx: Context, logits: Tensor, parts: Sequence[Part], lengths: list[int]) -> Tensor | None:
+    """Return `_numbers` of all parts [parts, 3] by sums over each of them; None where the loss is no such sum."""
+    y = torch.cat([part.y for part in parts])
+    of_examples = ctx.task.example_losses(logits, y)
+    if of_examples is None:
+        return None
+    ignored = ctx.task.outputs.ignored
+    counts = torch.ones_like(y, dtype=torch.bool)
+    if ignored is not None:
+        counts = y != ignored
+    is_right = (logits.argmax(1) == y) & counts
+    has_loss = labels_with_loss(y, ctx.task.without_loss)
+    columns = [is_right.double(), counts.double(), of_examples.losses, of_examples.weights, has_loss.double()]
+    right, counted, losses, weights, with_a_loss = sums_of_parts(torch.stack(columns, 1), lengths).unbind(1)
+    return torch.stack([right / counted, losses / weights, with_a_loss], 1)
 
 
 @torch.no_grad()
@@ -217,6 +302,17 @@ def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[
             logits = pieces[0]
         yield logits[: len(part)]
         pieces = [logits[len(part) :]]
+
+
+def _all_predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[Part]) -> Tensor:
+    """Return the outputs of all parts, one after the other."""
+    if ctx.task.rows_interact:
+        outputs = list(predictions(algorithm, ctx, model, parts))
+    else:
+        outputs = [algorithm.predict(ctx, model, x) for x in _batches(parts)]
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs)
 
 
 def _batches(parts: Sequence[Part]) -> Iterator[Tensor]:

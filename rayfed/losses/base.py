@@ -98,10 +98,14 @@ class CrossEntropy(NamedLoss):
     ignore_index: int = option(-100, help="label of the examples or positions that do not count")
 
     def __call__(self, outputs: Tensor, y: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        return F.cross_entropy(outputs, y, **self.options_for(outputs), label_smoothing=label_smoothing)
+
+    def options_for(self, outputs: Tensor) -> dict[str, Any]:
+        """Return the options of torch's `cross_entropy`, with tensors on the device of `outputs`."""
         weight = None
         if self.weight is not None:
             weight = torch.tensor(self.weight, dtype=outputs.dtype, device=outputs.device)
-        return F.cross_entropy(outputs, y, weight, ignore_index=self.ignore_index, label_smoothing=label_smoothing)
+        return {"weight": weight, "ignore_index": self.ignore_index}
 
 
 class PerOutput(NamedLoss):

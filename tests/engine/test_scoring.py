@@ -14,7 +14,7 @@ from rayfed.core.ids import Moment
 from rayfed.core.outputs import UNKNOWN
 from rayfed.data.population import Examples
 from rayfed.engine import scoring
-from rayfed.engine.fleet import ScoreRequest
+from rayfed.engine.fleet import ScoreRequest, scoring_blocks
 from rayfed.engine.host import Host, LocalFleet
 from rayfed.engine.scoring import batch_size, predictions, score
 from rayfed.experiments import plan
@@ -102,25 +102,77 @@ def test_the_batch_goes_by_the_size_of_an_input(shape, rows):
     assert batch_size(part) == rows
 
 
-def test_scores_are_the_same_bits_whoever_shares_a_host():
-    """Last bits of a row of a matrix product depend on how many rows there are, so clients must not share batches."""
+def scored_by(plan, people, clients, blocks=()):
+    """Return the scores of the initial model on the clients of a host, in these blocks or its own."""
+    weights = plan.context(people, "cpu").task.initial_weights()
+    request = ScoreRequest(
+        moment=Moment("round", 1), cohort=(), clients=tuple(clients), splits=("train", "test"), blocks=blocks
+    )
+    return Host(plan, people, "cpu").score_global(request, weights)
+
+
+def test_scores_are_the_same_bits_whoever_shares_a_host(monkeypatch):
+    """Last bits of a row of a matrix product depend on how many rows there are, so hosts must score whole blocks."""
+    monkeypatch.setattr("rayfed.engine.fleet._BLOCK_CLIENTS", 2)
     people = blobs(7, sizes=(60, 61, 35, 90, 44, 52, 70))
     torch.manual_seed(0)
     model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
     plan = blueprint(FedAvg(), people, model=model)
-    ctx = plan.context(people, "cpu")
-    weights = ctx.task.initial_weights()
+    blocks = ((0, 1), (2, 3), (4, 5), (6,))
     found = []
-    for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
-        hosts = [(Host(plan, people, "cpu"), home) for home in homes]
-        moment, splits = Moment("round", 1), ("train", "test")
-        scored = [
-            host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)
-            for host, home in hosts
-        ]
-        found.append(sorted(score for one in scored for score in one.scores))
+    for homes in ([blocks], [(blocks[2], blocks[0]), (blocks[3], blocks[1])], [(block,) for block in blocks]):
+        scores = []
+        for home in homes:
+            clients = [client for block in home for client in block]
+            scores += scored_by(plan, people, clients, home).scores
+        found.append(sorted(scores))
     assert len(found[0]) == 28
     assert found[0] == found[1] == found[2]
+    assert found[0] == sorted(scored_by(plan, people, range(7)).scores)  # a host makes the same blocks
+
+
+def of_sizes(*sizes):
+    """Return clients with so many test examples each, beside nine for validation."""
+    people = blobs(len(sizes))
+    made = []
+    for client, size in zip(people.clients, sizes, strict=True):
+        test = Examples(np.zeros((size, 6), np.float32), np.zeros(size, np.int64))
+        made.append(replace(client, test=test))
+    return replace(people, clients=tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "splits", "lengths"),
+    [
+        ([1] * 130, ("val", "test"), [64, 64, 2]),
+        ([1000, 1000, 1000, 5000, 40, 2000, 9], ("test",), [2, 1, 1, 2, 1]),  # 2,048 examples at most
+        ([1000, 1000, 1000], ("val",), [3]),
+        ([1000, 1000, 48, 1], ("test", "ood"), [3, 1]),
+        ([], ("test",), []),
+    ],
+)
+def test_blocks_have_few_clients_and_few_examples(sizes, splits, lengths):
+    people = of_sizes(*sizes) if sizes else blobs(1)
+    clients = tuple(range(len(sizes)))
+    request = ScoreRequest(moment=Moment("round", 1), cohort=clients, clients=clients, splits=splits)
+    blocks = scoring_blocks(people, request)
+    assert [len(block) for block in blocks] == lengths
+    assert [client for block in blocks for client in block] == list(clients)
+
+
+def test_an_evaluation_waits_once(monkeypatch):
+    people = of_sizes(*[3] * 130)
+    reads, read = [], torch.Tensor.tolist
+
+    def counted(tensor):
+        reads.append(tuple(tensor.shape))
+        return read(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    plan = blueprint(FedAvg(), people, model=net())
+    scores = scored_by(plan, people, range(130)).scores
+    assert len(scores) == 130 * 4
+    assert reads == [(260, 3)]
 
 
 def clients(count):
