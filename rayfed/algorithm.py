@@ -135,7 +135,8 @@ class Context:
     """What a hook may read besides state. The engine writes it; hooks must not.
 
     `client`, `examples` and `data` belong to the client that the hook runs for, where there is one. `step` may run for
-    many clients at once, so it finds what it needs to know about its client in `work`.
+    many clients at once, so it finds what it needs to know about its client in `work`. With a schedule, the learning
+    rates that `step` reads on a GPU are scalar tensors.
 
     Attributes:
         optimizer: The optimiser of local training, with the learning rate of the round.
@@ -197,6 +198,8 @@ class Context:
 
     def _apply_schedule(self) -> None:
         """Give the optimiser the learning rate of the round."""
+        if isinstance(self.lr_factor, Tensor):  # see `with_rates`
+            return
         factor = 1.0
         if self.stage == "round":
             factor = self.schedule.factor(self.round, self.rounds)
@@ -207,6 +210,14 @@ class Context:
         # from the configured rate, whichever rounds this context has seen
         self.optimizer = replace(self.optimizer, lr=self.configured_lr * factor)
         self.lr_factor = factor
+
+    def with_rates(self, lr: Tensor, factor: Tensor) -> "Context":
+        """Return a copy for steps that read the learning rate and the schedule's factor from tensors, scalars.
+
+        A CUDA graph repeats numbers from Python as they were, and reads tensors anew.
+        """
+        optimizer = replace(self.optimizer, lr=cast(float, lr))
+        return replace(self, optimizer=optimizer, lr_factor=cast(float, factor))
 
     def scaled(self, lr: float) -> float:
         """Return the algorithm's own learning rate `lr` as scheduled for this round, like local.lr."""

@@ -15,8 +15,11 @@ from rayfed.core.network import is_vectorised
 from rayfed.core.trees import Weights, as_real
 
 
-def add_(values: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> None:
-    """Add alpha·others to `values` in place, in a single kernel launch where possible."""
+def add_(values: list[Tensor], others: list[Tensor], *, alpha: float | Tensor = 1.0) -> None:
+    """Add alpha·others to `values` in place, in a single kernel launch where possible; in two if alpha is a tensor."""
+    if isinstance(alpha, Tensor):  # as a number it would have to be read from its device
+        others = foreach("mul", others, alpha)
+        alpha = 1.0
     foreach("add_", values, others, alpha=alpha)
 
 

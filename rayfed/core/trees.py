@@ -98,8 +98,10 @@ def detach(tree: Any) -> Any:
     return tree_map(Tensor.detach, tree)
 
 
-def add(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
+def add(a: Any, b: Any, *, alpha: float | Tensor = 1.0) -> Any:
     """Return a + alpha·b."""
+    if isinstance(alpha, Tensor):  # as a number it would have to be read from its device
+        return tree_map(lambda x, y: x + alpha * y, a, b)
     return tree_map(lambda x, y: torch.add(x, y, alpha=alpha), a, b)
 
 

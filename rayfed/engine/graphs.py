@@ -1,15 +1,17 @@
 """Steps of local training replayed from CUDA graphs, where that gives the same numbers.
 
 Launching the kernels of a small step one by one takes ten times as long as the kernels; a graph launches them at once.
-It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory. A step that
-reads other changing numbers, draws random ones or waits for the GPU runs by itself.
+It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory, and so is
+the learning rate where a schedule changes it. A step that reads other changing numbers, draws random ones or waits for
+the GPU runs by itself.
 """
 
 import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +24,20 @@ from rayfed.core.trees import clone, named_tensors, tree_map
 Result = tuple[State, dict[str, Tensor]]
 Step = Callable[[Context, State, State, Batch], Result]
 """The step of a client, as `Exchange.step`, or that of a block of clients."""
+
+
+class Rates(NamedTuple):
+    """The learning rate of the optimiser, and the schedule's factor: scalars."""
+
+    lr: Tensor
+    factor: Tensor
+
+
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Takes a function, and returns one that repeats its kernels, and its result, which each repetition overwrites."""
 
 ENOUGH_STEPS = 20
 """Steps of a kind that a host takes before it captures one, which takes as long as several of them."""
-_BRIEF = 5  # times as many where a schedule of learning rates ends a kind with its round
 REPLAYED = "replayed"
 _MOST_KINDS = 8  # of steps, whose graphs a host keeps
 _WARM_UPS = 3  # runs before a capture, in which libraries take memory on its stream
@@ -54,6 +64,19 @@ class StepGraphs:
         self.counts = Counter[str]()
         self.failure = ""
         self._kinds: list[_Kind] = []
+        self._rates: tuple[Any, Rates | None] = (None, None)
+
+    def rates(self, ctx: Context, like: Tensor) -> "Rates":
+        """Return the learning rate and the schedule's factor of a round on the device of `like`, uploaded once."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        key = (ctx.optimizer.lr, ctx.lr_factor, dtype, like.device)
+        if self._rates[0] != key:
+            numbers = torch.tensor([ctx.optimizer.lr, ctx.lr_factor], dtype=dtype)
+            lr, factor = numbers.to(like.device, non_blocking=True).unbind()
+            self._rates = key, Rates(lr, factor)
+        rates = self._rates[1]
+        assert rates is not None
+        return rates
 
     def kind(self, *key: Any) -> "_Kind":
         """Return the kind with this key, which has now been used last."""
@@ -88,28 +111,29 @@ class GraphedStep:
         self._graphs = graphs
         self._exchange = exchange
         self._step = step
+        self._rates: Rates | None = None  # where a schedule changes them; for all steps, captured or not
         self._kinds: dict[Any, _Kind] = {}  # by the form of the batch: only the last batch, or a block, has another
 
     def __call__(self, ctx: Context, work: State, down: State, batch: Batch) -> Result:
         form = _form(batch)
         if form not in self._kinds:
-            lasting = [getattr(ctx, name) for name in _LASTING]
             of_inputs = _form((work, down, batch))
-            kind = self._graphs.kind(self._exchange, lasting, of_inputs)
+            kind = self._graphs.kind(self._exchange, _lasting(ctx), of_inputs)
             self._kinds[form] = kind
+            if not ctx.schedule.is_constant:
+                self._rates = self._graphs.rates(ctx, _example(work, batch))
             if kind.graph is not None:
                 _copy(kind.graph.down, down)
+                _copy(kind.graph.rates, tuple(self._rates or ()))
         kind = self._kinds[form]
         if kind.graph is not None and kind.checked:
             self._graphs.counts[REPLAYED] += 1
             return kind.graph.replay(work, batch)
         kind.steps += 1
-        if ctx.schedule.is_constant:
-            enough = ENOUGH_STEPS
-        else:
-            enough = ENOUGH_STEPS * _BRIEF
-        self._graphs.counts[kind.reason or f"fewer than {enough} steps alike"] += 1
-        if kind.reason or kind.steps < enough:
+        self._graphs.counts[kind.reason or f"fewer than {ENOUGH_STEPS} steps alike"] += 1
+        if self._rates is not None:
+            ctx = ctx.with_rates(*self._rates)
+        if kind.reason or kind.steps < ENOUGH_STEPS:
             return self._step(ctx, work, down, batch)
         if kind.graph is None:
             take = self._captured
@@ -159,6 +183,11 @@ class _Graph:
 
     def __init__(self, capture: Capture, step: Step, ctx: Context, work: State, down: State, batch: Batch):
         self._work, self.down, self._batch = clone((work, down, batch))
+        self.rates: tuple[Tensor, ...] = ()
+        if isinstance(ctx.lr_factor, Tensor):
+            lr, factor = clone((ctx.optimizer.lr, ctx.lr_factor))
+            self.rates = lr, factor
+            ctx = ctx.with_rates(lr, factor)
 
         def run() -> dict[str, Tensor]:
             work, metrics = step(ctx, self._work, self.down, self._batch)
@@ -236,7 +265,10 @@ def _watched(ctx: Context) -> Context:
 
 def _obstacle(watched: Context, random: Any, form: Any, before: State, work: State) -> str:
     """Return why a step from `before` to `work` cannot be replayed, "" if it can."""
-    others = sorted(vars(watched)["reads"] - {*_LASTING})
+    lasting = {*_LASTING}
+    if not watched.schedule.is_constant:
+        lasting.remove("configured_lr")  # the rate of a round that a schedule has not changed yet has none
+    others = sorted(vars(watched)["reads"] - lasting)
     if others:
         return f"the step reads ctx.{others[0]}"
     if _random_states() != random:
@@ -250,6 +282,21 @@ def _obstacle(watched: Context, random: Any, form: Any, before: State, work: Sta
     if len({*places}) < len(places):
         return "tensors of the state share memory"
     return ""
+
+
+def _lasting(ctx: Context) -> list[Any]:
+    """Return what a captured step may read of the context; rates that a schedule changes are inputs of its graph."""
+    if not ctx.schedule.is_constant:
+        ctx = replace(ctx, optimizer=replace(ctx.optimizer, lr=0.0), lr_factor=1.0, configured_lr=None)
+    return [getattr(ctx, name) for name in _LASTING]
+
+
+def _example(work: State, batch: Batch) -> Tensor:
+    """Return the floating tensor of `work` with the highest precision, by the type and place of which rates go."""
+    floats = [tensor for _, tensor in named_tensors(work) if tensor.is_floating_point()]
+    if not floats:
+        return batch.y.new_empty(0, dtype=torch.float32)
+    return max(floats, key=lambda tensor: torch.finfo(tensor.dtype).bits)
 
 
 def _random_states() -> list[list[int]]:

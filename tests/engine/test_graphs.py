@@ -15,11 +15,11 @@ from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.core.lr_schedule import Exponential
-from rayfed.core.optim import Adam
+from rayfed.core.lr_schedule import CONSTANT, Exponential
+from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import tree_map
 from rayfed.engine import graphs
-from rayfed.engine.graphs import REPLAYED, StepGraphs
+from rayfed.engine.graphs import REPLAYED, NotCaptured, StepGraphs
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import facts
 from rayfed.engine.server import Evaluation, Server
@@ -34,10 +34,10 @@ def soon(monkeypatch):
     monkeypatch.setattr(graphs, "ENOUGH_STEPS", 2)
 
 
-def replayed(plan, people, capture=taped_graphs.capture):
-    """Return what became of the steps of a run with graphs, whose states are those of a run without."""
+def replayed(plan, people, capture=taped_graphs.capture, beside=None):
+    """Return what became of the steps of a run with graphs, whose states are those of a run without, or of `beside`."""
     found = []
-    for given in (None, capture):
+    for given in (beside, capture):
         server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
         assert server.fleet.host.graphs is None  # on a CPU
         server.fleet.host.graphs = StepGraphs(given) if given else None
@@ -64,11 +64,46 @@ def test_steps_are_replayed_for_clients_that_end_earlier_and_short_last_batches_
     assert counts[REPLAYED] > {1: 70, 3: 20, 4: 15}[width]
 
 
-def test_a_rate_that_falls_has_a_graph_in_each_round_after_more_steps():
+def refused(run):
+    """Capture nothing."""
+    raise NotCaptured("it is not to be")
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.5), Adam(lr=0.01, weight_decay=0.1, decoupled=True)])
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_rate_that_falls_is_an_input_of_one_graph(width, optimizer):
+    """The steps beside the replayed ones take the rate from a tensor, too."""
     people = blobs()
     taken = 4 + 5 + 6 + 8  # batches of 5 of 20, 26, 33 and 41 examples
-    plan = blueprint(FedAvg(), people, schedule=Exponential(decay=0.5), rounds=3)
-    assert replayed(plan, people) == {REPLAYED: 3 * (taken - 5 * 2 - 1)}
+    changes = {"schedule": Exponential(decay=0.5), "rounds": 4, "vmap_clients": width, "optimizer": optimizer}
+    plan = blueprint(FedAvg(), people, model=net(batch_norm=False), **changes)
+    counts = replayed(plan, people, beside=refused)
+    assert set(counts) == {REPLAYED}
+    if width == 1:
+        assert counts[REPLAYED] == 4 * taken - 3
+    by_tensor = final_weights(plan, people, taped_graphs.capture)
+    by_number = final_weights(plan, people, None)
+    for name, value in by_number.items():
+        torch.testing.assert_close(by_tensor[name], value, rtol=1e-4, atol=1e-6)
+    constant = final_weights(dataclasses.replace(plan, schedule=CONSTANT), people, None)
+    assert not torch.allclose(constant["fc.weight"], by_number["fc.weight"], rtol=1e-2)
+
+
+def final_weights(plan, people, capture):
+    """Return the global model after a run, with graphs if a capture is given."""
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    if capture is not None:
+        server.fleet.host.graphs = StepGraphs(capture)
+    list(server.run())
+    return server.state["weights"]
+
+
+@pytest.mark.parametrize("width", [1, pytest.param(4, marks=pytest.mark.slow)])
+@MAIN_CASES
+def test_every_method_has_the_same_state_with_a_schedule(case, width):
+    plan, people = plan_of(case, vmap_clients=width, rounds=3), people_of(algorithm_of(case))
+    plan = dataclasses.replace(plan, schedule=Exponential(decay=0.5))
+    assert replayed(plan, people, beside=refused).total() > 0 or width > 1
 
 
 class Swaps(Scaffold):
