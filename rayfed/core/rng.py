@@ -149,9 +149,14 @@ class _Generators(NamedTuple):
 
 
 def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
-    """Choose whether torch uses deterministic kernels. torch is not called in vain: it would import its compiler."""
-    import torch
+    """Choose whether torch uses deterministic kernels. torch is not called in vain: it would import its compiler.
 
+    With them, torch would also fill every new tensor with NaN, which takes a kernel and finds mistakes alone.
+    """
+    import torch
+    from torch.utils import deterministic as of_torch
+
+    of_torch.fill_uninitialized_memory = not deterministic
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if before != (deterministic, warn_only):
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
@@ -205,6 +210,7 @@ class _GlobalState(NamedTuple):
     threads: int
     deterministic: bool
     warn_only: bool
+    fills_memory: bool
     old_switches: tuple[bool, str]
     precisions: Sequence[str]  # of `_fp32_switches`
 
@@ -217,6 +223,7 @@ class _GlobalState(NamedTuple):
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
             _old_switches(),
             [switch.fp32_precision for switch in _fp32_switches()],
         )
@@ -228,6 +235,7 @@ class _GlobalState(NamedTuple):
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         choose_deterministic(self.deterministic, warn_only=self.warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory
         if _old_switches() != self.old_switches:
             torch.backends.cudnn.allow_tf32 = self.old_switches[0]
             torch.set_float32_matmul_precision(self.old_switches[1])

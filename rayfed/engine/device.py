@@ -38,6 +38,7 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
             f"placement.gpus={gpus:g}: torch finds no CUDA device here; `rayfed doctor` says why, and "
             "placement.gpus=0 does without one"
         )
+    _choose_workspace()
     device = torch.device("cuda", _emptiest_gpu())
     memory = torch.cuda.get_device_properties(device).total_memory
     limit = 1.0  # ends the limit of the trial before
@@ -47,6 +48,14 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
         limit = gpus - context / memory
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+def _choose_workspace() -> None:
+    """Choose the memory in which cuBLAS is deterministic; cuBLAS looks at it once, before its first kernel.
+
+    So it is chosen for all trials of a process, also before one that asks for deterministic kernels.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _context_bytes(device: torch.device) -> int:
@@ -122,7 +131,7 @@ def room_for_states(device: torch.device | str, share: float) -> float | None:
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:
     """Choose the kernels of this process; without `tf32`, GPUs compute in float32 as CPUs do."""
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic kernels ask for it
+        _choose_workspace()  # without it, torch refuses deterministic kernels of cuBLAS
     choose_deterministic(deterministic)
     choose_tf32(tf32)
 

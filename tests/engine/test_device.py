@@ -111,6 +111,35 @@ def test_cublas_has_its_workspace_where_kernels_are_deterministic(monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
+def test_cublas_has_its_workspace_before_the_first_kernel_of_any_trial(limits, monkeypatch):
+    """cuBLAS reads it once: a deterministic trial after another one would come too late."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    found = []
+    kernels = lambda device: found.append(os.environ["CUBLAS_WORKSPACE_CONFIG"])  # noqa: E731
+    monkeypatch.setattr("rayfed.engine.device._run_first_kernels", kernels)
+    device_for(0)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    device_for(0.25)
+    assert found == [":4096:8"]
+
+
+def test_deterministic_kernels_do_not_fill_new_memory():
+    of_torch = torch.utils.deterministic
+    assert of_torch.fill_uninitialized_memory
+    with global_state_kept():
+        set_kernels(deterministic=True, tf32=False)
+        assert not of_torch.fill_uninitialized_memory
+        set_kernels(deterministic=False, tf32=False)
+        assert of_torch.fill_uninitialized_memory
+        set_kernels(deterministic=True, tf32=False)
+    assert of_torch.fill_uninitialized_memory
+    with global_state_kept():
+        of_torch.fill_uninitialized_memory = False  # as a user may have chosen
+        with global_state_kept():
+            set_kernels(deterministic=True, tf32=False)
+        assert not of_torch.fill_uninitialized_memory
+
+
 def test_bf16_is_refused_where_a_gpu_would_emulate_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
