@@ -3,16 +3,19 @@
 The jobs are those of `round_seconds.py` (mnist-cnn, which needs RAYFED_DATA) and `many_clients.py` (many-clients), and
 two that also measure start-up and memory: users that are made on demand, of whom each engine draws 100 per round by
 itself (many-users, without the bare loop), and a large MLP on ten clients (large-model). Two have other tasks: a U-Net
-finds strokes (pixels), and a GRU predicts words (next-words).
-Every engine has two processes of one thread each, takes the same steps on the same batches, and evaluates nothing. The
-engines run in turn, each time in a new process. Times are from the end of one round to the end of the next, without
-start-up. The environments of pfl-research and Flower are installed on demand.
+finds strokes (pixels), and a GRU predicts words (next-words). The job cifar10 is pfl-research's own, with an evaluation
+in every tenth round, on noise; `--rounds` counts cycles of ten rounds there, and each engine draws the clients.
+Every engine has two processes of one thread each and takes the same steps on the same batches; the other jobs evaluate
+nothing. With `--gpu`, both processes of Flower share a GPU, and rayfed and pfl-research have one process. The engines
+run in turn, each time in a new process. Times are from the end of one round to the end of the next, without start-up.
+The environments of pfl-research and Flower are installed on demand.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from _rounds import data_folder
@@ -46,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: {error}", flush=True)
             same = False
             continue
-        for job in made:
+        for made_job in made:
+            job = replace(made_job, gpu=args.gpu)
             runs = _run(job, pythons, folder, args)
             if not runs:
                 print(f"{job.name}: no engine could run it", flush=True)
@@ -63,7 +67,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = (jobs.MNIST_CNN, jobs.MANY_CLIENTS, jobs.MANY_USERS, jobs.LARGE_MODEL, jobs.PIXELS, jobs.NEXT_WORDS)
+    names = (
+        jobs.MNIST_CNN,
+        jobs.MANY_CLIENTS,
+        jobs.MANY_USERS,
+        jobs.LARGE_MODEL,
+        jobs.PIXELS,
+        jobs.NEXT_WORDS,
+        jobs.CIFAR10,
+    )
     parser.add_argument("--jobs", nargs="+", choices=names, default=names[:2], help="default: the first two")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="default: all")
     parser.add_argument("--repeats", type=_positive, default=3, help="times that every engine runs (default: 3)")
@@ -76,6 +88,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--users", nargs="+", type=_positive, default=[1000, 1_000_000], help="many-users: numbers of users"
     )
+    parser.add_argument("--cifar-users", type=_positive, default=1000, help="cifar10: number of users (default: 1000)")
     parser.add_argument("--parameters", type=_positive, default=20_000_000, help="large-model: about how many")
     parser.add_argument(
         "--layout",
@@ -90,6 +103,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="folder of the environments and logs (default: build/peers)",
     )
     parser.add_argument("--timeout", type=_positive, default=3600, help="seconds that one run may take (default: 3600)")
+    parser.add_argument("--gpu", action="store_true", help="train on a GPU, without the bare loop")
     parser.add_argument("--json", type=Path, help="file to write the seconds of every round to")
     args = parser.parse_args(argv)
     args.engines = [name for name in ENGINES if name in args.engines]  # the bare loop first: others compare with it
@@ -118,6 +132,8 @@ def _jobs(name: str, args: argparse.Namespace) -> list[Job]:
         return [jobs.many_users(rounds, users=users) for users in args.users]
     if name in (jobs.PIXELS, jobs.NEXT_WORDS):
         return [(jobs.pixels if name == jobs.PIXELS else jobs.next_words)(rounds)]
+    if name == jobs.CIFAR10:
+        return [jobs.cifar10(rounds, users=args.cifar_users)]
     if name == jobs.LARGE_MODEL:
         return [jobs.large_model(rounds, parameters=args.parameters)]
     if not (root := data_folder()):
@@ -133,17 +149,19 @@ def _run(job: Job, pythons: dict[str, Path], folder: Path, args: argparse.Namesp
     """
     path = folder / f"{job.name}.npz"
     job.save(path)
-    runs: dict[str, list[Outcome]] = {name: [] for name in pythons if name != "bare" or not job.cohort}
+    runs: dict[str, list[Outcome]] = {name: [] for name in pythons if name != "bare" or not (job.cohort or job.gpu)}
     for repeat in range(args.repeats):
         order = list(runs)
         shift = repeat % max(len(order), 1)
         for name in order[shift:] + order[:shift]:
             try:
-                outcome = ENGINES[name].run(pythons[name], path, folder, args.timeout, watched=job.watched)
+                options = {"watched": job.watched, "gpu": job.gpu}
+                outcome = ENGINES[name].run(pythons[name], path, folder, args.timeout, **options)
             except Unavailable as error:
                 print(error, flush=True)
                 del runs[name]
                 continue
+            outcome = replace(outcome, cycle=job.evaluate_every or 1)
             runs[name].append(outcome)
             took = ", ".join(f"{value:.2f}" for value in outcome.seconds)
             print(f"{job.name}, run {repeat + 1} of {args.repeats}, {name}: {took} s", flush=True)

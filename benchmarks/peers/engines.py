@@ -17,7 +17,8 @@ from peers.environments import Unavailable, environment, last_error
 from peers.job import PROCESSES, Outcome
 
 BENCHMARKS = Path(__file__).parents[1]
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
+ONE_PROCESS, TWO_PROCESSES = (f"--nproc-per-node={number}" for number in (1, PROCESSES))
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", TWO_PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Engine:
         """
         return environment(self.name, cache) if self.installed else Path(sys.executable)
 
-    def run(self, python: Path, job: Path, folder: Path, timeout: float, *, watched: bool = False) -> Outcome:
+    def run(
+        self, python: Path, job: Path, folder: Path, timeout: float, *, watched: bool = False, gpu: bool = False
+    ) -> Outcome:
         """Run `job` in a new process, whose output goes to a log in `folder`, and wait for it.
 
         With `watched`, its memory and that of its children is sampled.
@@ -55,12 +58,18 @@ class Engine:
         outcome, log = folder / f"{job.stem}-{self.name}.npz", folder / f"{job.stem}-{self.name}.log"
         outcome.unlink(missing_ok=True)
         module = f"peers.{self.name}_engine"
-        command = [str(python), *self.launcher, "-m", module, str(job), str(outcome)]
+        launcher = [ONE_PROCESS if gpu and argument == TWO_PROCESSES else argument for argument in self.launcher]
+        command = [str(python), *launcher, "-m", module, str(job), str(outcome)]
         samples: list[tuple[float, list[int]]] = []
         with log.open("w") as file, _sampling(samples) if watched else contextlib.nullcontext():
             began = time.perf_counter()
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=variables(), cwd=folder, start_new_session=True
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=variables(gpu=gpu),
+                cwd=folder,
+                start_new_session=True,
             )
             try:
                 status = process.wait(timeout)
@@ -110,16 +119,17 @@ def _end(process: "subprocess.Popen[Any]") -> None:
             continue
 
 
-def variables() -> dict[str, str]:
-    """Return the environment variables of an engine: one thread per process, no GPU, no telemetry, no cluster."""
+def variables(*, gpu: bool = False) -> dict[str, str]:
+    """Return the environment variables of an engine: one thread per process, a GPU if so, no telemetry, no cluster."""
     dropped = {"PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     return (
         kept
         | threads
+        | hidden
         | {
-            "CUDA_VISIBLE_DEVICES": "",
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}",

@@ -28,14 +28,19 @@ def main() -> None:
     outcomes: list[Outcome] = []
 
     def stamp(round: int, arrays: ArrayRecord) -> None:
-        """Note when a round is over; Flower calls this before the first round, too."""
+        """Note when a round is over, with its evaluation; Flower calls this before the first round, too."""
+        if job.is_evaluated(round):
+            model = job.model()
+            model.load_state_dict(arrays.to_torch_state_dict())
+            job.accuracy_of(model)
         if round:
             stamps.append(time.perf_counter())
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
         model = job.model()
-        job.initial.clear()  # memory that the engine does not need
+        if not job.evaluate_every:
+            job.initial.clear()  # memory that the engine does not need
         strategy = FedAvg(
             fraction_train=job.participants / clients,
             fraction_evaluate=0.0,
@@ -60,8 +65,8 @@ def main() -> None:
         client_app=app,
         num_supernodes=clients,
         backend_config={
-            "client_resources": {"num_cpus": 1},
-            "init_args": {"address": "local", "num_cpus": PROCESSES, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 1 / PROCESSES if job.gpu else 0.0},
+            "init_args": {"address": "local", "num_cpus": PROCESSES, "num_gpus": int(job.gpu), "log_to_driver": False},
         },
     )
     outcomes[0].save(args.outcome)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from rayfed.core.ids import Moment
 from rayfed.core.rng import generator
 
+CIFAR_CNN = "cifar_cnn"
 WORDS = 200
 """The number of words of the job with sentences."""
 PROCESSES = 2
@@ -31,13 +32,13 @@ PROCESSES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """FedAvg with one local epoch of plain SGD on full batches, and no evaluation.
+    """FedAvg with one local epoch of plain SGD on full batches.
 
     Attributes:
         name: The name of the job.
         network: The name of the network in `network`, which is also rayfed's.
-        x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n]; none with `cohort`.
-            Labels may be of pixels, and inputs words, int64 [n, length].
+        x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n]. Labels may be of
+            pixels, and inputs words, int64 [n, length]. None where users are made from their number.
         sizes: The number of training images of each client, int64 [clients]; images of a client are adjacent.
         test_x, test_y: The images and labels on which the final models are compared.
         initial: The initial parameters, in the order of `network(...).parameters()`.
@@ -48,9 +49,10 @@ class Job:
         seed: The seed of the order of the batches.
         channels_last: Whether to use the memory format channels-last instead of PyTorch's default; rayfed always does.
         width: The number of units in each hidden layer of the MLP.
-        cohort: How many clients each engine draws for a round, of users that are made from their number and whose
-            examples are one batch; 0: all clients take part.
+        cohort: How many clients each engine draws for a round, all of one size; 0: all clients take part.
         watched: Whether memory is sampled, which slows rounds down a little.
+        evaluate_every: The rounds between evaluations of the model on the test images; 0: it is not evaluated.
+        gpu: Whether models train on a GPU, which all processes of an engine share.
     """
 
     name: str
@@ -71,6 +73,18 @@ class Job:
     width: int = 200
     cohort: int = 0
     watched: bool = False
+    evaluate_every: int = 0
+    gpu: bool = False
+
+    @property
+    def makes_users(self) -> bool:
+        """Whether users are made from their number; the examples of each are one batch."""
+        return not len(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of models and batches."""
+        return torch.device("cuda" if self.gpu else "cpu")
 
     @property
     def participants(self) -> int:
@@ -80,7 +94,8 @@ class Job:
     @property
     def steps(self) -> int:
         """The number of gradient steps of all clients in one round."""
-        return self.cohort or int((self.sizes // self.batch_size).sum())
+        of_clients = self.sizes // self.batch_size
+        return self.cohort * int(of_clients[0]) if self.cohort else int(of_clients.sum())
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -92,11 +107,11 @@ class Job:
 
     def data(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the normalised training images of a client, float32 [n, 1, 28, 28], and their labels [n]."""
-        if self.cohort:
+        if self.makes_users:
             x, y = make_user(client)["train"]
-            return torch.from_numpy(x), torch.from_numpy(y)
+            return torch.from_numpy(x).to(self.device), torch.from_numpy(y).to(self.device)
         rows = self.rows(client)
-        return self.normalised(self.x[rows]), torch.from_numpy(self.y[rows])
+        return self.normalised(self.x[rows]).to(self.device), torch.from_numpy(self.y[rows]).to(self.device)
 
     def normalised(self, images: np.ndarray) -> Tensor:
         """Return (x / 255 - mean) / std, with the roundings of rayfed, which training would magnify; words stay."""
@@ -112,7 +127,7 @@ class Job:
 
     def batches(self, client: int, round: int) -> Tensor:
         """Return the example numbers of every batch of a client in a round, counted from 1: int64 [steps, B]."""
-        if self.cohort:  # the only batch has all examples, whose order does not matter
+        if self.makes_users:  # the only batch has all examples, whose order does not matter
             return torch.arange(self.batch_size)[None]
         return self._batches[round - 1][client]
 
@@ -137,15 +152,30 @@ class Job:
         """Return the network with the initial parameters."""
         model = network(self.network, math.prod(self.test_x.shape[1:]), self.width)
         set_parameters(model, self.initial)
-        return model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        model = model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        return model.to(self.device)
+
+    def is_evaluated(self, round: int) -> bool:
+        """Return whether the model is evaluated after `round`, counted from 1."""
+        return self.evaluate_every > 0 and round % self.evaluate_every == 0
 
     def accuracy(self, parameters: Sequence[np.ndarray]) -> float:
         """Return the share of the test images that the model with `parameters` classifies correctly."""
-        model = self.model().eval()
+        model = self.model()
         set_parameters(model, parameters)
-        with torch.no_grad():
-            parts = [model(self.normalised(part)).argmax(1) for part in np.array_split(self.test_x, 16) if len(part)]
-        return float((torch.cat(parts).numpy() == self.test_y).mean())
+        return self.accuracy_of(model)
+
+    @torch.no_grad()
+    def accuracy_of(self, model: nn.Module) -> float:
+        """Return the share of the test images that `model` classifies correctly."""
+        right = [model(x).argmax(1) == y for x, y in self._tests]
+        return float(torch.cat(right).float().mean())
+
+    @cached_property
+    def _tests(self) -> list[tuple[Tensor, Tensor]]:
+        """The test images and labels in 16 parts, on the device."""
+        parts = zip(np.array_split(self.test_x, 16), np.array_split(self.test_y, 16), strict=True)
+        return [(self.normalised(x).to(self.device), torch.from_numpy(y).to(self.device)) for x, y in parts if len(x)]
 
     def save(self, path: Path) -> None:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "initial"}
@@ -200,7 +230,16 @@ def network(name: str, inputs: int, width: int) -> nn.Module:
     if name == "mlp":
         hidden = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
+    if name == CIFAR_CNN:
+        return _cifar_cnn()
     return {"unet": UNet, "gru": NextWord}[name](width)
+
+
+def _cifar_cnn() -> nn.Module:
+    """Return four convolutions and two layers, 1.7 million parameters, for colour images of 32 × 32 pixels."""
+    first = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 def set_parameters(model: nn.Module, values: Sequence[np.ndarray]) -> None:
@@ -214,13 +253,13 @@ def set_parameters(model: nn.Module, values: Sequence[np.ndarray]) -> None:
 
 def parameters_of(model: nn.Module) -> list[np.ndarray]:
     """Return copies of the parameters of `model`, in order."""
-    return [parameter.detach().contiguous().numpy().copy() for parameter in model.parameters()]
+    return [parameter.detach().cpu().contiguous().numpy().copy() for parameter in model.parameters()]
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, batches: Tensor, lr: float) -> int:
     """Take one step of SGD for each of `batches`, rows of example numbers, and return their number."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for rows in batches:
+    for rows in batches.to(x.device):
         optimizer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
@@ -239,6 +278,7 @@ class Outcome:
         began: When the engine was started.
         memory: The memory in bytes, at its highest before the last round was over, of all processes of the engine, in
             which shared pages count once, and of the largest one; 0 unless the job is watched.
+        cycle: The rounds after which an evaluation comes again; 1 if there is none.
     """
 
     version: str
@@ -247,11 +287,13 @@ class Outcome:
     parameters: list[np.ndarray]
     began: float = 0.0
     memory: tuple[int, int] = (0, 0)
+    cycle: int = 1
 
     @property
     def seconds(self) -> list[float]:
-        """The seconds of every round but the first: the time from the end of the round before."""
-        return [end - start for start, end in itertools.pairwise(self.stamps)]
+        """The mean seconds of a round in every cycle but the first: the time from the end of the cycle before."""
+        ends = self.stamps[self.cycle - 1 :: self.cycle]
+        return [(end - start) / self.cycle for start, end in itertools.pairwise(ends)]
 
     @property
     def start_up(self) -> float:

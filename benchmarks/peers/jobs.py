@@ -11,9 +11,9 @@ from _users import EXAMPLES, FEATURES, make_user
 from growth import make_clients
 from many_clients import draw_images
 
-from peers.job import WORDS, Job, network
+from peers.job import CIFAR_CNN, WORDS, Job, network
 from rayfed.data.loading import load
-from rayfed.data.population import Client, ClientTable, Examples, Population
+from rayfed.data.population import Client, ClientTable, Examples, Population, TestSet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan, make_plan
 
@@ -24,6 +24,7 @@ MANY_USERS = "many-users"
 LARGE_MODEL = "large-model"
 PIXELS = "pixels"
 NEXT_WORDS = "next-words"
+CIFAR10 = "cifar10"
 
 
 def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: bool = True) -> Job:
@@ -128,6 +129,34 @@ def next_words(rounds: int) -> Job:
     )
 
 
+def cifar10(cycles: int, *, users: int = 1000, cohort: int = 50, every: int = 10) -> Job:
+    """Return the job by which engines compare their speed: pfl-research's CIFAR-10, on noise, in cycles of ten rounds.
+
+    Of 1,000 users with 50 images each, 50 take part in a round. The model is evaluated on 10,000 images in the last
+    round of a cycle.
+    """
+    rng = np.random.default_rng(0)
+    total = users * 50
+    x = rng.integers(0, 256, (total + TEST_IMAGES, 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, 10, len(x))
+    return _with_initial_weights(
+        name=CIFAR10,
+        network=CIFAR_CNN,
+        x=x[:total],
+        y=y[:total],
+        sizes=np.full(users, 50),
+        test_x=x[total:],
+        test_y=y[total:],
+        mean=0.5,
+        std=0.25,
+        lr=0.1,
+        rounds=every * cycles,
+        channels_last=True,
+        cohort=cohort,
+        evaluate_every=every,
+    )
+
+
 def large_model(rounds: int, *, parameters: int) -> Job:
     """Return a job of 10 clients of 50 images each, with an MLP of about `parameters` parameters."""
     inputs, classes = 784, 10  # with two hidden layers of w units, w² + (inputs + classes + 2) w parameters and a few
@@ -166,31 +195,37 @@ def _with_initial_weights(**values: Any) -> Job:
 
 def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
     """Return rayfed's plan for `job` on `hosts` Ray actors, with the tables in the folder `results`."""
-    own = job.network in ("unet", "gru")  # which rayfed has not, or otherwise
+    own = job.network in ("unet", "gru", CIFAR_CNN)  # which rayfed has not, or otherwise
     hidden = {"hidden": [job.width] * 2} if job.network == "mlp" else {}
-    config = Config.read(
-        {
-            "model": {} if own else {"name": job.network} | hidden,
-            "local": {"batch_size": job.batch_size, "epochs": 1, "lr": job.lr},
-            "rounds": job.rounds,
-            "cohort": job.cohort or None,
-            "evaluate.every": job.rounds,
-            "evaluate.splits": ["val"],  # which no job has
-            "seed": job.seed,
-            "placement.hosts": hosts,
-            "results": results,
-        }
-    )
-    if job.cohort:
+    values: dict[str, Any] = {
+        "model": {} if own else {"name": job.network} | hidden,
+        "local": {"batch_size": job.batch_size, "epochs": 1, "lr": job.lr},
+        "rounds": job.rounds,
+        "cohort": job.cohort or None,
+        "evaluate.every": job.evaluate_every or job.rounds,
+        "evaluate.splits": ["val"],  # which no job has
+        "seed": job.seed,
+        "placement.hosts": hosts,
+        "results": results,
+    }
+    if job.gpu:
+        values |= {"placement.gpus": 1, "placement.vmap_clients": job.participants, "local.drop_last": True}
+    config = Config.read(values)
+    if job.makes_users:
         return make_plan(config, Given(clients=make_clients(len(job.sizes)), num_classes=10))
     model = partial(network, job.network, 0, job.width) if own else None
     return make_plan(config, Given(model=model), population=population_of(job))
 
 
 def population_of(job: Job) -> Population:
-    """Return the clients of `job`, without test images, so that there is nothing to evaluate."""
+    """Return the clients of `job`, without test images; the server has some where the model is evaluated."""
     empty = Examples(job.x[:0], job.y[:0])
     parts = [job.rows(client) for client in range(len(job.sizes))]
     clients = [Client(i, "all", Examples(job.x[rows], job.y[rows]), empty, empty) for i, rows in enumerate(parts)]
     classes = {"unet": 2, "gru": WORDS}.get(job.network, 10)
-    return Population(job.name, ClientTable.of(clients), classes, job.x.shape[1:], (job.mean,), (job.std,))
+    tests = ()
+    if job.evaluate_every:
+        tests = (TestSet("all", "test", Examples(job.test_x, job.test_y)),)
+    channels = job.x.shape[1] if job.x.ndim == 4 else 1
+    mean, std = (job.mean,) * channels, (job.std,) * channels
+    return Population(job.name, ClientTable.of(clients), classes, job.x.shape[1:], mean, std, tests)

@@ -46,15 +46,18 @@ class Net(nn.Module):
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when each round is over, and knows the number of the present one."""
+    """Notes when each round is over, with its evaluation, and knows the number of the present one."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job, net: nn.Module) -> None:
+        self.job, self.net = job, net
         self.round = 1
         self.stamps: list[float] = []
 
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        if self.job.is_evaluated(self.round):
+            self.job.accuracy_of(self.net)
         self.round += 1
         self.stamps.append(time.perf_counter())
         return False, Metrics()
@@ -79,7 +82,8 @@ def main() -> None:
     np.random.seed(0)  # all processes must sample the same clients
     job = Job.load(args.job)
     clients = range(len(job.sizes))
-    net, clock = Net(job.model()), Clock()
+    net = Net(job.model())
+    clock = Clock(job, net)
     job.initial.clear()  # memory that the engine does not need
     data = {}
 
@@ -113,7 +117,7 @@ def main() -> None:
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[clock],
     )
-    steps = torch.tensor(net.steps)
+    steps = torch.tensor(net.steps, device=job.device)
     torch.distributed.all_reduce(steps)
     if torch.distributed.get_rank() == 0:
         Outcome(version=version("pfl"), stamps=clock.stamps, steps=int(steps), parameters=parameters_of(net)).save(

@@ -105,7 +105,8 @@ def show(job: Job, runs: Runs) -> bool:
     """Print the comparison of the engines in `runs`, and return whether all did the same work."""
     first, repeats = next(iter(runs)), len(next(iter(runs.values())))
     accuracies = {name: job.accuracy(outcomes[0].parameters) for name, outcomes in runs.items()}
-    rounds = f"{repeats} × {job.rounds - 1} timed rounds, each time after one that warms up"
+    cycle = job.evaluate_every or 1
+    rounds = f"{repeats} × {job.rounds - cycle} timed rounds, each time after {cycle} that warm up"
     print(f"\n{job.name}: {len(job.sizes):,} clients, {job.steps:,} steps per round; {rounds}")
     head = ["engine", "seconds per round (range)", f"ratio to {ENGINES[first].title} (range)", "steps", "accuracy", "Δ"]
     model = sum(value.nbytes for value in job.initial)

@@ -156,8 +156,8 @@ class GraphedStep:
         if not kind.reason:
             try:
                 kind.graph = _Graph(self._graphs.capture, self._step, ctx, before, down, batch)
-            except NotCaptured as error:
-                kind.reason = f"the step cannot be captured: {error}"
+            except (NotCaptured, torch.OutOfMemoryError) as error:  # after which CUDA captures other steps
+                kind.reason = f"the step cannot be captured: {_said(error)}"
             except RuntimeError as error:  # CUDA's allocator may be in disorder now
                 kind.reason = self._graphs.failure = f"a capture failed: {error_line(error)}"
         return result
@@ -176,6 +176,12 @@ class GraphedStep:
         if not kind.checked:
             kind.reason = "a graph of the step gives other numbers"
         return result
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, NotCaptured):
+        return str(error)
+    return error_line(error)
 
 
 class _Graph:

@@ -97,6 +97,27 @@ def test_ratios_are_of_paired_repetitions():
     assert f"{report.ratio(runs, 'rayfed', 'bare'):.2f}" == "1.25 (1.00 to 1.50)"
 
 
+def test_rounds_with_an_evaluation_are_timed_in_whole_cycles():
+    run = outcome(*[1.0] * 9, 11.0, *[2.0] * 9, 12.0, *[1.0] * 9, 1.0, cycle=10)
+    assert run.stamps.pop() == run.stamps[-1] + 1  # 30 rounds
+    assert run.seconds == pytest.approx([(11 + 2 * 9) / 10, (12 + 9) / 10])
+
+
+def test_the_yardstick_is_evaluated_on_the_test_images_in_every_tenth_round():
+    jobs = module("jobs")
+    job = jobs.cifar10(2, users=6, cohort=2)
+    assert (job.rounds, job.steps, len(job.test_x)) == (20, 2 * 5, 10_000)
+    assert sum(value.size for value in job.initial) == 1_676_842
+    assert [round for round in range(1, 21) if job.is_evaluated(round)] == [10, 20]
+    small = dataclasses.replace(job, test_x=job.test_x[:50], test_y=job.test_y[:50], rounds=2, evaluate_every=2)
+    plan = jobs.plan_of(small, hosts=0, results="results")
+    server, records = simulate(plan.blueprint, plan.population, every=2)
+    scores = {score.metric: score.value for score in records[-1].scores if score.point == "global"}
+    weights = [server.state["weights"][name].numpy() for name, _ in plan.blueprint.model.named_parameters()]
+    assert scores["accuracy"] == pytest.approx(small.accuracy(weights))
+    assert not [score for score in records[0].scores if score.point == "global"]
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

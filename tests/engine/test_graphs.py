@@ -164,6 +164,24 @@ def test_nothing_is_captured_after_cuda_broke_off_a_capture():
     broken.assert_called_once()
 
 
+def test_memory_that_is_out_in_a_capture_ends_only_its_kind():
+    asked = []
+
+    def capture(run):
+        asked.append(run)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return taped_graphs.capture(run)
+
+    people = blobs()  # with short last batches, which are steps of another kind
+    plan = blueprint(FedAvg(), people, model=net(batch_norm=False), rounds=3, drop_last=False)
+    counts = replayed(plan, people, capture)
+    (reason,) = set(counts) - {REPLAYED}
+    assert reason.startswith("the step cannot be captured: OutOfMemoryError: CUDA out of memory")
+    assert counts[REPLAYED] > 0
+    assert len(asked) > 1
+
+
 def test_a_graph_is_compared_with_the_step_on_other_inputs_than_those_it_was_captured_with(monkeypatch):
     """A number that a step takes from a global variable is the same when the captured step is repeated."""
     monkeypatch.setattr(f"{__name__}.CHANGED", 1.0)
