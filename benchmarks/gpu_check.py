@@ -31,20 +31,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from _bare import BareWorker, largest_difference, state_of
+from peers import jobs
 from step_cost import NETWORKS, exchange, job, plain
 
 import rayfed
+from rayfed.algorithm import Context, State, Stepped
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import error_line
+from rayfed.core.ids import ClientIndex, Moment
+from rayfed.core.lr_schedule import CONSTANT, Exponential, LrSchedule
 from rayfed.core.optim import SGD, Adam
+from rayfed.core.task import Batch
 from rayfed.core.trees import named_tensors
-from rayfed.data.population import Population
+from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.engine import graphs, host
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
 from rayfed.engine.evaluation import Evaluation
+from rayfed.engine.fleet import ScoreRequest
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments import trial
@@ -181,19 +189,44 @@ def replays(check: Check) -> Iterator[Row]:
         changes = {"optimizer": optimizer, "vmap_clients": width, "rounds": 3, "deterministic": True}
         given = job(network, 20, 4, **changes)
         yield check.row(f"{network}, {name}, K={width}", partial(_graphs_beside_steps, check.device, *given))
+    yield check.row("a rate that falls", partial(_falling_rate, check.device, networks[-1]))
+    yield check.row("a step that ends in .item()", partial(_waiting_step, check.device, networks[-1]))
     for width, share in ((1, 0.5), (3, 1.0)):
         compare = partial(_case_with_graphs, check.device)
         yield from _of_cases(check.part(share), f"{width} at once", compare, width, variants=False)
 
 
-def _graphs_beside_steps(device: torch.device, plan: Blueprint, population: Population) -> Values:
+def _falling_rate(device: torch.device, network: str) -> Values:
+    """Compare steps that read the rate from a tensor with those without graphs, which may differ in the last bits."""
+    plan, people = job(network, 20, 4, rounds=4, deterministic=True, schedule=Exponential(decay=0.5))
+    return _graphs_beside_steps(device, plan, people, TOLERANCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class _EndsInItem(FedAvg):
+    """FedAvg whose step waits for its loss, when all of its kernels were launched."""
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
+        work, metrics = super().step(ctx, work, down, batch)
+        metrics["loss"].item()
+        return work, metrics
+
+
+def _waiting_step(device: torch.device, network: str) -> Values:
+    plan, people = job(network, 30, 4, rounds=2, deterministic=True, algorithm=_EndsInItem())
+    return _graphs_beside_steps(device, plan, people)
+
+
+def _graphs_beside_steps(
+    device: torch.device, plan: Blueprint, population: Population, tolerance: float = 0.0
+) -> Values:
     """Compare both, and say which share of the steps was replayed, and why the others were not."""
     replayed, fleet = _run(plan, population, device)
     taken = _finished(dataclasses.replace(plan, cuda_graphs=False), population, device)
     counts = fleet.host.graphs.counts if fleet.host.graphs else Counter[str]()
     reasons = "; ".join(sorted({*counts} - {graphs.REPLAYED})) if counts else "no CUDA device"
     share = counts[graphs.REPLAYED] / max(1, counts.total())
-    return _compared(replayed, taken, tolerance=0) | {"replayed": share, "not_used": reasons}
+    return _compared(replayed, taken, tolerance) | {"replayed": share, "not_used": reasons}
 
 
 def _case_with_graphs(device: torch.device, case: Callable[[Any], Any]) -> Values:
@@ -463,14 +496,65 @@ def _rounds(check: Check, plan: Blueprint, population: Population) -> Values:
     return {"s_per_round": ours, "bare_s_per_round": bares, "ratio": ours / bares}
 
 
+def yardstick(check: Check) -> Iterator[Row]:
+    """pfl-research's CIFAR-10 job, with its evaluation in every tenth round, and an evaluation of many clients."""
+    for title, schedule in (("constant rate", CONSTANT), ("rate that falls", Exponential(decay=0.99))):
+        yield check.row(f"cifar10, {title}", partial(_cycles, check, schedule))
+    yield check.row("many clients scored", partial(_scoring, check))
+
+
+def _cycles(check: Check, schedule: LrSchedule) -> Values:
+    users, cohort, every = (6, 2, 2) if check.tiny else (1000, 50, 10)
+    yard = jobs.cifar10(3, users=users, cohort=cohort, every=every)
+    if check.tiny:
+        yard = dataclasses.replace(yard, test_x=yard.test_x[:20], test_y=yard.test_y[:20])
+    made = jobs.plan_of(yard, hosts=0, results="results")
+    plan = dataclasses.replace(made.blueprint, vmap_clients=cohort, drop_last=True, schedule=schedule)
+    people = made.population
+    fleet = LocalFleet(plan, people, check.device)
+    evaluation = Evaluation(every=every, points=("global",), splits=("val",))
+    run = Server(plan, people, fleet, evaluation, check.device).run()
+    times = [check.seconds(lambda: next(run)) for _ in range(yard.rounds)]
+    timed = times[every:]  # after a cycle that warms up
+    counts = fleet.host.graphs.counts if fleet.host.graphs else Counter[str]()
+    evaluated = statistics.median(timed[every - 1 :: every]) - statistics.median(timed)
+    return {
+        "ms_per_round": 1e3 * statistics.mean(timed),
+        "ms_per_evaluation": 1e3 * evaluated,
+        "replayed": counts[graphs.REPLAYED] / max(1, counts.total()),
+    }
+
+
+def _scoring(check: Check) -> Values:
+    """Score the server's model on clients of five validation and five test images."""
+    rng = np.random.default_rng(0)
+    count = 10 if check.tiny else 1000
+
+    def draw() -> Examples:
+        return Examples(rng.integers(0, 256, (5, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, 5))
+
+    clients = [Client(number, "all", draw(), draw(), draw()) for number in range(count)]
+    people = Population("noise", ClientTable.of(clients), 10, (1, 28, 28), (0.5,), (0.5,))
+    plan, _ = job("mlp", 1, 1)
+    fleet = LocalFleet(plan, people, check.device)
+    ctx = plan.context(people, check.device)
+    model = plan.algorithm.global_model(ctx, plan.algorithm.init(ctx))
+    everyone = tuple(map(ClientIndex, range(count)))
+    request = ScoreRequest(moment=Moment("round", 1), cohort=everyone, clients=everyone, splits=("val", "test"))
+    fleet.score_global(request, model)
+    times = [check.seconds(lambda: fleet.score_global(request, model)) for _ in range(check.rounds)]
+    return {"us_per_client": 1e6 * statistics.median(times) / count}
+
+
 SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
     "smoke": (smoke, 50),
     "correctness": (correctness, 90),
     "replays": (replays, 75),
     "networks": (networks, 75),
     "determinism": (determinism, 50),
-    "steps": (steps, 90),
-    "rounds": (rounds, 60),
+    "steps": (steps, 75),
+    "rounds": (rounds, 45),
+    "yardstick": (yardstick, 45),
     "options": (options, 60),
     "assertion": (assertion, 15),
 }

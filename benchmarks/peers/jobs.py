@@ -223,7 +223,7 @@ def population_of(job: Job) -> Population:
     parts = [job.rows(client) for client in range(len(job.sizes))]
     clients = [Client(i, "all", Examples(job.x[rows], job.y[rows]), empty, empty) for i, rows in enumerate(parts)]
     classes = {"unet": 2, "gru": WORDS}.get(job.network, 10)
-    tests = ()
+    tests: tuple[TestSet, ...] = ()
     if job.evaluate_every:
         tests = (TestSet("all", "test", Examples(job.test_x, job.test_y)),)
     channels = job.x.shape[1] if job.x.ndim == 4 else 1

@@ -156,7 +156,7 @@ def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> Non
     import torch
     from torch.utils import deterministic as of_torch
 
-    of_torch.fill_uninitialized_memory = not deterministic
+    of_torch.fill_uninitialized_memory = not deterministic  # type: ignore[attr-defined]
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if before != (deterministic, warn_only):
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
@@ -223,7 +223,7 @@ class _GlobalState(NamedTuple):
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             _old_switches(),
             [switch.fp32_precision for switch in _fp32_switches()],
         )
@@ -235,7 +235,7 @@ class _GlobalState(NamedTuple):
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         choose_deterministic(self.deterministic, warn_only=self.warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory
+        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory  # type: ignore[attr-defined]
         if _old_switches() != self.old_switches:
             torch.backends.cudnn.allow_tf32 = self.old_switches[0]
             torch.set_float32_matmul_precision(self.old_switches[1])

@@ -98,6 +98,8 @@ def test_a_gpu_is_checked_in_every_section(tmp_path, capsys):
     assert table["determinism"]["deterministic, CNN"] == {"difference": 0}
     assert table["steps"]["mlp, Adam, K=3"]["us_per_step"] > 0
     assert table["rounds"]["4 clients, MLP, K=4"]["ratio"] > 0
+    assert table["yardstick"]["cifar10, rate that falls"]["ms_per_round"] > 0
+    assert table["yardstick"]["many clients scored"]["us_per_client"] > 0
     assert set(table["options"]) == {"TF32", "bf16", "vmap_clients=auto", "trials in one process"}
     assert table["options"]["TF32"]["difference"] == table["options"]["bf16"]["difference"] == 0  # this device has none
     assert table["options"]["vmap_clients=auto"]["clients_at_once"] >= 1
