@@ -169,7 +169,7 @@ class Job:
     def accuracy_of(self, model: nn.Module) -> float:
         """Return the share of the test images that `model` classifies correctly."""
         right = [model(x).argmax(1) == y for x, y in self._tests]
-        return float(torch.cat(right).float().mean())
+        return float(torch.cat(right).double().mean())
 
     @cached_property
     def _tests(self) -> list[tuple[Tensor, Tensor]]:
