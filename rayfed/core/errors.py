@@ -147,8 +147,12 @@ def error_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of `error` on one line, without secrets of URLs, or the name of its class."""
-    return without_secrets(" ".join(str(error).split())) or type(error).__name__
+    """Return the message of `error` on one line, without secrets of URLs, or the name of its class.
+
+    Characters that do not show are escapes: a message may quote a damaged file.
+    """
+    words = " ".join(str(error).split())
+    return printable(without_secrets(words)) or type(error).__name__
 
 
 def without_secrets(text: str) -> str:
