@@ -19,6 +19,7 @@ _NOT_HYPERPARAMETERS = (
 )
 _NOT_HYPERPARAMETER_PREFIXES = ("placement.", "checkpoint.", "faults.", "state.", "tracking.", "metrics.")
 _OF_ALGORITHM = "algorithm."
+_NOISE_COHORT = "privacy.noise_cohort"
 _MOST_REASONS = 5  # early stops that a report gives one by one
 
 
@@ -145,6 +146,7 @@ def countable_trials(
         *_criterion_notes(trials, criteria),
         *_code_notes(counted, trials),
         *_evaluation_notes(trials.merge(counted[TRIAL], on=TRIAL)),
+        *_deployment_notes(trials.merge(counted[TRIAL], on=TRIAL)),
         *_leave_out_notes(counted),
     ]
     return counted, notes
@@ -209,6 +211,20 @@ def _evaluation_notes(counted: pd.DataFrame) -> Iterator[str]:
             f"{experiment}: trials differ in evaluate.every ({words}). "
             "Trials that are scored more often have more rounds to pick from, so selected, oracle, best5 and --target "
             "do not compare them fairly; final does."
+        )
+
+
+def _deployment_notes(counted: pd.DataFrame) -> Iterator[str]:
+    """Yield a note on each experiment whose privacy is that of a larger deployment."""
+    if _NOISE_COHORT not in counted:
+        return
+    for experiment, rows in counted.dropna(subset=_NOISE_COHORT).groupby("experiment"):
+        cohorts = sorted(rows[_NOISE_COHORT].astype(int).unique())
+        words = " and ".join(map(str, cohorts))
+        methods = ", ".join(sorted(rows["algorithm"].unique()))
+        yield (
+            f"{experiment}: noise and ε of {methods} are those of a deployment with cohorts of {words} clients "
+            f"({_NOISE_COHORT}). The cohorts of this simulation would need more noise."
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 from scipy.optimize import brentq
 
+import rayfed
 from helpers.federations import blobs, blueprint, net, new_server, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
@@ -161,3 +162,24 @@ def test_epsilon_by_round_is_that_of_a_clients_participations(cohort, participat
         assert record.privacy_unit == "client"
         assert exact_epsilon(sigma, 0.01, times) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, times)
     assert 3.98 < records[-1].epsilon <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "privacy"),
+    [
+        ("gaussian_dp_fedbn", {"epsilon": 5, "delta": 0.01, "clip": 0.7}),
+        ("dp_fedbn", {"name": "laplace", "epsilon": 5, "clip": 0.7, "local": True}),
+    ],
+)
+def test_fedbn_with_the_section_of_privacy_has_the_same_weights(name, privacy, here):
+    common = {
+        "data": {"domains": ["plain", "font"], "per_domain": 40},
+        "model": {"name": "mlp", "hidden": [4], "batch_norm": True},
+        "local": {"steps": 2, "batch_size": 4, "lr": 0.05},
+        "rounds": 3,
+    }
+    own = {"algorithm": {"name": name, "epsilon": 5, "clip": 0.7, "weighting": "equal"}}
+    section = {"algorithm": {"name": "fedbn", "weighting": "equal"}, "privacy": privacy}
+    section["sampling.name"] = "without_replacement"
+    hashes = [rayfed.run({**common, **one}, quiet=True).weights_hash for one in (own, section)]
+    assert hashes[0] == hashes[1]

@@ -1,6 +1,7 @@
 """Charts of scores: curves over rounds, bytes or privacy, and sensitivity to hyperparameters."""
 
 import math
+from collections.abc import Container
 from typing import Any
 
 import altair as alt
@@ -25,7 +26,7 @@ from rayfed.reports.summary import RULE_CAPTIONS
 from rayfed.reports.target import gigabytes_sent
 
 _LOG_RATIO = 20  # from this ratio of the largest to the smallest value, an axis is logarithmic
-_FROM_ANYWHERE = alt.Scale(zero=False)
+FROM_ANYWHERE = alt.Scale(zero=False)
 _MOST_PANELS = 6  # in a chart of sensitivity
 _KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
 
@@ -33,7 +34,7 @@ _KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_c
 def over_rounds(data: ChartData) -> Chart:
     """Return the curves over rounds. Each line is an algorithm with its hyperparameters."""
     rows = data.curves()
-    axis = alt.X("x:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=_FROM_ANYWHERE)
+    axis = alt.X("x:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=FROM_ANYWHERE)
     return _curves(rows.assign(x=rows["round"]), data, axis)
 
 
@@ -63,7 +64,7 @@ def over_clock(data: ChartData) -> Chart:
     rows = _at_rounds(data, rounds.dropna(subset=["x"]))
     if rows.empty:
         raise UsageError("plot: no trial ran on a simulated clock; clock.step_seconds gives one")
-    axis = alt.X("x:Q", title="seconds on the simulated clock", scale=_FROM_ANYWHERE)
+    axis = alt.X("x:Q", title="seconds on the simulated clock", scale=FROM_ANYWHERE)
     return _curves(rows, data, axis)
 
 
@@ -74,7 +75,7 @@ def over_epsilon(data: ChartData) -> Chart:
     rows = _at_rounds(data, spent[spent["x"] < math.inf])
     if rows.empty:
         raise UsageError("plot: no trial spent a privacy budget; ε is recorded for private methods such as dp_fedbn")
-    axis = alt.X("x:Q", title="ε spent so far", scale=_FROM_ANYWHERE)
+    axis = alt.X("x:Q", title="ε spent so far", scale=FROM_ANYWHERE)
     return _curves(rows, data, axis)
 
 
@@ -86,13 +87,13 @@ def _at_rounds(data: ChartData, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
-    rows = _with_bounds(with_methods(rows), data)
+    rows = with_bounds(with_methods(rows), data)
     shown, _ = drawn_methods(rows, MOST_LINES)
     frame = rows[["method", "x", "y", "low", "high", "round", "seeds"]]
     colour, dash = lines_of(rows, "method", first=shown)
-    tooltip = ["method:N", "round:Q", *_score_tooltip(data)]
+    tooltip = ["method:N", "round:Q", *score_tooltip(data)]
     base = alt.Chart().encode(x=x, color=colour)
-    low = alt.Y("low:Q", scale=_FROM_ANYWHERE, title=data.score_title)
+    low = alt.Y("low:Q", scale=FROM_ANYWHERE, title=data.score_title)
     band = base.mark_area(opacity=0.15).encode(y=low, y2="high:Q")
     line = base.mark_line().encode(y="y:Q", strokeDash=dash, order="round:Q")
     points = base.mark_point(filled=True, size=20, opacity=1).encode(y="y:Q", tooltip=tooltip)
@@ -103,14 +104,14 @@ def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     return of_methods(chart, rows, f"{data.experiment}: {data.average}, {spread}", MOST_LINES)
 
 
-def _with_bounds(rows: pd.DataFrame, data: ChartData) -> pd.DataFrame:
+def with_bounds(rows: pd.DataFrame, data: ChartData) -> pd.DataFrame:
     """Return `rows` with the mean as `y`, and with `low` and `high` one standard deviation below and above it."""
     y = rows["mean"] * data.scale
     sd = rows["sd"].fillna(0.0) * data.scale
     return rows.assign(y=y, low=y - sd, high=y + sd)
 
 
-def _score_tooltip(data: ChartData) -> list[Any]:
+def score_tooltip(data: ChartData) -> list[Any]:
     return [alt.Tooltip("y:Q", title=data.score_title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
 
 
@@ -137,16 +138,16 @@ def of_each_key(data: ChartData) -> Chart:
 
 def _key_panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
     rows = rows[rows["algorithm"].isin(_varying_keys(rows)[key])]
-    rows = rows.assign(x=_texts(rows, key), line=_line_labels(rows, key))
-    rows = _with_bounds(with_methods(rows), data)
+    rows = rows.assign(x=value_texts(rows, key), line=line_labels(rows, {key}))
+    rows = with_bounds(with_methods(rows), data)
     frame = rows[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
     colour, dash = lines_of(frame, "line")
-    y = alt.Y("y:Q", scale=_FROM_ANYWHERE, title=data.score_title)
+    y = alt.Y("y:Q", scale=FROM_ANYWHERE, title=data.score_title)
     low = alt.Y("low:Q", title=data.score_title)
     base = alt.Chart().encode(x=_key_axis(key, frame["x"]), color=colour, y=y)
     bars = base.mark_rule().encode(y=low, y2="high:Q")
     lines = base.mark_line().encode(strokeDash=dash)
-    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=["method:N", *_score_tooltip(data)])
+    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=["method:N", *score_tooltip(data)])
     rings = base.transform_filter("datum.chosen").mark_point(size=140, opacity=1)
     return alt.layer(bars, lines, points, rings, data=inline(frame))
 
@@ -168,26 +169,26 @@ def _varying_keys(rows: pd.DataFrame) -> dict[str, set[str]]:
     for key in rows.columns:
         if "." not in key and key not in _KEYS_WITHOUT_DOT:
             continue
-        counts = _texts(rows, key).groupby(rows["algorithm"]).nunique()
+        counts = value_texts(rows, key).groupby(rows["algorithm"]).nunique()
         algorithms = set(counts.index[counts > 1])
         if algorithms:
             varying[key] = algorithms
     return varying
 
 
-def _texts(rows: pd.DataFrame, key: str) -> pd.Series:
+def value_texts(rows: pd.DataFrame, key: str) -> pd.Series:
     """Return the values of a configuration key as text, as tables show them."""
     return rows[key].map(lambda value: format_value(value)).astype(str)
 
 
-def _line_labels(rows: pd.DataFrame, key: str) -> list[str]:
-    """Return the algorithm of each row and its values of the keys but `key` that vary for the algorithm."""
+def line_labels(rows: pd.DataFrame, left_out: Container[str]) -> list[str]:
+    """Return the algorithm of each row and its values of the keys that vary for it, but for those `left_out`."""
     varying = _varying_keys(rows)
     labels = []
     for row in rows.to_dict("records"):
         pairs = []
         for other, algorithms in varying.items():
-            if other != key and row["algorithm"] in algorithms:
+            if other not in left_out and row["algorithm"] in algorithms:
                 pairs.append(f"{other.removeprefix('algorithm.')}={format_value(row[other])}")
         labels.append(" ".join(filter(None, [str(row["algorithm"]), ", ".join(pairs)])))
     return labels

@@ -30,6 +30,9 @@ _OF_A_VIEW = {
     "bytes": "Against the bytes sent",
     "clock": "Over simulated time",
     "epsilon": "Against the privacy budget spent",
+    "privacy": "Against the privacy budget of all rounds",
+    "upload": "Against the bytes that clients sent in all rounds",
+    "attacks": "Attacks and robust rules",
     "sensitivity": "Sensitivity",
 }
 _OF_THE_EXPERIMENT = {"tsne": "Maps of representations", "time": "Where the time went"}
