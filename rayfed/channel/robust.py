@@ -1,7 +1,7 @@
 """Robust rules: what the server takes in place of the mean of the updates u_1 … u_n, of which f may be an attacker's.
 
 A rule returns the update of the cohort. Rules that choose or weigh whole updates need the inner products of the updates
-alone, n² numbers. Rules by coordinate look at one tensor of all clients at a time.
+alone, n² numbers. Rules by coordinate look at a block of coordinates of all clients at a time.
 
 `sensitivity` says how far replacing one update changes the result in L2, if no update is longer than C. Noise for
 differential privacy is scaled by it. Only the mean divides it by n: a rule that picks one update gives that client a
@@ -267,7 +267,7 @@ class CentredClipping(Rule):
         own, of_centre = self._coefficients(updates.products(*further), updates.shares)
         places = iter(centre)
 
-        def of_tensor(u: Tensor) -> Tensor:
+        def of_block(u: Tensor) -> Tensor:
             moved: Tensor = torch.tensordot(own.to(u), u, 1)
             if centre:
                 return moved + of_centre * next(places).to(u)
@@ -276,7 +276,7 @@ class CentredClipping(Rule):
         kept: list[Tensor] = []
 
         def keep(u: Tensor) -> Tensor:
-            kept.append(of_tensor(u))
+            kept.append(of_block(u))
             return kept[-1]
 
         mean = updates.each(keep)

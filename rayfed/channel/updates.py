@@ -22,7 +22,7 @@ from rayfed.core.trees import as_real, is_counter, named_tensors, tree_map
 _ROUNDING = 1e-12
 """The difference by which shares that sum to 1 may miss it."""
 _COLUMNS = 2**16
-"""The coordinates whose products are taken at once, in float64."""
+"""The coordinates of all clients that are looked at together: 52 MB for 100 clients in float64."""
 
 
 def received(sent: State, down: State, buffers: Container[str]) -> State:
@@ -148,7 +148,8 @@ def norm(sent: State, base: State, order: int = 2) -> Tensor:
 class Updates:
     """The updates of a cohort, as an attacker or a robust rule on the server sees them.
 
-    They are never copied as a whole: what needs all clients looks at one tensor at a time.
+    They are never copied as a whole: what needs all clients looks at a block of coordinates at a time. A block lies
+    within a tensor.
 
     Args:
         values: The averaged fields of each client.
@@ -181,12 +182,12 @@ class Updates:
         chosen = [self.values[i] for i in clients]
         return Updates(chosen, self.base, [self._weights[i] for i in clients], self._buffers)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the updates of every tensor, real [clients, numbers]."""
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the updates, a block of coordinates at a time, real [clients, numbers]."""
         trees = [named_tensors(value) for value in self.values]
         for (_, start), *values in zip(named_tensors(self.base), *trees, strict=True):
             if not is_counter(start):
-                yield _stacked([value for _, value in values], start)
+                yield from _blocks_of([value for _, value in values], start)
 
     def mean(self) -> State:
         """Return the weighted mean, with the bits that the engine's sum has."""
@@ -197,16 +198,17 @@ class Updates:
         return self._sum((self.mass * coefficients.double()).tolist())
 
     def each(self, combine: Callable[[Tensor], Tensor]) -> State:
-        """Return base + mass · u, where `combine` returns u [numbers] for the updates of a tensor [clients, numbers].
+        """Return base + mass · u, where `combine` returns u [numbers] for a block of the updates [clients, numbers].
 
-        Of integers it is the maximum.
+        Blocks come in the order of `blocks`. Of integers it is the maximum.
         """
 
         def of_tensor(start: Tensor, *values: Tensor) -> Tensor:
             if is_counter(start):
                 return torch.stack(values).amax(0)
             real = as_real(start)
-            update = combine(_stacked(values, start)).to(real.dtype)
+            parts = [combine(block) for block in _blocks_of(values, start)]
+            update = torch.cat(parts).to(real.dtype)
             return _like(real + self.mass * update.view(real.shape), start)
 
         return tree_map(of_tensor, self.base, *self.values)  # type: ignore[no-any-return]
@@ -214,7 +216,7 @@ class Updates:
     def products(self, *further: Sequence[Tensor]) -> Tensor:
         """Return the inner products of the updates and of `further` vectors, float64 [vectors, vectors].
 
-        A further vector is given by its part for every tensor, [numbers].
+        A further vector is given by its part for every block, [numbers].
         """
         size = len(self) + len(further)
         total = torch.zeros(size, size, dtype=torch.float64)
@@ -224,10 +226,9 @@ class Updates:
 
     def columns(self, *further: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the updates and the `further` vectors, a few coordinates at a time, float64 [vectors, numbers]."""
-        for number, updates in enumerate(self.tensors()):
-            rows = torch.cat([updates, *(vector[number].to(updates)[None] for vector in further)])
-            for part in rows.split(_COLUMNS, 1):
-                yield part.double()
+        for number, updates in enumerate(self.blocks()):
+            others = [vector[number].to(updates)[None] for vector in further]
+            yield torch.cat([updates, *others]).double()
 
     def _sum(self, factors: Sequence[float]) -> State:
         total = ExactSum(untrained=self._buffers)
@@ -257,8 +258,13 @@ def _difference(value: Tensor, start: Tensor) -> Tensor:
     return as_real(value - start).flatten()
 
 
-def _stacked(values: Sequence[Tensor], start: Tensor) -> Tensor:
-    return torch.stack([_difference(value, start) for value in values])
+def _blocks_of(values: Sequence[Tensor], start: Tensor) -> Iterator[Tensor]:
+    """Yield the updates of a tensor, a block of coordinates at a time, real [clients, numbers]."""
+    origin = as_real(start).flatten()
+    numbers = [as_real(value).flatten() for value in values]
+    for place in range(0, max(1, len(origin)), _COLUMNS):
+        part = slice(place, place + _COLUMNS)
+        yield torch.stack([number[part] - origin[part] for number in numbers])
 
 
 def _like(numbers: Tensor, value: Tensor) -> Tensor:

@@ -249,3 +249,21 @@ def test_products_take_a_few_coordinates_at_a_time(monkeypatch):
     rows = np.array(COHORT)
     np.testing.assert_allclose(whole.numpy(), rows @ rows.T, atol=1e-12)
     assert math.isclose(float(whole.trace()), sum(x * x for x in itertools.chain(*COHORT)))
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(), Bulyan(), CentredClipping(radius=0.8)])
+def test_rules_look_at_a_few_coordinates_at_a_time(rule, monkeypatch):
+    rng = np.random.default_rng(2)
+    rounds = [rng.normal(size=(9, 40)).tolist() for _ in range(3)]
+
+    def results():
+        memory = {}
+        for rows in rounds:
+            found, memory = result(rule, rows, 1, memory=memory)
+            yield found
+
+    whole = list(results())
+    monkeypatch.setattr("rayfed.channel.updates._COLUMNS", 3)
+    assert max(block.shape[1] for block in updates_of(rounds[0]).blocks()) == 3
+    for found, expected in zip(results(), whole, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
