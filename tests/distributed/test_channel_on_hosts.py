@@ -107,7 +107,7 @@ def _interrupted_after(rounds, given, experiment):
 
     given = {**given, "algorithm.name": "sleeping_channel:Sleeping"}
     with meanwhile(interrupt), pytest.raises(KeyboardInterrupt):
-        digest(given, experiment, rounds=50)
+        digest(given, experiment, rounds=500)
     return _done(experiment)
 
 
