@@ -19,10 +19,12 @@ def attribute_hashes(kind: str, value: Any) -> dict[str, str]:
         kind: The first part of the names, such as "model".
         value: A module, a function, or any other object.
     """
-    if not isinstance(value, nn.Module):
-        hashes = {f"{kind}.{key}": object_hash(part, everywhere=True) for key, part in _parts(value)}
-        return hashes | {kind: object_hash(value, everywhere=True)}
     hashes = {}
+    if not isinstance(value, nn.Module):
+        for key, part in _parts(value):
+            hashes[f"{kind}.{key}"] = object_hash(part, everywhere=True)
+        hashes[kind] = object_hash(value, everywhere=True)
+        return hashes
     for path, layer in value.named_modules():
         for key, part in _parts(layer):
             name = ".".join(filter(None, [kind, path, key]))

@@ -19,7 +19,9 @@ TASKS = ("pixels", "next words", "two inputs", "half frozen")
 """Classes of the pixels of images, the next words of sentences, classes of an image and a table, and classes of images
 by a model whose first layer is constant."""
 
-_CLIENTS, _WORDS, _WIDTH = 3, 9, 8
+_CLIENTS = 3
+_WORDS = 9
+_WIDTH = 8
 
 
 def task_plan(config: Config, task: str) -> Plan:
@@ -34,28 +36,48 @@ def task_plan(config: Config, task: str) -> Plan:
     chosen.options.pop("personal", None)  # names of weights of the user's model
     values = {"local.batch_size": 8, "seed": config.seed}
     config = dataclasses.replace(Config.read(values), chosen_algorithm=chosen)
-    clients, refusals = [_client(task, seed) for seed in range(_CLIENTS)], []
-    loss: Loss | None = F.cross_entropy if task == "pixels" else _of_words if task == "next words" else None
+    clients = [_client(task, seed) for seed in range(_CLIENTS)]
+    refusals = []
     with global_state_kept():
         for extra in ("", "batch norm", "lora"):
+            given = Given(clients=clients, model=partial(_Model, task, extra), loss=_loss(task))
             try:
-                return make_plan(config, Given(clients=clients, model=partial(_Model, task, extra), loss=loss))
+                return make_plan(config, given)
             except UsageError as refused:
                 refusals.append(refused)
     raise refusals[0]
 
 
-def _client(task: str, seed: int) -> Mapping[str, Any]:
-    def part(n: int) -> tuple[Any, np.ndarray]:
-        image, words = rng.normal(size=(n, 1, 8, 8)).astype(np.float32), rng.integers(0, _WORDS, (n, 6))
-        bright = (image > seed / 4).astype(np.int64)[:, 0]
-        if task == "next words":
-            return words[:, :-1], words[:, 1:]
-        x = {"image": image, "table": image[:, 0, 0]} if task == "two inputs" else image
-        return x, bright if task == "pixels" else bright[:, 0, 0]
+def _loss(task: str) -> Loss | None:
+    """Return the loss that is given with a task; None: the one that its labels need."""
+    if task == "pixels":
+        return F.cross_entropy
+    if task == "next words":
+        return _of_words
+    return None
 
+
+def _client(task: str, seed: int) -> Mapping[str, Any]:
     rng = np.random.default_rng(seed)
-    return {"train": part(40), "val": part(12), "test": part(12)}
+    return {
+        "train": _examples(task, rng, 40, seed),
+        "val": _examples(task, rng, 12, seed),
+        "test": _examples(task, rng, 12, seed),
+    }
+
+
+def _examples(task: str, rng: np.random.Generator, n: int, seed: int) -> tuple[Any, np.ndarray]:
+    """Return the inputs and labels of `n` examples; `seed` also shifts how bright an image of class 1 is."""
+    image = rng.normal(size=(n, 1, 8, 8)).astype(np.float32)
+    words = rng.integers(0, _WORDS, (n, 6))
+    if task == "next words":
+        return words[:, :-1], words[:, 1:]
+    bright = (image > seed / 4).astype(np.int64)[:, 0]
+    if task == "pixels":
+        return image, bright
+    if task == "two inputs":
+        return {"image": image, "table": image[:, 0, 0]}, bright[:, 0, 0]
+    return image, bright[:, 0, 0]
 
 
 def _of_words(outputs: Tensor, y: Tensor) -> Tensor:
@@ -68,21 +90,58 @@ class _Model(nn.Module):
 
     def __init__(self, task: str, extra: str) -> None:
         super().__init__()
-        self.pixels, self.words, width = task == "pixels", task == "next words", _WIDTH
-        self.first = nn.Embedding(_WORDS, width) if self.words else nn.Conv2d(1, width, 3, padding=1)
+        self.pixels = task == "pixels"
+        self.words = task == "next words"
+        self.first: nn.Module
+        self.second: nn.Module
+        if self.words:
+            self.first = nn.Embedding(_WORDS, _WIDTH)
+            self.second = nn.GRU(_WIDTH, _WIDTH, batch_first=True)
+        else:
+            self.first = nn.Conv2d(1, _WIDTH, 3, padding=1)
+            self.second = nn.Linear(_WIDTH, _WIDTH)
         self.first.requires_grad_(task != "half frozen")
-        self.second = nn.GRU(width, width, batch_first=True) if self.words else nn.Linear(width, width)
-        self.third = _Lora() if extra == "lora" else nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if extra == "batch norm" else nn.Identity()
-        self.last = nn.Conv2d(width, 2, 1) if self.pixels else nn.Linear(width, _WORDS if self.words else 2)
+        self.third = _third_layer(extra)
+        self.norm = _norm_layer(extra)
+        self.last = _last_layer(task)
 
     def forward(self, image: Tensor, table: Tensor | None = None) -> Tensor:
-        z = self.second(self.first(image))[0] if self.words else self.second(self.first(image).movedim(1, 3)).relu()
-        z = z if self.pixels or self.words else z.mean((1, 2))
-        z = self.third(z if table is None else z + table)
-        z = self.norm(z.flatten(0, -2)).view_as(z).relu()
-        logits: Tensor = self.last(z.movedim(3, 1) if self.pixels else z)
+        z: Tensor = self.first(image)
+        if self.words:
+            z, _ = self.second(z)
+        else:
+            z = self.second(z.movedim(1, 3)).relu()
+        if not self.pixels and not self.words:
+            z = z.mean((1, 2))
+        if table is not None:
+            z = z + table
+        z = self.third(z)
+        normed = self.norm(z.flatten(0, -2))
+        z = normed.view_as(z).relu()
+        if self.pixels:
+            z = z.movedim(3, 1)
+        logits: Tensor = self.last(z)
         return logits
+
+
+def _third_layer(extra: str) -> nn.Module:
+    if extra == "lora":
+        return _Lora()
+    return nn.Linear(_WIDTH, _WIDTH)
+
+
+def _norm_layer(extra: str) -> nn.Module:
+    if extra == "batch norm":
+        return nn.BatchNorm1d(_WIDTH)
+    return nn.Identity()
+
+
+def _last_layer(task: str) -> nn.Module:
+    if task == "pixels":
+        return nn.Conv2d(_WIDTH, 2, 1)
+    if task == "next words":
+        return nn.Linear(_WIDTH, _WORDS)
+    return nn.Linear(_WIDTH, 2)
 
 
 class _Lora(nn.Module):
@@ -90,10 +149,12 @@ class _Lora(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base_layer, self.scaling = nn.Linear(_WIDTH, _WIDTH).requires_grad_(False), {"default": 2.0}
+        self.base_layer = nn.Linear(_WIDTH, _WIDTH).requires_grad_(False)
+        self.scaling = {"default": 2.0}
         self.lora_A = nn.ModuleDict({"default": nn.Linear(_WIDTH, 2, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(2, _WIDTH, bias=False)})
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.base_layer(x) + 2 * self.lora_B["default"](self.lora_A["default"](x))
+        low_rank = self.lora_A["default"](x)
+        outputs: Tensor = self.base_layer(x) + 2 * self.lora_B["default"](low_rank)
         return outputs

@@ -53,31 +53,43 @@ def trained_model(
         ctx = plan.blueprint.context(plan.population, "cpu")
         participants = participants_of(plan.population)
         ctx = ctx.at(Moment("round", min(state.round, ctx.rounds)), cohort=participants)
-        weights = _global(plan, ctx, state) if client is None else _of_client(plan, ctx, state, client)
-        constants = ctx.task.model.constants
-        names = set(_tensors(plan.blueprint.model))
-        if not (isinstance(weights, Mapping) and all(isinstance(value, Tensor) for value in weights.values())):
-            raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
-        weights = without(dict(weights), ctx.task.loss_names)
-        if set(weights) <= names:
-            module = _users(plan, given, only(constants, names) | weights)
-        elif set(weights) <= set(_tensors(ctx.task.model.module)):
-            module = _filled(copied(ctx.task.model.module), weights)  # the algorithm added layers
+        if client is None:
+            weights = _global(plan, ctx, state)
         else:
-            extra = sorted(set(weights) - names)
-            raise _not_one_network(plan, f"the weights of the model, and {', '.join(extra[:3])}")
+            weights = _of_client(plan, ctx, state, client)
+        if not isinstance(weights, Mapping):
+            raise _not_one_network(plan, type(weights).__name__)
+        if not all(isinstance(value, Tensor) for value in weights.values()):
+            raise _not_one_network(plan, ", ".join(weights))
+        module = _with_weights(plan, ctx, given, without(dict(weights), ctx.task.loss_names))
     recompute(module.eval())
     return module
+
+
+def _with_weights(
+    plan: Plan, ctx: Context, given: ModelFactory | nn.Module | None, weights: dict[str, Tensor]
+) -> nn.Module:
+    """Return the user's model with `weights`, or the model of the task where the algorithm added layers."""
+    names = set(_tensors(plan.blueprint.model))
+    if set(weights) <= names:
+        constants = only(ctx.task.model.constants, names)
+        return _users(plan, given, constants | weights)
+    if set(weights) <= set(_tensors(ctx.task.model.module)):
+        return _filled(copied(ctx.task.model.module), weights)
+    extra = sorted(set(weights) - names)
+    raise _not_one_network(plan, f"the weights of the model, and {', '.join(extra[:3])}")
 
 
 def save_module(module: nn.Module, folder: Path) -> None:
     """Write the weights of a module, and the adapters of PEFT in it, to `folder`; see `Result.save`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_model(module, str(folder / "model.safetensors"))
-    if (peft := sys.modules.get("peft")) is not None:  # else nothing in the module can be of PEFT
-        for name, part in module.named_modules():
-            if isinstance(part, peft.PeftModel):
-                part.save_pretrained(str(folder / name))
+    peft = sys.modules.get("peft")
+    if peft is None:
+        return  # nothing in the module can be of PEFT
+    for name, part in module.named_modules():
+        if isinstance(part, peft.PeftModel):
+            part.save_pretrained(str(folder / name))
 
 
 def _global(plan: Plan, ctx: Context, state: KeptState) -> Any:
@@ -91,15 +103,16 @@ def _global(plan: Plan, ctx: Context, state: KeptState) -> Any:
 
 
 def _of_client(plan: Plan, ctx: Context, state: KeptState, client: int) -> Any:
-    clients, algorithm = plan.population.clients, plan.blueprint.algorithm
-    index = ClientIndex(clients.place(client))
+    algorithm = plan.blueprint.algorithm
+    index = ClientIndex(plan.population.clients.place(client))
     ctx = plan.blueprint.client_context(ctx, plan.population, index)
     if client in state.clients:
         own = state.clients[client]
     else:
         plan.blueprint.streams.begin("join", client=index)
         own = algorithm.join(ctx)
-    down, unicast = downloads(algorithm.round_exchanges[0], ctx.at(cohort=(index,)), state.server())
+    alone = ctx.at(cohort=(index,))
+    down, unicast = downloads(algorithm.round_exchanges[0], alone, state.server())
     return algorithm.downloaded_model(ctx, own, down | unicast.get(index, {}))
 
 
@@ -114,12 +127,14 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
     """Return the model of the plan with `weights`; a module that the user gave keeps its names."""
     if given is None:
         return _filled(copied(plan.blueprint.model), weights)
+    shape = plan.population.shape
     layout = plan.population.layout
-    module, twin = (fresh_module(given, plan.population.shape, plan.input_type, layout) for _ in range(2))
+    module = fresh_module(given, shape, plan.input_type, layout)
+    twin = fresh_module(given, shape, plan.input_type, layout)
     if layout is not None:
         layout.attach(twin)
     before = names_by_id(twin)
-    own_names = renamed(before, prepared(plan.config, twin, plan.population.shape, plan.input_type))
+    own_names = renamed(before, prepared(plan.config, twin, shape, plan.input_type))
     return _filled(module, {own_names[name]: value for name, value in weights.items()})
 
 
