@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from rayfed.experiments.trial import check_rounds
 from rayfed.experiments.units import counted
 from rayfed.records.tracking import check_tracking
 
-_CLIENTS, _BATCHES = 2, 8  # of a probe, and batches of each client
+_CLIENTS = 2  # of a probe
+_BATCHES = 8  # of each client of a probe
 _SCORED = 128  # examples of each part of a client that a probe scores
 _MOST_AT_ONCE = 64  # the most trials that are counted as fitting at once
 
@@ -58,43 +59,98 @@ def run_text(plan: Plan) -> str:
     check_run(config.placement)
     check_tracking(config.tracking, config.results)
     check_rounds({plan.trial: config})
-    about = expected = _estimated(plan, {})
+    expected = _estimated(plan, {})
     if isinstance(expected, Estimate):
         each = f"{expected.round:.2g} s per round, {expected.scores:.2g} s for scores"
         about = f"about {span(expected.total)} ({each}), without metrics.*, from a probe of two clients"
+    else:
+        about = expected
     return f"{run_summary(plan)}\n     needs  {_reserved(config.placement)}\n  estimate  {about}"
 
 
 def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     """Return for each arm of `space` what a trial reserves and takes, and how long the trials to run will take."""
     check_sweep(config.placement for config in configs)
-    plan, populations = plan_sweep(space, configs), Populations(keep_all=True)
-    probes, estimates = dict[str, Probe | str](), dict[str, Estimate | str]()
-    rows, seconds, first = [], list[float](), 0
+    plan = plan_sweep(space, configs)
+    estimates = _estimates(configs)
+    rows = []
+    seconds: list[float] = []
+    first = 0
     for number, arm in enumerate(space.arms):
         of_arm = configs[first : first + len(arm)]
         first += len(arm)
-        for config in of_arm:
-            if (kind := plan_kind(config)) not in estimates:
-                estimates[kind] = _estimated(populations.plan(config, Given()), probes)
         found = [estimates[plan_kind(config)] for config in of_arm]
         known = [expected.total for expected in found if isinstance(expected, Estimate)]
         seconds += known
-        each = " to ".join(dict.fromkeys(map(span, (min(known), max(known))))) if known else str(found[0])
-        trials = len(space.seeds) * (space.samples[number] if space.adaptive else len(of_arm))
+        each = str(found[0])
+        if known:
+            each = _range_of(known)
+        configurations = len(of_arm)
+        if space.adaptive:
+            configurations = space.samples[number]
+        trials = len(space.seeds) * configurations
         rows.append([of_arm[0].algorithm_name, str(trials), _reserved(of_arm[0].placement), each])
-    columns = dict(zip(["algorithm", "trials", "needs", "each"], zip(*rows, strict=True), strict=True))
-    table = plain_table(columns, left=["algorithm", "needs"], width=shutil.get_terminal_size((100, 24)).columns)
-    to_run = space.searched_trials if space.adaptive else len(plan.jobs)
-    nodes = known_nodes()  # None: a running cluster that is not joined
+    to_run = len(plan.jobs)
+    if space.adaptive:
+        to_run = space.searched_trials
+    end = _expected_end(space, configs, seconds, to_run)
+    return "\n".join([plan.summary(), "", _table(rows), "", end])
+
+
+def _estimates(configs: Sequence[Config]) -> dict[str, Estimate | str]:
+    """Return the estimates of `configs`, or why there are none, by the kinds of their plans."""
+    populations = Populations(keep_all=True)
+    probes: dict[str, Probe | str] = {}
+    estimates: dict[str, Estimate | str] = {}
+    for config in configs:
+        kind = plan_kind(config)
+        if kind not in estimates:
+            plan = populations.plan(config, Given())
+            estimates[kind] = _estimated(plan, probes)
+    return estimates
+
+
+def _range_of(seconds: Sequence[float]) -> str:
+    """Return the shortest and the longest of some times in words, once if they read the same."""
+    shortest = span(min(seconds))
+    longest = span(max(seconds))
+    if shortest == longest:
+        return shortest
+    return f"{shortest} to {longest}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    headers = ["algorithm", "trials", "needs", "each"]
+    values = zip(*rows, strict=True)
+    columns = dict(zip(headers, values, strict=True))
+    width = shutil.get_terminal_size((100, 24)).columns
+    return plain_table(columns, left=["algorithm", "needs"], width=width)
+
+
+def _expected_end(space: Space, configs: Sequence[Config], seconds: Sequence[float], to_run: int) -> str:
+    """Return how many trials run, how many of them at once, and for about how long; `seconds` are known times."""
+    nodes = known_nodes()
+    if nodes is None:  # a running cluster that is not joined
+        together = 1
+        about = "one after another at most"
+    else:
+        together = _most_at_once(space, configs, nodes)
+        about = f"{together} at once: about"
+    mean = sum(seconds) / max(len(seconds), 1)
+    total = max(mean * to_run / together, max(seconds, default=0.0))
+    return f"{counted(to_run, 'trial')} to run, {about} {span(total)}"
+
+
+def _most_at_once(space: Space, configs: Sequence[Config], nodes: Sequence[dict[str, float]]) -> int:
+    """Return how many trials fit on `nodes` at once, whichever of `configs` they have; at least 1."""
     limit = min(space.search.max_concurrent or _MOST_AT_ONCE, _MOST_AT_ONCE)
-    needs = [bundles(placement) for placement in {config.placement for config in configs}]
-    numbers = range(1, limit + 1) if nodes is not None else ()
-    together = max((n for n in numbers if all(fits(needed * n, nodes or ()) for needed in needs)), default=1)
-    about = "one after another at most" if nodes is None else f"{together} at once: about"
-    total = max(sum(seconds) / max(len(seconds), 1) * to_run / together, max(seconds, default=0.0))
-    end = f"{counted(to_run, 'trial')} to run, {about} {span(total)}"
-    return "\n".join([plan.summary(), "", table, "", end])
+    placements = {config.placement for config in configs}
+    needs = [bundles(placement) for placement in placements]
+    most = 1
+    for number in range(1, limit + 1):
+        if all(fits(needed * number, nodes) for needed in needs):
+            most = number
+    return most
 
 
 def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
@@ -102,20 +158,37 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
 
     Nothing is written. Errors are those of the trial itself.
     """
-    population = small_population(plan.population, _CLIENTS, [_BATCHES * plan.blueprint.batch_size], _SCORED)
-    number, local = len(population.clients), plan.blueprint.local
-    local = local._replace(epochs=1 if local.steps is None else None, steps=local.steps and min(local.steps, _BATCHES))
-    together = min(plan.blueprint.vmap_clients or 1, number)
-    small_form: dict[str, Any] = {"cohort": number, "rounds": 2, "local": local, "vmap_clients": together}
-    blueprint = replace(plan.blueprint, clock=NO_CLOCK, buffered=None, **small_form)
-    evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
-    small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
+    small = _small_form(plan)
     with global_state_kept():
-        fleet = LocalFleet(blueprint, population, device)
-        records = Server(blueprint, population, fleet, evaluation, device).run()
+        fleet = LocalFleet(small.blueprint, small.population, device)
+        records = Server(small.blueprint, small.population, fleet, small.evaluation, device).run()
         seconds = next(record.seconds for record in records if record.round == 2)  # the first round warms up
-    step = (seconds["total"] - seconds["evaluate"]) / max(round(_steps(small) * number), 1)
-    return Probe(step, seconds["evaluate"] / max(_scored(small), 1.0))
+    training = seconds["total"] - seconds["evaluate"]
+    steps = round(_steps(small) * len(small.population.clients))
+    score = seconds["evaluate"] / max(_scored(small), 1.0)
+    return Probe(training / max(steps, 1), score)
+
+
+def _small_form(plan: Plan) -> Plan:
+    """Return `plan` with two clients, a few batches, and two rounds that are scored."""
+    population = small_population(plan.population, _CLIENTS, [_BATCHES * plan.blueprint.batch_size], _SCORED)
+    number = len(population.clients)
+    local = plan.blueprint.local
+    if local.steps is None:
+        local = local._replace(epochs=1)
+    else:
+        local = local._replace(epochs=None, steps=min(local.steps, _BATCHES))
+    blueprint = replace(
+        plan.blueprint,
+        clock=NO_CLOCK,
+        buffered=None,
+        cohort=number,
+        rounds=2,
+        local=local,
+        vmap_clients=min(plan.blueprint.vmap_clients or 1, number),
+    )
+    evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
+    return replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
 
 
 def estimate(plan: Plan, measured: Probe) -> Estimate:
@@ -124,43 +197,74 @@ def estimate(plan: Plan, measured: Probe) -> Estimate:
     Hosts are assumed to share the work evenly, and hosts on one GPU to be as fast as one host. Left out are metrics.*,
     and what a method does before the first round and after the last one.
     """
-    blueprint, evaluation, place = plan.blueprint, plan.evaluation, plan.config.placement
-    hosts = max(1, place.hosts)
-    if 0 < place.gpus < 1:
-        hosts = math.ceil(hosts * place.gpus - 1e-6)
-    everyone, cohort = len(plan.population.participants), blueprint.cohort
-    each = _steps(plan) * cohort * measured.step / min(hosts, cohort)
-    scored = {"all": everyone, "selected": cohort}.get(str(evaluation.clients)) or int(evaluation.clients)
-    scores = _scored(plan, scored / everyone) * measured.score / hosts
-    times = sum(evaluation.due(number, blueprint.rounds) for number in range(1, blueprint.rounds + 1))
-    return Estimate(each, scores, max(1.0, blueprint.rounds * each + times * scores))
+    blueprint = plan.blueprint
+    hosts = _hosts_at_work(plan.config.placement)
+    cohort = blueprint.cohort
+    training = _steps(plan) * cohort * measured.step / min(hosts, cohort)
+    participants = len(plan.population.participants)
+    scored = _clients_scored(plan) / participants
+    scores = _scored(plan, scored) * measured.score / hosts
+    times = 0
+    for number in range(1, blueprint.rounds + 1):
+        times += plan.evaluation.due(number, blueprint.rounds)
+    return Estimate(training, scores, max(1.0, blueprint.rounds * training + times * scores))
+
+
+def _hosts_at_work(placement: Placement) -> int:
+    """Return how many hosts work at full speed: those on one GPU count as one."""
+    hosts = max(1, placement.hosts)
+    if 0 < placement.gpus < 1:
+        return math.ceil(hosts * placement.gpus - 1e-6)
+    return hosts
+
+
+def _clients_scored(plan: Plan) -> int:
+    clients = plan.evaluation.clients
+    if clients == "all":
+        return len(plan.population.participants)
+    if clients == "selected":
+        return plan.blueprint.cohort
+    return int(clients)
 
 
 def _estimated(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
     """Return the estimate, or why there is none; configurations whose steps take the same time share a probe."""
-    tree = plan.config.tree()
-    local = tree["local"]["batch_size"], tree["local"]["optimizer"]
-    algorithm = tree["algorithm"]["name"], tree["algorithm"].get("base")
-    kinds = [tree[key] for key in ("data", "partition", "model", "augment", "leave_out", "batch_norm", "placement")]
-    key = repr((algorithm, local, kinds))
+    key = _probe_key(plan.config)
     if key not in probes:
         try:
             probes[key] = probe(plan, device_for(plan.config.placement.gpus, plan.blueprint.model))
         except Exception as error:  # for example of a method that needs more than two clients
-            probes[key] = f"unknown ({type(error).__name__}: {str(error).partition(chr(10))[0][:60]})"
+            line, _, _ = str(error).partition("\n")
+            probes[key] = f"unknown ({type(error).__name__}: {line[:60]})"
     measured = probes[key]
-    return measured if isinstance(measured, str) else estimate(plan, measured)
+    if isinstance(measured, str):
+        return measured
+    return estimate(plan, measured)
+
+
+def _probe_key(config: Config) -> str:
+    """Return a string that two configurations share if a step of theirs takes the same time."""
+    tree = config.tree()
+    local = tree["local"]
+    algorithm = tree["algorithm"]
+    values = [algorithm["name"], algorithm.get("base"), local["batch_size"], local["optimizer"]]
+    for key in ("data", "partition", "model", "augment", "leave_out", "batch_norm", "placement"):
+        values.append(tree[key])
+    return repr(values)
 
 
 def _steps(plan: Plan) -> float:
     """Return the mean number of steps of a client in a round; at least 1 for each exchange."""
-    cohort = tuple(map(ClientIndex, range(plan.blueprint.cohort)))
+    cohort = tuple(ClientIndex(place) for place in range(plan.blueprint.cohort))
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=cohort)
     sizes, counts = np.unique(plan.population.participants.train_sizes(), return_counts=True)
     total = 0.0
     for k, exchange in enumerate(plan.blueprint.algorithm.exchanges("round")):
-        clients = [ctx.at(Moment("round", 1, k), client=0, examples=size) for size in sizes.tolist()]
-        steps = [steps_of(exchange, client, drop_last=plan.blueprint.drop_last) for client in clients]
+        moment = Moment("round", 1, k)
+        steps = []
+        for size in sizes.tolist():
+            client = ctx.at(moment, client=0, examples=size)
+            steps.append(steps_of(exchange, client, drop_last=plan.blueprint.drop_last))
         total += max(1.0, float(np.average(steps, weights=counts)))
     return total
 
@@ -169,8 +273,12 @@ def _scored(plan: Plan, share: float = 1.0) -> float:
     """Return the number of examples in one evaluation of a share of the participants."""
     population = plan.population
     columns = [SPLITS.index(split) for split in plan.evaluation.splits if split in SPLITS]
-    examples = share * int(population.participants.sizes[:, columns].sum()) * len(plan.evaluation.points)
-    if not population.tests or plan.blueprint.global_model(population)[0] is not None:
+    held = int(population.participants.sizes[:, columns].sum())
+    examples = share * held * len(plan.evaluation.points)
+    if not population.tests:
+        return examples
+    global_model, _ = plan.blueprint.global_model(population)
+    if global_model is not None:
         return examples + sum(len(test.examples) for test in population.tests)
     foreign = sum(len(test.examples) for test in population.tests if test.split == "ood")
     return examples + share * foreign * len(population.participants)  # each client's model is scored on them
@@ -178,6 +286,10 @@ def _scored(plan: Plan, share: float = 1.0) -> float:
 
 def _reserved(placement: Placement) -> str:
     needed = bundles(placement)
-    total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
-    amounts = ", ".join(f"{amount:g} {name}" for name, amount in total.items() if amount)
-    return f"{amounts or 'no reservation'} ({placement.description})"
+    amounts = []
+    for name in ("CPU", "GPU"):
+        total = sum(bundle.get(name, 0.0) for bundle in needed)
+        if total:
+            amounts.append(f"{total:g} {name}")
+    reserved = ", ".join(amounts) or "no reservation"
+    return f"{reserved} ({placement.description})"

@@ -39,13 +39,23 @@ def resume_message(config: Config, saved: Saved) -> str:
     """Return in a few words what `resume=true` does with the `usable` checkpoints `saved`."""
     if not saved:
         return "nothing saved: starts at round 1"
-    if (done := newest_round(saved)) is None:
+    done = newest_round(saved)
+    if done is None:
         return "the checkpoint cannot be read"
-    progress = (newest_content(saved) or {}).get("progress", {})
-    has_ended = progress.get("finished") and (
-        progress["rounds"] >= config.rounds or progress["early_stopping"]["reason"] is not None
-    )
-    return "already finished: nothing to do" if has_ended else f"continues after round {done}"
+    if _has_ended(config, saved):
+        return "already finished: nothing to do"
+    return f"continues after round {done}"
+
+
+def _has_ended(config: Config, saved: Saved) -> bool:
+    """Return whether a trial with `config.rounds` rounds has ended at the newest of the checkpoints `saved`."""
+    content = newest_content(saved) or {}
+    progress = content.get("progress", {})
+    if not progress.get("finished"):
+        return False
+    if progress["rounds"] >= config.rounds:
+        return True
+    return progress["early_stopping"]["reason"] is not None
 
 
 def usable(config: Config, saved: Saved) -> Saved:
@@ -55,16 +65,19 @@ def usable(config: Config, saved: Saved) -> Saved:
 
 def _is_reached(config: Config, content: Mapping[str, Any]) -> bool:
     """Return whether a run with `config.rounds` rounds reaches the state of a checkpoint."""
-    progress, round = content["progress"], content["round"]
+    progress = content["progress"]
+    round: int = content["round"]
     rounds = progress["rounds"]
     if rounds >= config.rounds:
         return True
     if round > rounds:
         return False  # it is the state after the final stage
-    if progress["finished"] and (config.unseen_clients or config.unseen_share) and config.algorithm.setup_exchanges:
+    has_unseen_clients = config.unseen_clients or config.unseen_share
+    if progress["finished"] and has_unseen_clients and config.algorithm.setup_exchanges:
         return False  # unseen clients have joined
-    stops = config.early_stopping.patience is not None
-    return not (stops and round == rounds and round % config.evaluate.every)  # a longer run does not score this round
+    if config.early_stopping.patience is None or round != rounds:
+        return True
+    return round % config.evaluate.every == 0  # else, a longer run does not score this round
 
 
 def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
@@ -85,7 +98,8 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
         raise StorageError(faults[trial])
     for row in rows:
         config = configs.get(row["trial"])
-        if config is not None and (done := row["rounds_done"] or 0) > config.rounds:
+        done = row["rounds_done"] or 0
+        if config is not None and done > config.rounds:
             raise UsageError(
                 f"rounds={config.rounds}: {row['trial']} has {done} rounds in {config.results}/{config.experiment}, "
                 f"and the number of rounds makes no other trial; give another experiment, or rounds={done}"
@@ -179,29 +193,37 @@ class Simulation:
         """Note that the loop was left before its end: keep the state of the last round, from which it can go on."""
         if self._server is None or self.done:
             return
-        if self._checkpointer is not None and self._checkpointer.round != self._server.round and self._server.round:
+        if self._server.round and not self._is_saved(self._server):
             self._save()
         self._sink.end(self.plan.trial, {"status": "interrupted"})
 
     @property
     def round(self) -> int:
         """The last finished round."""
-        return self._server.round if self._server is not None else 0
+        if self._server is None:
+            return 0
+        return self._server.round
 
     @property
     def best(self) -> float | None:
         """The best validation score so far, as a gain; None before the first one."""
-        return self._server.best.score if self._server is not None else None
+        if self._server is None:
+            return None
+        return self._server.best.score
 
     @property
     def server_state(self) -> State:
         """The server's present state; empty before the first round."""
-        return self._server.state if self._server is not None else {}
+        if self._server is None:
+            return {}
+        return self._server.state
 
     @property
     def client_states(self) -> Mapping[ClientIndex, State]:
         """The present states of the clients that have one; empty before the first round."""
-        return self._server.fleet.states if self._server is not None else {}
+        if self._server is None:
+            return {}
+        return self._server.fleet.states
 
     def _started(self) -> Server:
         """Make the server, in its saved state or its first one, and begin the trial at the recorder."""
@@ -209,39 +231,54 @@ class Simulation:
         fleet = self._make_fleet()
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, self._device)
         server.evaluator.tell = partial(self._sink.doing, plan.trial)
-        names = plan.trial, plan.configuration_hash, rayfed.__version__
-        self._checkpointer = Checkpointer(server, self._sink, *names, keep_best=plan.keep_best)
-        damaged = self._checkpointer.restore(self._saved) if self._saved else []
+        self._checkpointer = Checkpointer(
+            server, self._sink, plan.trial, plan.configuration_hash, rayfed.__version__, keep_best=plan.keep_best
+        )
+        damaged: list[str] = []
+        keep_through_round = None
+        if self._saved:
+            damaged = self._checkpointer.restore(self._saved)
+            keep_through_round = server.round
         for line in damaged:
             print(f"rayfed: {line}", file=sys.stderr, flush=True)
-        keep_through_round = server.round if self._saved else None
         values = plan.values()
         if fleet.vmap_clients is not None:
             values["vmap_clients"] = fleet.vmap_clients
         self._sink.begin(plan.trial, values, plan.config.rounds, keep_through_round, plan.holdings())
-        if rows := client_rows(plan.blueprint.algorithm, plan.population):
+        rows = client_rows(plan.blueprint.algorithm, plan.population)
+        if rows:
             self._sink.clients(plan.trial, rows)
         for line in damaged:
             self._sink.event(plan.trial, Event(event="checkpoint damaged", detail=line, round=server.round))
-        before = (newest_content(self._saved) or {"progress": {"rounds": plan.config.rounds}})["progress"]["rounds"]
-        if before < plan.config.rounds:
-            detail = f"goes on with rounds={plan.config.rounds}, after rounds={before}"
-            self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
+        self._note_added_rounds(server)
         self.begun = True
         self._server = server
         return server
 
+    def _note_added_rounds(self, server: Server) -> None:
+        """Record that the trial goes on with more rounds than it had when it was saved."""
+        content = newest_content(self._saved)
+        if not content:
+            return
+        rounds = self.plan.config.rounds
+        before = content["progress"]["rounds"]
+        if before < rounds:
+            detail = f"goes on with rounds={rounds}, after rounds={before}"
+            self._sink.event(self.plan.trial, Event(event="rounds added", detail=detail, round=server.round))
+
     def _recorded(self, server: Server, record: Record) -> None:
         self._sink.record(self.plan.trial, record)
-        every, round = self.plan.config.checkpoint.every, server.round
+        every = self.plan.config.checkpoint.every
+        round = server.round
         is_last = round >= self.plan.config.rounds or server.finished
         is_due = every and round and (round % every == 0 or is_last)
         is_late = 0 < self._interval < time.monotonic() - self._saved_at and not is_last
-        if is_due or is_late or (self.plan.keep_best and server.best.round == record.round):
+        is_best = self.plan.keep_best and server.best.round == record.round
+        if is_due or is_late or is_best:
             self._save()
 
     def _finish(self, server: Server) -> None:
-        if self.plan.keep_state and self._checkpointer is not None and self._checkpointer.round != server.round:
+        if self.plan.keep_state and not self._is_saved(server):
             self._save()
         self.outcome = server.state_hash()
         values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.stop_reason}
@@ -249,6 +286,10 @@ class Simulation:
         self.done = True
         if not (self.plan.keep_state or self.plan.keep_best or self.plan.config.checkpoint.every):
             self._sink.delete_checkpoints(self.plan.trial)
+
+    def _is_saved(self, server: Server) -> bool:
+        """Return whether the present round of `server` has a checkpoint."""
+        return self._checkpointer is None or self._checkpointer.round == server.round
 
     def _save(self) -> None:
         assert self._checkpointer is not None, "a server has one"
@@ -337,9 +378,12 @@ def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:
 
     `saved` is the round of the last checkpoint; None without any.
     """
-    how = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
-    if saved is not None:
-        how = "with resume=true continues" + ("" if saved == round else f" after round {saved}, the last one saved")
+    if saved is None:
+        how = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
+    elif saved == round:
+        how = "with resume=true continues"
+    else:
+        how = f"with resume=true continues after round {saved}, the last one saved"
     return KeyboardInterrupt(f"interrupted after round {round}; the same command {how}")
 
 
@@ -348,6 +392,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, Diverged):
         return {"status": "diverged", "error": str(error).strip().splitlines()[0], "traceback": trace}
-    is_explained = type(error).__module__ == errors.__name__  # its message says what is wrong and where
-    text = f"{type(error).__name__}: {error}" if is_explained else error_line(error)
+    text = error_line(error)
+    if type(error).__module__ == errors.__name__:  # its message says what is wrong and where
+        text = f"{type(error).__name__}: {error}"
     return {"status": "failed", "error": text, "traceback": trace}
