@@ -98,8 +98,10 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
         raise StorageError(faults[trial])
     for row in rows:
         config = configs.get(row["trial"])
+        if config is None:
+            continue
         done = row["rounds_done"] or 0
-        if config is not None and done > config.rounds:
+        if done > config.rounds:
             raise UsageError(
                 f"rounds={config.rounds}: {row['trial']} has {done} rounds in {config.results}/{config.experiment}, "
                 f"and the number of rounds makes no other trial; give another experiment, or rounds={done}"
