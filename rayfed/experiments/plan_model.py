@@ -38,13 +38,14 @@ ModelFactory = Callable[[], nn.Module]
 
 _TRIED = 8  # examples at most of the step that is tried
 _IN_TURN = 4  # examples at most of each of the two steps that are taken in both orders
-_TORCHS = frozenset(vars(nn.Module()))  # attributes
 
 
 def input_type(population: Population) -> torch.dtype:
     """Return the type in which inputs reach the model: images arrive as normalised floats."""
     dtype = torch.from_numpy(population.clients[0].train.x[:0].copy()).dtype  # it may be read-only
-    return torch.float32 if dtype == torch.uint8 else dtype
+    if dtype == torch.uint8:
+        return torch.float32
+    return dtype
 
 
 class UsersModel(NamedTuple):
@@ -71,9 +72,10 @@ def model_of(
 
     It is returned with what the user gave or named, for comparison.
     """
-    dtype, layout = input_type(population), population.layout
     if model is None:
         return _named_model(config, population, loss)
+    dtype = input_type(population)
+    layout = population.layout
 
     def users() -> nn.Module:
         with global_generators_seeded(config.seed, "model"):
@@ -92,8 +94,11 @@ def model_of(
 
 def _named_model(config: Config, population: Population, loss: Loss) -> tuple[nn.Module, UsersModel]:
     """Build the model that `config` names; see `model_of`."""
-    name, options = config.model.name or "", config.model.options
-    dtype, layout, shape = input_type(population), population.layout, population.shape
+    name = config.model.name or ""
+    options = config.model.options
+    dtype = input_type(population)
+    layout = population.layout
+    shape = population.shape
     outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
     before: dict[int, str] = {}
 
@@ -117,7 +122,10 @@ def _named_model(config: Config, population: Population, loss: Loss) -> tuple[nn
 
 def names_by_id(module: nn.Module) -> dict[int, str]:
     """Return the names of the parameters and buffers of `module` by their `id`; tied ones have their first name."""
-    return {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
+    names = {}
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        names[id(value)] = name
+    return names
 
 
 def renamed(before: Mapping[int, str], module: nn.Module) -> dict[str, str]:
@@ -131,8 +139,10 @@ def _load_weights(module: nn.Module, config: Config) -> None:
     if given is None:
         return
     path = expanded(given)
+    if path.is_dir():
+        path = path / "model.safetensors"
     try:
-        load_model(module, path / "model.safetensors" if path.is_dir() else path)
+        load_model(module, path)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"model.weights={given}: {one_line(error)}; give what Result.save wrote of the same model"
@@ -149,18 +159,23 @@ def prepared(config: Config, module: nn.Module, shape: tuple[int, ...], dtype: t
         return module
     check_whole(module, shape, dtype)
     head: Any = checked(config.model.options.get("head"), str | None, {}, where="model.head")
-    needing = [f"algorithm.name={config.algorithm_name}"] if config.algorithm.traits.needs_split else []
-    needing += [
-        f"metrics.{name}"
-        for name, metric in config.metrics.items()
-        if isinstance(metric, OfRepresentations) and {"features", "head"}.intersection(metric.layers)
-    ]
-    if not needing:
+    key = _needs_split(config)
+    if key is None:
         return module
     try:
         return ensure_split(module, shape, dtype, head=head)
     except UsageError as error:
-        raise UsageError(f"{needing[0]}: needs a model that is split into features and a head; {error}") from error
+        raise UsageError(f"{key}: needs a model that is split into features and a head; {error}") from error
+
+
+def _needs_split(config: Config) -> str | None:
+    """Return the first key of `config` that needs a model split into features and a head; None if none does."""
+    if config.algorithm.traits.needs_split:
+        return f"algorithm.name={config.algorithm_name}"
+    for name, metric in config.metrics.items():
+        if isinstance(metric, OfRepresentations) and {"features", "head"}.intersection(metric.layers):
+            return f"metrics.{name}"
+    return None
 
 
 def fresh_module(
@@ -209,21 +224,26 @@ def _uncopied(module: nn.Module) -> str:
             try:
                 copy.deepcopy(value)
             except Exception:  # as above
-                if not isinstance(value, dict):
-                    return f"its attribute {f'{path}.{name}'.lstrip('.')} ({type(value).__name__})"
+                if isinstance(value, dict):
+                    continue
+                full_name = f"{path}.{name}".lstrip(".")
+                return f"its attribute {full_name} ({type(value).__name__})"
     return "it"
 
 
 def _made(model: ModelFactory) -> nn.Module:
     """Return the module that a function makes, or raise UsageError."""
-    module = model() if callable(model) else model
+    module: Any = model
+    got = ""
+    if callable(model):
+        module = model()
+        got = "a function that returns "
     if isinstance(module, nn.Module):
         return module
-    named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
-    raise UsageError(
-        "model: expected a torch.nn.Module, or a function without arguments that makes one; got "
-        f"{'a function that returns ' * callable(model)}{type(module).__name__}{named}"
-    )
+    got += type(module).__name__
+    if isinstance(model, str):
+        got += f"; to choose one by name, write model.name={model}"
+    raise UsageError(f"model: expected a torch.nn.Module, or a function without arguments that makes one; got {got}")
 
 
 def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool) -> Blueprint:
@@ -247,26 +267,34 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
     if isinstance(loss, NamedLoss):
         for part in population.examples():
             loss.check_labels(population.name, part.y)
-    if isinstance(loss, CrossEntropy) and labels.dtype.kind == "f":
-        remedy = "loss.name=mse takes numbers, bce_with_logits zeros and ones"
-        if are_survival([labels]):
-            remedy = "loss.name=cox takes an event and a time, as these seem to be"
-        elif is_one_hot(labels):
-            remedy = f"these are one-hot, so give their classes, y.argmax(1), or use {remedy.rpartition(', ')[2]}"
-        raise UsageError(
-            f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
-            f"{labels.dtype}, such as {labels.flat[0]:g}; {remedy}"
-        )
+    if isinstance(loss, CrossEntropy):
+        _refuse_numbers(population, labels)
     if labels.ndim == 1 and not own_model and isinstance(getattr(blueprint.model, "head", None), nn.Conv2d):
         raise UsageError(f"{model}: gives every pixel a class, and needs masks, of which {population.name} has none")
-    of_classes = loss == CrossEntropy() and labels.ndim == 1
-    blueprint = blueprint if of_classes else checked_loss(blueprint, population)
+    if loss != CrossEntropy() or labels.ndim != 1:
+        blueprint = checked_loss(blueprint, population)
     if blueprint.outputs.kind == "survival" and not any(events_of_clients(population)):
         where = f"loss: no client of {population.name}"
         raise UsageError(f"{where} has an event in its training data, so nothing is learnt")
     if own_model:
         _check_outputs(blueprint, population, model)
     return blueprint
+
+
+def _refuse_numbers(population: Population, labels: np.ndarray) -> None:
+    """Raise UsageError if the labels are no classes, which cross-entropy takes."""
+    if labels.dtype.kind != "f":
+        return
+    if are_survival([labels]):
+        remedy = "loss.name=cox takes an event and a time, as these seem to be"
+    elif is_one_hot(labels):
+        remedy = "these are one-hot, so give their classes, y.argmax(1), or use bce_with_logits zeros and ones"
+    else:
+        remedy = "loss.name=mse takes numbers, bce_with_logits zeros and ones"
+    raise UsageError(
+        f"loss.name=cross_entropy: takes classes, integers from 0, and the labels of {population.name} are "
+        f"{labels.dtype}, such as {labels.flat[0]:g}; {remedy}"
+    )
 
 
 def events_of_clients(population: Population) -> list[int]:
@@ -279,7 +307,8 @@ def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
     x, _ = first_batch(population.clients[0].train, 3)
     with global_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
-        first, other = (task.predict(task.initial_weights(), x[[0, row]])[0] for row in (0, -1))
+        first = task.predict(task.initial_weights(), x[[0, 0]])[0]
+        other = task.predict(task.initial_weights(), x[[0, -1]])[0]
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
@@ -288,8 +317,12 @@ def _check_outputs(blueprint: Blueprint, population: Population, where: str) -> 
     x, _ = first_batch(largest_part(population), _TRIED)
 
     def outputs(model: Any) -> Any:
-        features = model.features(x) if task.feature_shape else model(x)
-        return model.head(features) if task.feature_shape and isinstance(features, Tensor) else features
+        if not task.feature_shape:
+            return model(x)
+        features = model.features(x)
+        if not isinstance(features, Tensor):
+            return features
+        return model.head(features)
 
     with global_state_kept(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
@@ -304,13 +337,24 @@ def _check_outputs(blueprint: Blueprint, population: Population, where: str) -> 
             raise UsageError(f"{where}: a training step fails: {error_line(error)}") from error
     if isinstance(returned, Tensor):
         return
-    layer: Any = task.model.module.features if task.feature_shape else task.model.module
-    code = (layer if inspect.ismethod(layer) else type(layer).forward).__code__
-    place = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})"
+    layer: Any = task.model.module
+    if task.feature_shape:
+        layer = layer.features
     raise UsageError(
         f"{where}: returns {type(returned).__name__} in training mode, and must return one tensor of logits, as in "
-        f"evaluation mode{place if is_user_file(code.co_filename) else ''}"
+        f"evaluation mode{_place_of(layer)}"
     )
+
+
+def _place_of(layer: Any) -> str:
+    """Return in brackets where the user's code of a layer or a method is; empty for code of others."""
+    function = layer
+    if not inspect.ismethod(layer):
+        function = type(layer).forward
+    code = function.__code__
+    if not is_user_file(code.co_filename):
+        return ""
+    return f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})"
 
 
 def _check_model(blueprint: Blueprint, population: Population, where: str, loss: Loss) -> None:
@@ -319,24 +363,42 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     Integers stand for words or categories, and only the model knows which embedding gets which of them. So it runs on
     the examples with the smallest and the largest integer at each position.
     """
-    kind, is_integer = population.clients[0].train.dtype, not input_type(population).is_floating_point
-    inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
-    numbers = population.layout.integers(inputs) if population.layout else inputs
-    span = f", from {numbers.min()} to {numbers.max()}" if is_integer and numbers.size else ""
+    is_integer = not input_type(population).is_floating_point
+    inputs = population.clients[0].train.x[:2]
+    if is_integer:
+        inputs = extreme_examples(population)
     with global_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         for start in range(0, len(inputs), 64):
             x = torch.from_numpy(inputs[start : start + 64].copy())
+            if x.dtype == torch.uint8:
+                x = x.float()
             try:
-                outputs = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
+                outputs = task.predict(task.initial_weights(), x)
             except (RuntimeError, IndexError) as error:
-                fitting = remedy_for_inputs(blueprint.model, torch.from_numpy(numbers)) if numbers.size else ""
-                remedy = fitting or "give them as float32, or choose another model"
-                reason = f"which are {population.layout or kind}{span} ({one_line(error)}); {remedy}"
+                reason = _reason_of_inputs(blueprint, population, inputs, error, is_integer=is_integer)
                 raise UsageError(f"{where}: fails on inputs of {population.name}, {reason}") from error
     classes = population.num_classes
     if isinstance(loss, CrossEntropy) and outputs.shape[1] < classes:
         raise UsageError(f"{where}: gives {outputs.shape[1]} logits, but there are {classes} classes")
+
+
+def _reason_of_inputs(
+    blueprint: Blueprint, population: Population, inputs: np.ndarray, error: Exception, *, is_integer: bool
+) -> str:
+    """Return what kind of inputs the model failed on with `error`, and what would help."""
+    numbers = inputs
+    if population.layout:
+        numbers = population.layout.integers(inputs)
+    span = ""
+    if is_integer and numbers.size:
+        span = f", from {numbers.min()} to {numbers.max()}"
+    fitting = None
+    if numbers.size:
+        fitting = remedy_for_inputs(blueprint.model, torch.from_numpy(numbers))
+    remedy = fitting or "give them as float32, or choose another model"
+    kind = population.layout or population.clients[0].train.dtype
+    return f"which are {kind}{span} ({one_line(error)}); {remedy}"
 
 
 def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
@@ -351,20 +413,11 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         return loss(outputs.clone(), y.clone())  # as in training: it may change them in place
 
     outputs, labels = first_outputs(blueprint, population, 2)
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.filterwarnings("error", message="Using a target size")
-        try:
-            value = on_copies(outputs.requires_grad_(), labels)
-        except UserWarning as error:
-            raise _mismatch(outputs, labels) from error
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if reason := reason_of_loss(loss, outputs, labels):
-                raise UsageError(f"loss: {reason}") from error
-            forms = [f"{values.dtype} {list(values.shape)}" for values in (outputs, labels)]
-            raise UsageError(f"loss: fails on outputs {forms[0]} and labels {forms[1]}: {error_line(error)}") from error
-    if not isinstance(value, Tensor) or value.ndim:
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
+    value = _tried_loss(loss, on_copies, outputs, labels)
+    if not isinstance(value, Tensor):
+        raise _no_mean(type(value).__name__)
+    if value.ndim:
+        raise _no_mean(f"a tensor of shape {tuple(value.shape)}")
     _refuse_sums(on_copies, outputs.detach(), labels)
     if labels.ndim == 1 and outputs.shape[1:] == (1,):
         _check_pairs(on_copies, population)
@@ -378,20 +431,50 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         return replace(blueprint, outputs=meaning)
 
 
+def _tried_loss(loss: Loss, on_copies: Loss, outputs: Tensor, labels: Tensor) -> Any:
+    """Return what a loss returns for `outputs` and `labels`, or raise UsageError if it fails on them."""
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.filterwarnings("error", message="Using a target size")
+        try:
+            return on_copies(outputs.requires_grad_(), labels)
+        except UserWarning as error:
+            raise _mismatch(outputs, labels) from error
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = reason_of_loss(loss, outputs, labels)
+            if reason:
+                raise UsageError(f"loss: {reason}") from error
+            raise UsageError(
+                f"loss: fails on outputs {_form(outputs)} and labels {_form(labels)}: {error_line(error)}"
+            ) from error
+
+
+def _form(values: Tensor) -> str:
+    return f"{values.dtype} {list(values.shape)}"
+
+
+def _no_mean(got: str) -> UsageError:
+    return UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
+
+
 def _recognisable(loss: Loss, on_copies: Loss) -> Loss:
     """Return the loss by which the meaning of outputs is found: known ones and their options are recognised by name."""
-    function = loss.func if isinstance(loss, partial) else loss
-    has_options = is_known_loss(loss) or hasattr(function, "ignore_index")
-    return loss if has_options else on_copies
+    function: Any = loss
+    if isinstance(loss, partial):
+        function = loss.func
+    if is_known_loss(loss) or hasattr(function, "ignore_index"):
+        return loss
+    return on_copies
 
 
 def _refuse_sums(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Raise UsageError if a loss grows by the same amount with each further copy of a batch: it sums over examples."""
-    drawn = outputs + torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.dtype)
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    drawn = outputs + noise.to(outputs.dtype)
     values = []
     with contextlib.suppress(Exception), torch.no_grad():  # of losses that take batches of one size
         for copies in (1, 2, 3):
-            values.append(float(loss(torch.cat([drawn] * copies), torch.cat([labels] * copies))))
+            value = loss(torch.cat([drawn] * copies), torch.cat([labels] * copies))
+            values.append(float(value))
     if len(values) < 3:
         return
     first, second, third = values
@@ -409,14 +492,18 @@ def _check_pairs(loss: Loss, population: Population) -> None:
     Torch broadcasts their difference to [n, n], whose mean depends on the labels, but not on their order.
     """
     labels = np.concatenate([part.y for part in population.examples()])
-    if not (others := np.flatnonzero(labels != labels[0])).size:
+    others = np.flatnonzero(labels != labels[0])
+    if not others.size:
         return
     y = torch.from_numpy(labels[[0, others[0]]])
-    outputs, first, second = y.float()[:, None], y[[0, 0]], y[[1, 1]]
+    outputs = y.float()[:, None]
     with torch.no_grad():
-        in_order, turned = float(loss(outputs, y)), float(loss(outputs, y.flip(0)))
-        of_first, of_second = (float(loss(outputs[[0, 0]], given)) for given in (first, second))
-    if math.isclose(in_order, turned, rel_tol=1e-5) and not math.isclose(of_first, of_second, rel_tol=1e-5):
+        in_order = float(loss(outputs, y))
+        turned = float(loss(outputs, y.flip(0)))
+        of_first = float(loss(outputs[[0, 0]], y[[0, 0]]))
+        of_second = float(loss(outputs[[0, 0]], y[[1, 1]]))
+    ignores_order = math.isclose(in_order, turned, rel_tol=1e-5)
+    if ignores_order and not math.isclose(of_first, of_second, rel_tol=1e-5):
         raise _mismatch(outputs, y)
 
 
@@ -440,20 +527,30 @@ def refuse_mixing(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if the algorithm takes means of labels and the loss does not take them, or ignores a label."""
     if not blueprint.algorithm.traits.mixes_labels:
         return
-    where, loss = f"algorithm.name={blueprint.algorithm.name}: mixes labels, and", blueprint.loss
-    if (ignored := blueprint.outputs.ignored) is not None:
+    where = f"algorithm.name={blueprint.algorithm.name}: mixes labels, and"
+    ignored = blueprint.outputs.ignored
+    if ignored is not None:
         raise UsageError(f"{where} {ignored} stands for no class; use a method without mixtures")
     if blueprint.outputs.kind == "survival":
         raise UsageError(f"{where} an event and a time have no mean; use a method without mixtures")
     outputs, y = first_outputs(blueprint, population, 3)
-    mixed = soft(y, task := blueprint.context(population, "cpu").task)
+    task = blueprint.context(population, "cpu").task
+    mixed = soft(y, task)
     try:
-        value, expected = (float(task.loss(outputs.float(), labels, task.initial_weights())) for labels in (mixed, y))
+        value = float(task.loss(outputs.float(), mixed, task.initial_weights()))
+        expected = float(task.loss(outputs.float(), y, task.initial_weights()))
     except Exception as error:  # the user's loss may raise anything
         raise UsageError(f"{where} the loss fails on labels {[*mixed.shape]}: {error_line(error)}") from error
-    weighted = "weight" in getattr(loss, "keywords", {}) or getattr(loss, "weight", None) is not None
-    if not weighted and not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6):  # means are over weights, too
+    if _weighs_classes(blueprint.loss):  # its means are over weights, too
+        return
+    if not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6):
         raise UsageError(f"{where} the loss of unmixed ones is {value:.4g} as probabilities, not {expected:.4g}")
+
+
+def _weighs_classes(loss: Loss) -> bool:
+    if "weight" in getattr(loss, "keywords", {}):
+        return True
+    return getattr(loss, "weight", None) is not None
 
 
 def largest_part(population: Population) -> Examples:
@@ -463,15 +560,30 @@ def largest_part(population: Population) -> Examples:
 
 def first_batch(part: Examples, count: int) -> Batch:
     """Return the first `count` examples of a part in the type in which they reach the model; pixels stay 0 to 255."""
-    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
-    return Batch(x.float() if x.dtype == torch.uint8 else x, y)
+    x = torch.from_numpy(part.x[:count].copy())
+    y = torch.from_numpy(part.y[:count].copy())
+    if x.dtype == torch.uint8:
+        x = x.float()
+    return Batch(x, y)
 
 
 def extreme_examples(population: Population) -> np.ndarray:
     """Return the examples with the smallest and the largest input at each position, those of test sets included."""
-    extremes, layout = np.zeros((0, *population.shape), population.clients[0].train.dtype), population.layout
-    for block in (block for part in population.examples() for block in part.blocks()):
-        candidates = np.concatenate([extremes, block])
-        flat = layout.integers(candidates) if layout else candidates.reshape(len(candidates), -1)
-        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])] if flat.size else candidates[:2]
+    extremes = np.zeros((0, *population.shape), population.clients[0].train.dtype)
+    for part in population.examples():
+        for block in part.blocks():
+            extremes = _extremes_of(np.concatenate([extremes, block]), population.layout)
+    return extremes
+
+
+def _extremes_of(candidates: np.ndarray, layout: Layout | None) -> np.ndarray:
+    """Return those of some examples that have the smallest or the largest input at a position."""
+    if layout:
+        flat = layout.integers(candidates)
+    else:
+        flat = candidates.reshape(len(candidates), -1)
+    if not flat.size:
+        return candidates[:2]
+    chosen = np.unique([flat.argmin(0), flat.argmax(0)])
+    extremes: np.ndarray = candidates[chosen]
     return extremes
