@@ -56,24 +56,49 @@ def own_code(names: Iterable[str], model: Any, loss: Any, clients: Any) -> OwnCo
     that these import; parents come before children. The hash covers their sources, comments included, and the values
     of the globals that they read. Of `__main__`, a script or a notebook, it covers what `object_hash` does.
     """
-    met, make = dict[int, Any](), getattr(clients, "make", None)
+    met: dict[int, Any] = {}
+    make = getattr(clients, "make", None)
     named = [_imported(name) for name in names]
     digest = object_hash(model, loss, make, named, weights=False, met=met)
-    pending = [name.partition(":")[0] for name in names]
+    modules = [name.partition(":")[0] for name in names]
     for thing in met.values():
-        if isinstance(thing, types.CodeType):
-            pending += [step.argval for step in dis.get_instructions(thing) if step.opname == "IMPORT_NAME"]
-        elif isinstance(thing, _CODE):
-            pending.append(getattr(thing, "__module__", None) or thing.__name__)
-    is_main, sources = "__main__" in pending, dict[str, ModuleSource | None]({"": None, "__main__": None})
-    while pending:
-        if (name := pending.pop()) not in sources:
-            sources[name] = source = _source(name)
-            pending += [name.rpartition(".")[0], *(_imports(source) if source else ())]
-    found = tuple(source for _, source in sorted(sources.items()) if source)
+        modules += _modules_of(thing)
+    found = _sources_of(modules)
     texts = [(source.name, source.text) for source in found]
-    whole = object_hash(digest, texts) if found or is_main else None
+    whole = None
+    if found or "__main__" in modules:
+        whole = object_hash(digest, texts)
     return OwnCode(whole, found, tuple(incomparable_globals(met.values())))
+
+
+def _modules_of(thing: Any) -> list[str]:
+    """Return the modules that bytecode imports, or the module in which a function or a class is."""
+    if isinstance(thing, types.CodeType):
+        steps = dis.get_instructions(thing)
+        return [step.argval for step in steps if step.opname == "IMPORT_NAME"]
+    if isinstance(thing, _CODE):
+        return [getattr(thing, "__module__", None) or thing.__name__]
+    return []
+
+
+def _sources_of(modules: Iterable[str]) -> tuple[ModuleSource, ...]:
+    """Return the sources of those of `modules` that are the user's.
+
+    The packages around them and the modules that they import are added. All are ordered by name, so that parents come
+    before children.
+    """
+    sources: dict[str, ModuleSource | None] = {"": None, "__main__": None}
+    pending = list(modules)
+    while pending:
+        name = pending.pop()
+        if name in sources:
+            continue
+        source = _source(name)
+        sources[name] = source
+        pending.append(name.rpartition(".")[0])
+        if source is not None:
+            pending += _imports(source)
+    return tuple(source for _, source in sorted(sources.items()) if source)
 
 
 def _imported(name: str) -> Any:
@@ -86,12 +111,19 @@ def _imported(name: str) -> Any:
 
 def _imports(source: ModuleSource) -> Iterator[str]:
     """Yield the names that a module imports, also inside functions. Some are attributes of modules."""
-    package = source.name.split(".") if source.is_package else source.name.split(".")[:-1]
+    package = source.name.split(".")
+    if not source.is_package:
+        package.pop()
     for node in ast.walk(ast.parse(source.text)):
+        above = []
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                above = package[: len(package) + 1 - node.level]
+            if node.module:
+                above = [*above, node.module]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            level, module = getattr(node, "level", 0), getattr(node, "module", None)
-            above = package[: len(package) + 1 - level] if level else []
-            yield from (".".join([*above, *filter(None, [module]), alias.name]) for alias in node.names)
+            for alias in node.names:
+                yield ".".join([*above, alias.name])
 
 
 _SOURCES: dict[str, tuple[Any, ModuleSource]] = {}
@@ -101,22 +133,36 @@ _SOURCES: dict[str, tuple[Any, ModuleSource]] = {}
 def _source(name: str) -> ModuleSource | None:
     """Return the source of a module of the user's own, None without one. The packages around it are imported."""
     with contextlib.suppress(Exception):  # of names without a module, and packages that cannot be imported
-        spec: Any = importlib.util.find_spec(name) if is_user_module(name) else None
+        spec: Any = None
+        if is_user_module(name):
+            spec = importlib.util.find_spec(name)
         if name not in _SOURCES or _SOURCES[name][0] is not spec:
-            folders = spec.submodule_search_locations
-            file = spec.origin or f"{folders[0]}/__init__.py"  # a package may go without that file
-            text = importlib.util.decode_source(spec.loader.get_data(file)) if spec.origin else ""
-            _SOURCES[name] = spec, ModuleSource(name, file, folders is not None, text)
+            _SOURCES[name] = spec, _read(name, spec)
         return _SOURCES[name][1]
     return None
 
 
+def _read(name: str, spec: Any) -> ModuleSource:
+    folders = spec.submodule_search_locations
+    is_package = folders is not None
+    if not spec.origin:  # a package may go without the file `__init__.py`
+        return ModuleSource(name, f"{folders[0]}/__init__.py", is_package, "")
+    text = importlib.util.decode_source(spec.loader.get_data(spec.origin))
+    return ModuleSource(name, spec.origin, is_package, text)
+
+
 def display_name(given: Any, built: Any) -> str:
     """Return the name in the tables of a loss, or of a model and what was built from it, such as "own:Net-1a2b3c"."""
-    is_factory = built is not given and not isinstance(given, nn.Module)  # whose weights follow from the seed
-    digest = object_hash(given, built, weights=False) if is_factory else object_hash(built)
-    name = given.__qualname__ if hasattr(given, "__qualname__") else type(given).__qualname__
-    return f"own:{name.rpartition('<locals>.')[2].replace('<lambda>', 'lambda')}-{digest[:6]}"
+    if built is given or isinstance(given, nn.Module):
+        digest = object_hash(built)
+    else:  # of a function that makes the model, so that its weights follow from the seed
+        digest = object_hash(given, built, weights=False)
+    named = given
+    if not hasattr(given, "__qualname__"):
+        named = type(given)
+    name = named.__qualname__.rpartition("<locals>.")[2]
+    name = name.replace("<lambda>", "lambda")
+    return f"own:{name}-{digest[:6]}"
 
 
 _BARE = frozenset(vars(nn.Module()))
@@ -134,7 +180,10 @@ def object_hash(*things: Any, weights: bool = True, everywhere: bool = False, me
     only the shapes of parameters and buffers count. Attributes count of objects of the user's classes, or `everywhere`:
     those of libraries may differ between processes. Compound objects are put into `met`, by their ids.
     """
-    digest, seen = hashlib.blake2b(digest_size=16), {} if met is None else met
+    digest = hashlib.blake2b(digest_size=16)
+    seen: dict[int, Any] = {}
+    if met is not None:
+        seen = met
 
     def feed(thing: Any) -> None:
         value = _value(thing)
@@ -152,7 +201,9 @@ def object_hash(*things: Any, weights: bool = True, everywhere: bool = False, me
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Return the shape of a tensor, None for that of a lazy layer, which has none yet."""
-    return None if is_lazy(tensor) else tuple(tensor.shape)
+    if is_lazy(tensor):
+        return None
+    return tuple(tensor.shape)
 
 
 def _value(thing: Any) -> Any:
@@ -163,7 +214,9 @@ def _value(thing: Any) -> Any:
         return thing
     if isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
         return thing.dtype.str, thing.shape, thing.tobytes()
-    return state_hash({"": thing}) if isinstance(thing, torch.Tensor) else None
+    if isinstance(thing, torch.Tensor):
+        return state_hash({"": thing})
+    return None
 
 
 def globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -182,8 +235,8 @@ def globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
             value = function.__globals__[name]
             found[name] = value
             if isinstance(value, types.ModuleType) and is_user_module(value.__name__):
-                read = attributes.intersection(vars(value))
-                found |= {f"{name}.{attribute}": vars(value)[attribute] for attribute in read}
+                for attribute in attributes.intersection(vars(value)):
+                    found[f"{name}.{attribute}"] = vars(value)[attribute]
     return sorted(found.items(), key=lambda item: item[0])
 
 
@@ -191,17 +244,19 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
     """Return the bytecode of a function, and of all functions inside it."""
     codes = [code]
     for outer in codes:
-        codes += [inner for inner in outer.co_consts if isinstance(inner, types.CodeType)]
+        for inner in outer.co_consts:
+            if isinstance(inner, types.CodeType):
+                codes.append(inner)
     return codes
 
 
 def incomparable_globals(met: Iterable[Any]) -> list[str]:
     """Return the globals that functions among `met` read, and whose changes no hash can notice."""
-    functions = [thing for thing in met if isinstance(thing, types.FunctionType)]
-    users = [function for function in functions if is_user_file(function.__code__.co_filename)]
     found: dict[str, None] = {}
-    for function in users:
-        for name, value in globals_read(function):
+    for thing in met:
+        if not isinstance(thing, types.FunctionType) or not is_user_file(thing.__code__.co_filename):
+            continue
+        for name, value in globals_read(thing):
             if not _is_comparable(value):
                 found[f"{name} ({type(value).__name__})"] = None
     return list(found)
@@ -234,26 +289,52 @@ def _parts(thing: Any, weights: bool, everywhere: bool) -> Iterable[Any]:
     if isinstance(thing, types.CodeType):
         return thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable, thing.co_consts
     if isinstance(thing, types.FunctionType):
-        values = thing.__defaults__, thing.__kwdefaults__, [cell.cell_contents for cell in thing.__closure__ or ()]
-        if not is_user_file(thing.__code__.co_filename):
-            return thing.__module__, thing.__qualname__, *values
-        return thing.__module__, thing.__qualname__, thing.__code__, globals_read(thing), *values
+        return _parts_of_function(thing)
     if isinstance(thing, type):
-        users = [base for base in thing.__mro__ if is_user_module(base.__module__)]
-        items = [item for base in users for item in sorted(vars(base).items())]
-        bases = [(base.__module__, base.__qualname__) for base in thing.__mro__]
-        return bases + [(k, v) for k, v in items if k[:2] != "__" or isinstance(v, types.FunctionType)]
+        return _parts_of_class(thing)
     if isinstance(thing, types.ModuleType):
         return [thing.__name__]
     if isinstance(thing, nn.Module):
-        tensors = (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False))
-        state = [(name, tensor if weights else _shape(tensor)) for name, tensor in tensors]
-        text = getattr(thing, "code", None)  # of TorchScript and torch.fx
-        own = sorted((name, value) for name, value in vars(thing).items() if name not in _BARE)
-        return type(thing), text if isinstance(text, str) else None, own, state, list(thing.named_children())
+        return _parts_of_module(thing, weights)
     if isinstance(thing, _WRAPPERS) or hasattr(thing, "__wrapped__"):
         return [getattr(thing, name) for name in _WRAPPED if hasattr(thing, name)]
     if everywhere or is_user_module(type(thing).__module__):
         with contextlib.suppress(Exception):  # of what no process can send, such as open files
             return [*thing.__reduce_ex__(4)]
-    return type(thing).__module__, type(thing).__qualname__, re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
+    return type(thing).__module__, type(thing).__qualname__, text
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    values = function.__defaults__, function.__kwdefaults__, cells
+    if not is_user_file(function.__code__.co_filename):
+        return function.__module__, function.__qualname__, *values
+    return function.__module__, function.__qualname__, function.__code__, globals_read(function), *values
+
+
+def _parts_of_class(kind: type) -> Iterable[Any]:
+    """Return the names of a class and its bases, and what the user's among them define."""
+    parts: list[Any] = [(base.__module__, base.__qualname__) for base in kind.__mro__]
+    for base in kind.__mro__:
+        if not is_user_module(base.__module__):
+            continue
+        for name, value in sorted(vars(base).items()):
+            if name[:2] != "__" or isinstance(value, types.FunctionType):
+                parts.append((name, value))
+    return parts
+
+
+def _parts_of_module(module: nn.Module, weights: bool) -> Iterable[Any]:
+    """Return what makes up a layer: its class, code, attributes, weights or their shapes, and the layers in it."""
+    state: list[tuple[str, Any]] = []
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        if weights:
+            state.append((name, tensor))
+        else:
+            state.append((name, _shape(tensor)))
+    text = getattr(module, "code", None)  # of TorchScript and torch.fx
+    if not isinstance(text, str):
+        text = None
+    own = sorted((name, value) for name, value in vars(module).items() if name not in _BARE)
+    return type(module), text, own, state, list(module.named_children())
