@@ -60,8 +60,11 @@ from rayfed.records.trials import recorded_value
 MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
 
-MOST_CLIENTS_SCORED, CLIENTS_SCORED = 10_000, 1000
-"""The most participants that are all scored by default, and the size of the sample that is scored of more."""
+MOST_CLIENTS_SCORED = 10_000
+"""The most participants that are all scored by default."""
+
+CLIENTS_SCORED = 1000
+"""The size of the sample of participants that is scored where there are more."""
 
 
 def trial_name(config: Config, extra: str = "") -> str:
@@ -84,13 +87,20 @@ def outcome_values(config: Config) -> str:
         tree.pop("rounds")
     if tree["partition"].get("seed") is None:
         tree["partition"]["seed"] = config.seed
-    place = tree["placement"]
-    kernels = {key: True for key in ("deterministic", "tf32") if place[key]}
-    tree["placement"] = {key: place[key] for key in ("vmap_clients", "threads", "gpus")} | kernels
+    tree["placement"] = _placement_values(tree["placement"])
     for key in CHANNEL_PARTS:
         if tree[key] == {"name": COMPONENTS[key]}:
             tree.pop(key)
     return json.dumps(tree, sort_keys=True, default=str)
+
+
+def _placement_values(placement: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a placement that can change bits; those of kernels only where they are on."""
+    values = {key: placement[key] for key in ("vmap_clients", "threads", "gpus")}
+    for key in ("deterministic", "tf32"):
+        if placement[key]:
+            values[key] = True
+    return values
 
 
 def depends_on_rounds(config: Config) -> bool:
@@ -154,8 +164,12 @@ class Plan:
     @property
     def keep_best(self) -> bool:
         """Whether the state of the round with the best validation score is kept beside the last one."""
+        if not self.is_validated:
+            return False
         best = self.config.checkpoint.best
-        return self.is_validated and (self.keep_state if best is None else best)
+        if best is None:
+            return self.keep_state
+        return best
 
     @property
     def is_validated(self) -> bool:
@@ -181,32 +195,40 @@ class Plan:
     @property
     def configuration_hash(self) -> str:
         """A hash of what determines the outcome, except code; checkpoints share it with the trial that resumes."""
-        hashes = self.data_hash, self.model_label, self.loss_label
-        base = [self.base_hash] if self.base_hash else []
-        return configuration_hash(self.trial, outcome_values(self.config), *(value or "" for value in hashes), *base)
+        parts = [self.trial, outcome_values(self.config)]
+        for value in (self.data_hash, self.model_label, self.loss_label):
+            parts.append(value or "")
+        if self.base_hash:
+            parts.append(self.base_hash)
+        return configuration_hash(*parts)
 
     def values(self) -> dict[str, Any]:
         """Return the row of the trials table, as far as it is known before the start."""
-        data = self.clients_hash and f"clients:{self.clients_hash}"
-        labels = {"data": data, "model": self.model_label, "loss": self.loss_label}
-        return {
-            **self.config.tree(),
-            **{group: {"name": label} for group, label in labels.items() if label},
-            "seed": self.config.seed,
-            **self.evaluation.selection.values(),
-            **self.cost._asdict(),
-            "partition_hash": self.data_hash,
-            "partition_seed": self.partition_seed,
-            "clients_scored": scored if isinstance(scored := self.evaluation.clients, int) else None,
-            "code_hash": self.code_hash,
-            "base_hash": self.base_hash,
-        }
+        values = self.config.tree()
+        if self.clients_hash:
+            values["data"] = {"name": f"clients:{self.clients_hash}"}
+        if self.model_label:
+            values["model"] = {"name": self.model_label}
+        if self.loss_label:
+            values["loss"] = {"name": self.loss_label}
+        values["seed"] = self.config.seed
+        values |= self.evaluation.selection.values()
+        values |= self.cost._asdict()
+        values["partition_hash"] = self.data_hash
+        values["partition_seed"] = self.partition_seed
+        values["clients_scored"] = None
+        if isinstance(self.evaluation.clients, int):
+            values["clients_scored"] = self.evaluation.clients
+        values["code_hash"] = self.code_hash
+        values["base_hash"] = self.base_hash
+        return values
 
     def holdings(self) -> list[Holding]:
         """Return how many examples of which class each client holds; nothing if there are too many clients to plot."""
         clients = self.population.clients
-        is_shown = len(clients) <= MOST_CLIENTS_SHOWN and not isinstance(clients.source, MadeClients)
-        return class_counts(self.population) if is_shown else []
+        if len(clients) > MOST_CLIENTS_SHOWN or isinstance(clients.source, MadeClients):
+            return []
+        return class_counts(self.population)
 
 
 def make_plan(
@@ -237,7 +259,9 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
         check_model(config.model.name or "", config.model.options)
     loss = _chosen_loss(config, given.loss)
     population, contents = _population(config, given, loss, population)
-    where = "model" if given.model is not None else f"model.name={config.model.name}"
+    where = "model"
+    if given.model is None:
+        where = f"model.name={config.model.name}"
     own_model = given.model is not None or _own(config.model)
     is_own = own_model or given.loss is not None or _own(config.loss)
     module, users = model_of(config, population, given.model, loss)
@@ -287,9 +311,13 @@ def _population(config: Config, given: Given, loss: Loss, population: Population
 
 def _refuse_named_data(config: Config) -> None:
     """Refuse keys of data and partition beside clients given in Python."""
-    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
-        if named.options or named.name != default:
-            raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
+    key = None
+    if config.partition.options or config.partition.name is not None:
+        key = "partition"
+    elif config.data.options or config.data.name != "mini_digits":
+        key = "data"
+    if key is not None:
+        raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
 
 
 def _refuse_empty_clients(population: Population) -> None:
@@ -372,20 +400,30 @@ def _vectorised_or_alone(blueprint: Blueprint, population: Population, where: st
 
 def _check_resumed(config: Config, trial: str, code: str | None, base: str | None) -> None:
     """Raise UsageError if `config` resumes `trial`, which had other code or a model of other frozen weights."""
-    changeable = {
-        "code_hash": (code, "your own code", "resume=anyway if only comments did"),
-        "base_hash": (base, "the frozen weights of the model", "the same weights"),
-    }
-    for column, (now, what, remedy) in changeable.items():
-        before = recorded_value(config.results, config.experiment, trial, column) if config.resume else None
-        if before not in (None, now) and (config.resume is True or column == "base_hash"):
-            changed = f"resume={str(config.resume).lower()}: {what} changed since {trial} ran"
-            raise UsageError(f"{changed}; give {remedy}, another experiment, or resume=false")
+    if not config.resume:
+        return
+
+    def has_changed(column: str, now: str | None) -> bool:
+        before = recorded_value(config.results, config.experiment, trial, column)
+        return before not in (None, now)
+
+    if config.resume is True and has_changed("code_hash", code):
+        raise _changed(config, trial, "your own code", "resume=anyway if only comments did")
+    if has_changed("base_hash", base):
+        raise _changed(config, trial, "the frozen weights of the model", "the same weights")
+
+
+def _changed(config: Config, trial: str, what: str, remedy: str) -> UsageError:
+    return UsageError(
+        f"resume={str(config.resume).lower()}: {what} changed since {trial} ran; give {remedy}, another experiment, or "
+        "resume=false"
+    )
 
 
 def load_data(config: Config) -> Population:
     """Return the data of a configuration, before unseen clients are drawn."""
-    data, partition = config.data, config.partition
+    data = config.data
+    partition = config.partition
     return load(data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed)
 
 
@@ -396,10 +434,13 @@ def data_key(config: Config) -> str:
 
 def partition_seed(config: Config) -> int | None:
     """Return the seed with which the partition of `config` draws; None if a user's own partition has none."""
-    data, partition = config.data, config.partition
-    built = build_data(data.name or "", data.options, partition.name, partition.options, config.seed)[1]
+    data = config.data
+    partition = config.partition
+    _, built = build_data(data.name or "", data.options, partition.name, partition.options, config.seed)
     seed = getattr(built, "seed", None)
-    return None if seed is None else int(seed)
+    if seed is None:
+        return None
+    return int(seed)
 
 
 def with_unseen_clients(population: Population, count: int | float, seed: int) -> Population:
@@ -416,7 +457,10 @@ def with_unseen_clients(population: Population, count: int | float, seed: int) -
         UsageError: No client would be left to train.
     """
     clients = population.clients.select(np.argsort(population.clients.ids, kind="stable"))
-    number = floor_share(len(clients), count) if isinstance(count, float) else count
+    if isinstance(count, float):
+        number = floor_share(len(clients), count)
+    else:
+        number = count
     if number >= len(clients):
         raise UsageError(f"unseen_clients={count}: there are {len(clients)} clients, and at least one must train")
     is_unseen = np.zeros(len(clients), bool)
@@ -437,52 +481,80 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
     if "adapted" in points or population.unseen_clients:
         of_participants = "adapted" in points
         check_adaptation(Trial(blueprint, population), config.evaluate.adapt_epochs, of_participants=of_participants)
-    clients, participants = config.evaluate.clients, len(population.participants)
-    participants -= len(unscored(blueprint.algorithm))
-    if clients is None:
-        clients = "all" if participants <= MOST_CLIENTS_SCORED else CLIENTS_SCORED
-    if isinstance(clients, int) and clients > participants:
-        raise UsageError(f"evaluate.clients={clients}: there are {participants} participants; give fewer, or all")
-    defaults = default_metrics(blueprint.outputs.kind, population.clients[0].train.y.ndim)
+    left_out = unscored(blueprint.algorithm)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
         points=points,
         splits=tuple(config.evaluate.splits),
-        clients=clients,
+        clients=_clients_scored(config, len(population.participants) - len(left_out)),
         adapt_epochs=config.evaluate.adapt_epochs,
-        metrics={
-            **{name: resolve(METRICS[name], {}, where="metrics")() for name in defaults},
-            **metrics_of(blueprint.algorithm),
-            **config.metrics,
-        },
-        left_out=unscored(blueprint.algorithm),
+        metrics=_metrics(config, blueprint, population),
+        left_out=left_out,
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
-    if others := [metric for metric in evaluation.metrics.values() if isinstance(metric, TorchMetric)]:
-        outputs, labels = first_outputs(blueprint, population, 8)
-        for metric in others:
-            metric.check(blueprint.outputs, outputs, labels)
+    _check_torchmetrics(blueprint, population, evaluation)
     selection = _selection(config, blueprint, population, points[0], evaluation.metrics)
-    stopping, rule = config.early_stopping, None
+    stopping = config.early_stopping
+    rule = None
     if stopping.patience is not None:
         rule = StopRule(patience=stopping.patience, min_delta=stopping.min_delta, selection=selection)
     return replace(evaluation, selection=selection, stop_rule=rule)
+
+
+def _clients_scored(config: Config, participants: int) -> str | int:
+    """Return which or how many of the participants are scored."""
+    clients = config.evaluate.clients
+    if clients is None:
+        if participants <= MOST_CLIENTS_SCORED:
+            return "all"
+        clients = CLIENTS_SCORED
+    if isinstance(clients, int) and clients > participants:
+        raise UsageError(f"evaluate.clients={clients}: there are {participants} participants; give fewer, or all")
+    return clients
+
+
+def _metrics(config: Config, blueprint: Blueprint, population: Population) -> dict[str, Metric]:
+    """Return the metrics by name: the default ones of the outputs, those of the method, and those of `config`."""
+    metrics: dict[str, Metric] = {}
+    for name in default_metrics(blueprint.outputs.kind, population.clients[0].train.y.ndim):
+        kind = resolve(METRICS[name], {}, where="metrics")
+        metrics[name] = kind()
+    metrics |= metrics_of(blueprint.algorithm)
+    metrics |= config.metrics
+    return metrics
+
+
+def _check_torchmetrics(blueprint: Blueprint, population: Population, evaluation: Evaluation) -> None:
+    """Raise UsageError if a metric of TorchMetrics cannot score the outputs of the model."""
+    metrics = [metric for metric in evaluation.metrics.values() if isinstance(metric, TorchMetric)]
+    if not metrics:
+        return
+    outputs, labels = first_outputs(blueprint, population, 8)
+    for metric in metrics:
+        metric.check(blueprint.outputs, outputs, labels)
 
 
 def _selection(
     config: Config, blueprint: Blueprint, population: Population, point: str, metrics: Mapping[str, Metric]
 ) -> Selection:
     """Return what chooses rounds, after checking that the metric is measured and that there are validation scores."""
-    metric, mode = config.select.metric, config.select.mode
-    keys = ("select.metric", metric), ("early_stopping.patience", config.early_stopping.patience)
-    for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
+    metric = config.select.metric
+    needing: dict[str, Any] = {
+        "select.metric": metric,
+        "early_stopping.patience": config.early_stopping.patience,
+        "checkpoint.best": config.checkpoint.best or None,
+    }
+    for key, value in needing.items():
         if value is not None:
             check_validated(key, value, population, config.evaluate.splits)
             refuse_void_validation(key, value, population, blueprint.outputs)
-    unmeasured = metric in ("accuracy", "loss") or (metric is None and blueprint.outputs.kind not in DEFAULTS)
-    shape = () if unmeasured else first_outputs(blueprint, population, 2)[0].shape[1:]
-    name, higher_is_better = chosen_metric(metric, mode, metrics, population, blueprint.outputs, shape)
+    shape: tuple[int, ...] = ()
+    has_no_default = metric is None and blueprint.outputs.kind not in DEFAULTS
+    if metric not in ("accuracy", "loss") and not has_no_default:
+        outputs, _ = first_outputs(blueprint, population, 2)
+        shape = outputs.shape[1:]
+    name, higher_is_better = chosen_metric(metric, config.select.mode, metrics, population, blueprint.outputs, shape)
     return Selection(metric=name, higher_is_better=higher_is_better, point=point)
 
 
@@ -500,7 +572,8 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     Raises:
         UsageError: Both are given, or there is no such loss.
     """
-    name, options = config.loss.name or "", config.loss.options
+    name = config.loss.name or ""
+    options = config.loss.options
     if given is None:
         with global_generators_seeded(config.seed, "loss"):
             return build_loss(name, options)
@@ -511,34 +584,38 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
 
 
 def _blueprint(config: Config, population: Population, model: nn.Module, loss: Loss) -> Blueprint:
-    augment: Augment = config.augment.build()
-    schedule: Buffered | None = config.schedule.build() if config.schedule.name == "buffered" else None
-    participants, cohort = len(population.participants), schedule.buffer if schedule else config.cohort
-    if cohort is None:
-        cohort = max(1, floor_share(participants, config.cohort_share))
-    if cohort > participants and schedule is None:
-        raise UsageError(f"cohort={cohort}: there are {participants} clients; give at most that, or a cohort_share")
+    augment = _augment(config)
+    schedule: Buffered | None = None
+    if config.schedule.name == "buffered":
+        schedule = config.schedule.build()
+    cohort = _cohort(config, len(population.participants), schedule)
+    scoring_loss = loss
+    if loss == CrossEntropy():
+        scoring_loss = F.cross_entropy
+    width: Any = config.placement.vmap_clients
+    if isinstance(width, str):
+        width = None
     return Blueprint(
         algorithm=with_channel(config, population, cohort),
         model=model,
-        loss=F.cross_entropy if loss == CrossEntropy() else loss,
+        loss=scoring_loss,
         batch_norm=config.batch_norm,
         optimizer=_optimizer(config),
-        local=Phase("train", config.local.epochs or (None if config.local.steps else 1), config.local.steps),
+        local=_local_phase(config),
         batch_size=config.local.batch_size,
         drop_last=config.local.drop_last,
         rounds=config.rounds,
         cohort=cohort,
         seed=config.seed,
         keep_optimizer=config.local.keep_optimizer,
-        vmap_clients=None if isinstance(width := config.placement.vmap_clients, str) else width,
+        vmap_clients=width,
         threads=config.placement.threads,
         deterministic=config.placement.deterministic,
         tf32=config.placement.tf32,
         cuda_graphs=config.placement.cuda_graphs,
         bf16=config.local.precision == "bf16",
         data_on_device=config.placement.data_on_device,
-        augment=None if isinstance(augment, NoAugment) else augment,
+        augment=augment,
         training_loss=_training_loss(config, loss),
         schedule=config.lr_schedule.build(),
         availability=Availability(**dataclasses.asdict(config.availability)),
@@ -548,11 +625,40 @@ def _blueprint(config: Config, population: Population, model: nn.Module, loss: L
     )
 
 
+def _cohort(config: Config, participants: int, schedule: Buffered | None) -> int:
+    """Return how many clients a round has."""
+    if schedule is not None:
+        return schedule.buffer
+    cohort = config.cohort
+    if cohort is None:
+        cohort = max(1, floor_share(participants, config.cohort_share))
+    if cohort > participants:
+        raise UsageError(f"cohort={cohort}: there are {participants} clients; give at most that, or a cohort_share")
+    return cohort
+
+
+def _local_phase(config: Config) -> Phase:
+    """Return how long clients train: one epoch, unless epochs or steps are given."""
+    epochs = config.local.epochs or None
+    if epochs is None and not config.local.steps:
+        epochs = 1
+    return Phase("train", epochs, config.local.steps)
+
+
+def _augment(config: Config) -> Augment | None:
+    augment: Augment = config.augment.build()
+    if isinstance(augment, NoAugment):
+        return None
+    return augment
+
+
 def _clock(config: Config, population: Population) -> Clock:
     options = dataclasses.asdict(config.clock)
     path = options.pop("profile")
-    ids = [population.clients.id(i) for i in range(len(population.participants))] if path else ()
-    return Clock(**options, profile=read_profile(path, ids) if path else ())
+    if not path:
+        return Clock(**options, profile=())
+    ids = [population.clients.id(place) for place in range(len(population.participants))]
+    return Clock(**options, profile=read_profile(path, ids))
 
 
 def _optimizer(config: Config) -> SGD | Adam:
@@ -578,8 +684,8 @@ def _training_loss(config: Config, loss: Loss) -> Loss | None:
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:
     """Return the points to score. The point at which the algorithm's paper scores comes first."""
-    algorithm, requested = config.algorithm, config.evaluate.points
-    default = algorithm.traits.default_eval_point
+    requested = config.evaluate.points
+    default = config.algorithm.traits.default_eval_point
     if default == "global" and not has_global:
         default = "downloaded"
     if requested and "global" in requested and not has_global:
