@@ -23,6 +23,7 @@ from rayfed.core.double import loss_in_double, module_in_double
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.modules import copied
+from rayfed.core.records import Record
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import as_real, is_counter, named_tensors
 from rayfed.data.population import Population, inputs_in_double, small_population
@@ -33,7 +34,7 @@ from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
 from rayfed.experiments.checks import check_trial
-from rayfed.experiments.config import Checkpoint, Tracking
+from rayfed.experiments.config import Checkpoint, Placement, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import for_fewer_clients, without_channel
@@ -43,7 +44,8 @@ from rayfed.experiments.trial import Simulation, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
-_CLIENTS, _ROUNDS = 4, 4
+_CLIENTS = 4
+_ROUNDS = 4
 _BATCHES = (2, 3, 4)  # numbers of batches of the clients in turn, so that some clients of a block end early
 _BATCH = 8  # examples at most
 _SCORED = 16  # examples of each part that are scored
@@ -89,10 +91,12 @@ def findings(plan: Plan, launch: Launch) -> Iterator[Finding]:
             except (_Broken, ImpureHook, Diverged) as broken:
                 yield Finding(subject, str(broken), kept=False)
             except Exception as error:  # the user's code may raise anything
-                advice = (
-                    "a method that takes only classes has the trait requires_classes, one array computes_with_inputs"
-                )
-                found = f"{error_line(error)}; {advice}" if subject in TASKS else error_line(error)
+                found = error_line(error)
+                if subject in TASKS:
+                    found += (
+                        "; a method that takes only classes has the trait requires_classes, one array "
+                        "computes_with_inputs"
+                    )
                 yield Finding(subject, found, kept=False)
 
 
@@ -101,20 +105,24 @@ class _SmallTrial:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.algorithm = for_fewer_clients(plan.blueprint.algorithm, min(_CLIENTS, len(plan.population.participants)))
+        number = min(_CLIENTS, len(plan.population.participants))
+        self.algorithm = for_fewer_clients(plan.blueprint.algorithm, number)
         self.batch_size = min(plan.blueprint.batch_size, _BATCH)
-        share = self.algorithm.held_out_share
-        examples = [math.ceil((number * self.batch_size + 1) / (1 - share)) for number in _BATCHES]
+        kept_share = 1 - self.algorithm.held_out_share
+        examples = [math.ceil((batches * self.batch_size + 1) / kept_share) for batches in _BATCHES]
         self.population = small_population(plan.population, _CLIENTS, examples, _SCORED)
         self.clients = len(self.population.participants)
-        everywhere = ("downloaded", "trained", "adapted")
-        has_global = self.blueprint().global_model(self.population)[0] is not None
-        self.points = ("global", *everywhere) if has_global else everywhere
+        self.points: tuple[str, ...] = ("downloaded", "trained", "adapted")
+        global_model, _ = self.blueprint().global_model(self.population)
+        if global_model is not None:
+            self.points = ("global", *self.points)
 
     def in_double(self) -> "_SmallTrial":
         """Return this trial with its model, its loss and its inputs in float64, so that differences are no rounding."""
         given = self.plan.blueprint
-        training_loss = None if given.training_loss is None else loss_in_double(given.training_loss)
+        training_loss = None
+        if given.training_loss is not None:
+            training_loss = loss_in_double(given.training_loss)
         model = module_in_double(copied(given.model))
         changed = replace(given, model=model, loss=loss_in_double(given.loss), training_loss=training_loss)
         small = copy.copy(self)
@@ -125,17 +133,35 @@ class _SmallTrial:
     def blueprint(self, **changes: Any) -> Blueprint:
         """Return the blueprint of the small form with `changes`."""
         local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
-        small: dict[str, Any] = {"batch_size": self.batch_size, "local": local, "rounds": 2, "cohort": self.clients}
-        small |= {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
-        small |= {"clock": NO_CLOCK, "buffered": None, "algorithm": self.algorithm}
-        return replace(self.plan.blueprint, **(small | changes))
+        small = replace(
+            self.plan.blueprint,
+            algorithm=self.algorithm,
+            batch_size=self.batch_size,
+            local=local,
+            rounds=2,
+            cohort=self.clients,
+            vmap_clients=1,
+            threads=1,
+            availability=ALWAYS,
+            sampler=UNIFORM,
+            data_on_device=None,
+            clock=NO_CLOCK,
+            buffered=None,
+        )
+        return replace(small, **changes)
 
     def small_plan(self, folder: str, **changes: Any) -> Plan:
         """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
-        off: dict[str, Any] = {"results": folder, "experiment": "check", "tracking": Tracking(tensorboard=False)}
+        config = replace(
+            self.plan.config,
+            rounds=_ROUNDS,
+            results=folder,
+            experiment="check",
+            tracking=Tracking(tensorboard=False),
+        )
         return replace(
             self.plan,
-            config=replace(self.plan.config, rounds=_ROUNDS, **(off | changes)),
+            config=replace(config, **changes),
             population=self.population,
             blueprint=self.blueprint(rounds=_ROUNDS),
             evaluation=Evaluation(every=_ROUNDS, points=self.points[:1]),
@@ -147,7 +173,8 @@ class _SmallTrial:
         Raises:
             UsageError: The algorithm refuses the blueprint with `changes`.
         """
-        blueprint, population = self.blueprint(**changes), population or self.population
+        blueprint = self.blueprint(**changes)
+        population = population or self.population
         check_trial(blueprint, population)
         fleet = LocalFleet(blueprint, population)
         return Server(blueprint, population, fleet, Evaluation(every=1, points=tuple(points)))
@@ -183,17 +210,32 @@ def _hooks(small: _SmallTrial) -> str:
             shapes.add(tuple(result.shape[1:]))
         return result
 
-    kinds = {kind: set(vars(kind)) for kind in type(small.algorithm).__mro__}
+    attributes = _class_attributes(small.algorithm)
     server = small.server(small.points, algorithm=intercepted(small.algorithm, watched))
-    scored = {score.point for record in server.run() for score in record.scores}
-    if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
-        raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
-    if missing := [point for point in small.points if point not in scored]:
-        raise _Broken(f"nothing was scored at {missing[0]}")
-    if (point := small.algorithm.traits.default_eval_point) not in ("global", *small.points):
-        raise _Broken(f"default_eval_point is {point}; known: {', '.join(small.points)}")
+    scored: set[str] = set()
+    for record in server.run():
+        scored.update(score.point for score in record.scores)
+    new = _class_attributes(small.algorithm) - attributes
+    if new:
+        first = min(name for name, _ in new)
+        raise _Broken(f"the class got the attribute {first} while it ran; state belongs into what hooks return")
+    for point in small.points:
+        if point not in scored:
+            raise _Broken(f"nothing was scored at {point}")
+    known = ", ".join(small.points)
+    default = small.algorithm.traits.default_eval_point
+    if default not in ("global", *small.points):
+        raise _Broken(f"default_eval_point is {default}; known: {known}")
     outputs = ", ".join(map(str, sorted(shapes)))
-    return f"no hook modified its inputs; scored as {', '.join(small.points)}; outputs per example: {outputs}"
+    return f"no hook modified its inputs; scored as {known}; outputs per example: {outputs}"
+
+
+def _class_attributes(algorithm: Algorithm) -> set[tuple[str, type]]:
+    """Return the attributes of the classes of `algorithm`: the name of each, and the class that has it."""
+    attributes: set[tuple[str, type]] = set()
+    for kind in type(algorithm).__mro__:
+        attributes.update((name, kind) for name in vars(kind))
+    return attributes
 
 
 def _as_torch(small: _SmallTrial) -> str:
@@ -204,35 +246,30 @@ def _as_torch(small: _SmallTrial) -> str:
     if takes_plain_steps(own):
         method = own
         who = "two local steps end"
-    obstacle = prove_training(blueprint, small.population, UsersModel.of(blueprint.model), "model", method)
+    users = UsersModel.of(blueprint.model)
+    obstacle = prove_training(blueprint, small.population, users, "model", method)
     return obstacle or f"{who} as in plain PyTorch"
 
 
 def _seeds(small: _SmallTrial) -> str:
-    ends = [small.finished().state_hash() for _ in range(2)]
-    if ends[0] != ends[1]:
+    first = small.finished().state_hash()
+    second = small.finished().state_hash()
+    if first != second:
         raise _Broken(
             "two runs with the same seed end with different bits; draw random numbers from torch's global generator, "
             "and keep no state outside of what hooks return"
         )
-    if ends[0] == small.finished(seed=small.plan.blueprint.seed + 1).state_hash():
+    other = small.finished(seed=small.plan.blueprint.seed + 1)
+    if first == other.state_hash():
         raise _Broken("another seed ends with the same bits")
     return "the same seed gives the same bits, another seed gives others"
 
 
 def _resume(small: _SmallTrial) -> str:
-    half, ends = _ROUNDS // 2, []
-    for first_rounds in (0, half):
-        with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
-            plan = small.small_plan(folder, checkpoint=Checkpoint(every=half))
-            fleet = partial(LocalFleet, plan.blueprint, plan.population)
-            simulation = Simulation(plan, recorder, fleet, "cpu")
-            with simulation.global_settings():
-                rounds = iter(simulation)
-                while simulation.round < first_rounds:
-                    next(rounds)
-            ends.append(run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial)))
-    if ends[0] != ends[1]:
+    half = _ROUNDS // 2
+    whole = _interrupted_after(small, 0, save_every=half)
+    resumed = _interrupted_after(small, half, save_every=half)
+    if whole != resumed:
         raise _Broken(
             f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round "
             "leaves for the next belongs into the server's or the client's state"
@@ -240,20 +277,36 @@ def _resume(small: _SmallTrial) -> str:
     return f"resumed from a checkpoint after round {half} of {_ROUNDS}, it ends with the same bits"
 
 
+def _interrupted_after(small: _SmallTrial, rounds: int, *, save_every: int) -> str:
+    """Return the hash of the final state of a run that is left after some rounds, and resumed."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
+        plan = small.small_plan(folder, checkpoint=Checkpoint(every=save_every))
+        fleet = partial(LocalFleet, plan.blueprint, plan.population)
+        simulation = Simulation(plan, recorder, fleet, "cpu")
+        with simulation.global_settings():
+            records = iter(simulation)
+            while simulation.round < rounds:
+                next(records)
+        return run_trial(plan, recorder, fleet, "cpu", saved=recorder.saved(plan.trial))
+
+
 def _number_of_rounds(small: _SmallTrial) -> str:
     if small.algorithm.traits.depends_on_rounds:
         return "it says that a round depends on how many follow; its trials are not continued with more rounds"
-    half, states = _ROUNDS // 2, []
-    for rounds in (half, _ROUNDS):
-        server = small.server(rounds=rounds, schedule=CONSTANT)
-        next(record for record in server.run() if record.stage == "round" and record.round == half)
-        states.append(facts(_state(server)))
-    if states[0] != states[1]:
+    half = _ROUNDS // 2
+    if _facts_after(small, half, of=half) != _facts_after(small, half, of=_ROUNDS):
         raise _Broken(
             f"after round {half} of {half} it has other bits than after round {half} of {_ROUNDS}; set "
             "the trait depends_on_rounds, so that its trials are not continued with more rounds"
         )
     return "a round does not depend on how many follow, so that a trial can be continued with more rounds"
+
+
+def _facts_after(small: _SmallTrial, number: int, *, of: int) -> Any:
+    """Return as plain data the states after the round `number` of a run with `of` rounds."""
+    server = small.server(rounds=of, schedule=CONSTANT)
+    next(record for record in server.run() if record.stage == "round" and record.round == number)
+    return facts(_state(server))
 
 
 def _clients_at_once(small: _SmallTrial) -> str:
@@ -294,13 +347,19 @@ class _LocalTraining:
         self.step_draws = False
 
     def __call__(self, name: str, hook: Callable[..., Any], self_: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        random = _random_states() if name == "step" else None
+        if name == "step":
+            return self._step(hook, self_, ctx, *args, **kwargs)
         result = hook(self_, ctx, *args, **kwargs)
         if name == "init":
             self.before["server"] = result
         elif name == "join":
             self.before["clients"][ctx.client] = result
-        elif name == "step" and _random_states() != random:
+        return result
+
+    def _step(self, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        random = _random_states()
+        result = hook(*args, **kwargs)
+        if _random_states() != random:
             self.step_draws = True
         return result
 
@@ -321,7 +380,8 @@ class _Norms:
 
     def add(self, start: torch.Tensor | None, alone: torch.Tensor, together: torch.Tensor) -> None:
         """Add the numbers of a tensor of the field; a `start` that is missing counts as zeros."""
-        a, b = as_real(alone).double(), as_real(together).double()
+        a = as_real(alone).double()
+        b = as_real(together).double()
         update = a
         if start is not None and start.shape == alone.shape:
             update = a - as_real(start).double()
@@ -364,7 +424,9 @@ def _compare(before: dict[str, Any], alone: dict[str, Any], together: dict[str, 
 def _field(path: str) -> str:
     """Return the part of a path in `_state` that names the owner and the field, such as "server.weights"."""
     parts = path.split(".")
-    return ".".join(parts[:2] if parts[0] == "server" else parts[:3])
+    if parts[0] == "server":
+        return ".".join(parts[:2])
+    return ".".join(parts[:3])
 
 
 def _part_of_the_clients(small: _SmallTrial) -> str:
@@ -375,9 +437,12 @@ def _part_of_the_clients(small: _SmallTrial) -> str:
     before = facts(dict(server.fleet.states))
     for record in server.run():
         after = facts(dict(server.fleet.states))
-        idle = set(before) - set(server.sample(record.round)) if record.stage == "round" else set()
-        if changed := [client for client in idle if after[client] != before[client]]:
-            raise _Broken(f"client {changed[0]} took no part in round {record.round}, but its state changed")
+        idle: set[Any] = set()
+        if record.stage == "round":
+            idle = set(before) - set(server.sample(record.round))
+        for client in idle:
+            if after[client] != before[client]:
+                raise _Broken(f"client {client} took no part in round {record.round}, but its state changed")
         before = after
     _check_finite(server)
     return f"it runs with {cohort} of {small.clients} clients a round"
@@ -388,17 +453,22 @@ def _newcomers(small: _SmallTrial) -> str:
         return "not tried: one client"
     without = replace(small.population, clients=small.population.clients[:-1])
     with_newcomer = replace(small.population, unseen_clients=1)
-    ends, scores = [], []
-    for population in (without, with_newcomer):
-        server = small.server(["downloaded"], population, cohort=small.clients - 1)
-        scores.append(list(server.run())[-1].scores)
-        states = {client: state for client, state in server.fleet.states.items() if client < small.clients - 1}
-        ends.append(facts([server.state, states]))
-    if ends[0] != ends[1]:
+    end, _ = _end_and_last_record(small, without)
+    same_end, last = _end_and_last_record(small, with_newcomer)
+    if end != same_end:
         raise _Broken("training ends with other bits where a client joins after it (unseen_clients=1)")
-    if not any(score.unseen for score in scores[1]):
+    if not any(score.unseen for score in last.scores):
         raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
     return "a client that joins after training changes nothing before, and its model is scored"
+
+
+def _end_and_last_record(small: _SmallTrial, population: Population) -> tuple[Any, Record]:
+    """Return as plain data the states of the server and of all clients but the last one, and the last record."""
+    others = small.clients - 1
+    server = small.server(["downloaded"], population, cohort=others)
+    *_, last = server.run()
+    states = {client: state for client, state in server.fleet.states.items() if client < others}
+    return facts([server.state, states]), last
 
 
 def _on_task(small: _SmallTrial, task: str) -> str:
@@ -406,16 +476,20 @@ def _on_task(small: _SmallTrial, task: str) -> str:
 
 
 def _hosts(small: _SmallTrial, launch: Launch) -> str:
-    hosts, ends = small.plan.config.placement.hosts, []
-    for placement in (replace(small.plan.config.placement, hosts=0), small.plan.config.placement):
-        with tempfile.TemporaryDirectory() as folder:
-            ends.append(launch(small.small_plan(folder, placement=placement)))
-    if ends[0] != ends[1]:
+    placement = small.plan.config.placement
+    here = replace(placement, hosts=0)
+    if _end_with(small, here, launch) != _end_with(small, placement, launch):
         raise _Broken(
-            f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
-            "they are given, since every client may be trained in another process"
+            f"with {placement.hosts} hosts on Ray, it ends with other bits than in this process; hooks may know "
+            "nothing but what they are given, since every client may be trained in another process"
         )
-    return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"
+    return f"with {placement.hosts} hosts on Ray, it ends with the same bits as in this process"
+
+
+def _end_with(small: _SmallTrial, placement: Placement, launch: Launch) -> str:
+    """Return the hash of the final state of a run with a placement."""
+    with tempfile.TemporaryDirectory() as folder:
+        return launch(small.small_plan(folder, placement=placement))
 
 
 CHECKS: dict[str, Callable[[_SmallTrial], str]] = {

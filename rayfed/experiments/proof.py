@@ -7,7 +7,7 @@ plan compares. It computes in float64 where the model can, so that a difference 
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeGuard
@@ -35,6 +35,7 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.attributes import attribute_hashes
 from rayfed.experiments.plan_model import UsersModel, first_batch, largest_part
+from rayfed.losses.base import Loss
 
 _EXAMPLES = 4  # at most, of each of the two steps
 _LEAST_LR = 0.01  # so that a step from old weights differs
@@ -49,7 +50,8 @@ def takes_plain_steps(algorithm: Algorithm) -> TypeGuard[LocalTraining]:
     if not isinstance(algorithm, LocalTraining):
         return False
     hooks = ("start", "step", "loss", "loss_gradients", "correct", "trained", "adapt")
-    return all(getattr(type(algorithm), hook) is getattr(LocalTraining, hook) for hook in hooks)
+    kind = type(algorithm)
+    return all(getattr(kind, hook) is getattr(LocalTraining, hook) for hook in hooks)
 
 
 def prove_training(
@@ -73,12 +75,9 @@ def prove_training(
     with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         if _fits_in_double(blueprint.model):
-            ends = None
-            with contextlib.suppress(Exception):  # of code that takes float32 alone; the next attempt says what fails
-                case = _Case.in_double(blueprint, population, method)
-                ends = _in_torch(case, users), _in_engine(case, where)
+            ends = _ends_in_double(blueprint, population, users, where, method)
             if ends is not None:
-                return _compared(case, *ends, where)
+                return _compared(*ends, where)
         case = _Case.as_it_is(blueprint, population, method)
         trained = _in_engine(case, where)
         try:
@@ -88,6 +87,21 @@ def prove_training(
         except Exception as error:  # the user's code may raise anything
             return f"{where}: not compared with plain PyTorch, in which a step fails: {error_line(error)}"
         return _compared(case, expected, trained, where)
+
+
+def _ends_in_double(
+    blueprint: Blueprint, population: Population, users: UsersModel, where: str, method: LocalTraining
+) -> tuple["_Case", Weights, Weights] | None:
+    """Return the case in float64 with the weights of plain PyTorch and of the engine after it.
+
+    It is None for code that fails there, such as code that takes float32 alone; the next attempt says what fails.
+    """
+    with contextlib.suppress(Exception):
+        case = _Case.in_double(blueprint, population, method)
+        expected = _in_torch(case, users)
+        trained = _in_engine(case, where)
+        return case, expected, trained
+    return None
 
 
 def why_not_at_once(blueprint: Blueprint, population: Population, where: str) -> str | None:
@@ -167,7 +181,8 @@ class _Case:
 
     def work(self, weights: Weights) -> State:
         """Return what local training begins with."""
-        optimizer = self.ctx.optimizer.init(only(weights, self.ctx.task.trainable))
+        trainable = only(weights, self.ctx.task.trainable)
+        optimizer = self.ctx.optimizer.init(trainable)
         if self.dtype == torch.float64:  # also the number of steps, from which Adam corrects its means
             optimizer = tree_map(in_double, optimizer)
         return {"weights": weights, "optimizer": optimizer}
@@ -193,8 +208,10 @@ def _batches(blueprint: Blueprint, population: Population) -> list[Batch]:
     if left_out and not y.is_floating_point():
         has_loss = torch.stack([with_loss(label, left_out)[1] for label in y])
         order = has_loss.int().argsort(descending=True, stable=True)
-        x, y = x[order], y[order]
-    x, y = x[: 2 * size], y[: 2 * size]
+        x = x[order]
+        y = y[order]
+    x = x[: 2 * size]
+    y = y[: 2 * size]
     if part.dtype == np.uint8:
         x = x / 255
     return [Batch(x[:size], y[:size]), Batch(x[-size:], y[-size:])]
@@ -217,7 +234,9 @@ class _Trainer:
 
     def __init__(self, case: _Case, ctx: Context | None = None):
         self._case = case
-        self._ctx = case.context() if ctx is None else ctx
+        if ctx is None:
+            ctx = case.context()
+        self._ctx = ctx
         self.work = case.work(case.start())
 
     def step(self, number: int) -> Weights:
@@ -270,13 +289,16 @@ def _in_engine(case: _Case, where: str) -> Weights:
 
 def _moved(value: Tensor) -> Tensor:
     """Return a weight of another client."""
-    return value * 1.5 if value.is_floating_point() else value
+    if not value.is_floating_point():
+        return value
+    return value * 1.5
 
 
 def _step_of_two(case: _Case) -> list[Weights]:
     """Return the weights of two clients after the same step, taken at once."""
     work = case.work(case.start())
-    step = torch.vmap(partial(case.blueprint.algorithm.step, case.context()), (0, None, 0), randomness="same")
+    step_of_one = partial(case.blueprint.algorithm.step, case.context())
+    step = torch.vmap(step_of_one, (0, None, 0), randomness="same")
     with case.seeded(0), vectorised():
         both, _ = step(stack([work, work]), {}, stack([case.batches[0]] * 2))
     weights: Weights = both["weights"]
@@ -285,35 +307,54 @@ def _step_of_two(case: _Case) -> list[Weights]:
 
 def _in_torch(case: _Case, users: UsersModel) -> Weights:
     """Return the weights after two steps of plain PyTorch, by the engine's names."""
-    module, start, ours = users.make(), case.start(), case.ctx.optimizer
+    module = users.make()
+    start = case.start()
     loss = loss_on("cpu", case.blueprint.loss)
     own_names = {name: users.names[name] for name in start if name in users.names}
     tensors = _named_tensors(module)
     of_model = {name: tensors[own] for name, own in own_names.items()}
-    of_loss = {f"loss.{name}": value for name, value in _named_tensors(loss).items()}
-    known = of_model | {name: value for name, value in of_loss.items() if name in start}
+    of_loss = {}
+    for name, value in _named_tensors(loss).items():
+        if f"loss.{name}" in start:
+            of_loss[f"loss.{name}"] = value
+    known = of_model | of_loss
     trained = [value for name, value in known.items() if name in case.ctx.task.trainable]
-    optimizer = _TorchOptimizer(ours, trained)
     values = {id(tensor): start[name] for name, tensor in of_model.items()}
     with unchanged(module), _with_values(module, values, case.dtype):
-        if case.population.layout is not None and layout_of(module) is None:
-            case.population.layout.attach(module)
-        module.train()
-        if case.blueprint.batch_norm == "frozen":
-            for layer in batch_norm_layers(module):
-                layer.eval()
-        for step, (x, y) in enumerate(case.batches):
-            with case.seeded(step):
-                optimizer.zero_grad()
-                given = x.clone()
-                loss(logits_of(module(given)), y.clone()).backward()
-                _refuse_changed_inputs(x, given)
-                if ours.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(trained, ours.clip_norm)
-                optimizer.step()
+        _prepare(module, case)
+        _train_in_torch(case, module, loss, trained)
         after = _named_tensors(module)
         ends = {name: after[own].detach().clone() for name, own in own_names.items()}
-    return ends | {name: value.detach() for name, value in of_loss.items() if name in start}
+    for name, value in of_loss.items():
+        ends[name] = value.detach()
+    return ends
+
+
+def _prepare(module: nn.Module, case: _Case) -> None:
+    """Put the user's module into training mode, and tell it the parts of an input if it does not know them."""
+    layout = case.population.layout
+    if layout is not None and layout_of(module) is None:
+        layout.attach(module)
+    module.train()
+    if case.blueprint.batch_norm == "frozen":
+        for layer in batch_norm_layers(module):
+            layer.eval()
+
+
+def _train_in_torch(case: _Case, module: nn.Module, loss: Loss, parameters: Sequence[Tensor]) -> None:
+    """Take the two steps of `case` with a module in plain PyTorch, which change `parameters`."""
+    ours = case.ctx.optimizer
+    optimizer = _TorchOptimizer(ours, parameters)
+    for step, (x, y) in enumerate(case.batches):
+        with case.seeded(step):
+            optimizer.zero_grad()
+            given = x.clone()
+            outputs = logits_of(module(given))
+            loss(outputs, y.clone()).backward()
+            _refuse_changed_inputs(x, given)
+            if ours.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, ours.clip_norm)
+            optimizer.step()
 
 
 def _named_tensors(module: object) -> dict[str, Tensor]:
@@ -332,7 +373,9 @@ def _with_values(module: nn.Module, values: dict[int, Tensor], dtype: torch.dtyp
     try:
         for tensor in tensors:
             value = values.get(id(tensor), tensor.data).cpu().clone()
-            tensor.data = in_double(value) if dtype == torch.float64 else value
+            if dtype == torch.float64:
+                value = in_double(value)
+            tensor.data = value
             tensor.grad = None
         yield
     finally:
@@ -389,7 +432,9 @@ class _TorchOptimizer:
             zeros = torch.zeros_like(parameter)
             self._moments[place] = zeros, zeros.clone(), torch.tensor(0.0)
         first, second, steps = self._moments[place]
-        step = adamw if ours.decoupled else adam
+        step: Callable[..., None] = adam
+        if ours.decoupled:
+            step = adamw
         step(
             [parameter],
             [gradient],
@@ -420,17 +465,19 @@ def _compared(case: _Case, expected: Weights, trained: Weights, where: str) -> s
             f"{where}: not compared with plain PyTorch, whose two steps on the first examples end with infinite or NaN"
         )
     start = case.start()
-    wrong = {
-        name: _difference(start[name], expected[name], trained[name])
-        for name in expected
-        if not _agree(case, start[name], expected[name], trained[name])
-    }
+    wrong = {}
+    for name, value in expected.items():
+        if not _agree(case, start[name], value, trained[name]):
+            wrong[name] = _difference(start[name], value, trained[name])
     if not wrong:
         return None
     name = max(wrong, key=lambda name: wrong[name])
-    how, cause = f"differs by {wrong[name]:.2g} times its update", "a gradient hook of the weight"
     if torch.equal(start[name], trained[name]):
-        how, cause = "stays as it is", "a layer that the model reaches through a global or a class"
+        how = "stays as it is"
+        cause = "a layer that the model reaches through a global or a class"
+    else:
+        how = f"differs by {wrong[name]:.2g} times its update"
+        cause = "a gradient hook of the weight"
     raise UsageError(
         f"{where}: {name} {how} after two steps, compared with plain PyTorch; usual causes are {cause}, and "
         "torch.utils.checkpoint with use_reentrant=True; use layers and weights through self"
