@@ -29,6 +29,7 @@ from rayfed.experiments.sweep import plan_sweep
 from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
+from rayfed.records.published import write_published
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import make_experiment_folder, open_storage, storage_errors
 from rayfed.records.tracking import check_tracking
@@ -227,6 +228,10 @@ def run_sweep(
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
+    published = plan.published()
+    if published is not None:
+        with storage_errors(plan.results):
+            write_published(open_storage(plan.results).child(plan.experiment), published)
     if not plan.jobs and not plan.space.adaptive:
         return 0
     with claimed(plan.results, plan.experiment, plan.names):

@@ -3,8 +3,9 @@
 title, paper, setting     what the paper measured, and how
 columns                   name -> the rule that computes it; see `_columns`
 rows                      name -> {arm: the keys of its configuration, small: further keys of the small form (or false:
-                          not in the small form), published: column -> number, [number, sd] or .inf (never)}; a row
-                          without an arm is not measured, a row without numbers (a control of ours) is not published
+                          not in the small form), published: column -> number, [number, sd] or .inf (never)}; as in
+                          search spaces. A row without an arm is not measured, a row without numbers (a control of
+                          ours) is not published
 claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in the column's unit
 full, small               search spaces (see rayfed.experiments.space) without arms, or a string that says why there is
                           none; and
@@ -28,6 +29,7 @@ from _columns import Rule, Trial, kind, values
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
+from rayfed.experiments.published import published_number
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
 from rayfed.reports.read import Tables
@@ -84,7 +86,7 @@ class PaperTable:
         value = self.rows[row]["published"].get(column)
         if value is None:
             return None
-        return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
+        return published_number(f"{self.name}.yaml: rows.{row}.published.{column}", value)
 
     def arms(self, scale: str) -> dict[str, Mapping[str, Any]]:
         """Return the rows that `scale` measures, each with its configuration keys.
@@ -172,6 +174,8 @@ def read_table(name: str) -> PaperTable:
             raise UsageError(f"{name}.yaml: rows.{row}: expected arm, small, and published with its numbers")
         if unknown := set(numbers) - set(content["columns"]):
             raise UsageError(f"{name}.yaml: rows.{row}.published: no column {sorted(unknown)[0]}")
+        for column, value in numbers.items():
+            published_number(f"{name}.yaml: rows.{row}.published.{column}", value)
     return PaperTable(name, content, tuple(_claim(name, content, text) for text in content["claims"]))
 
 

@@ -22,6 +22,7 @@ from references import (
     fedfomo,
     fedproto,
     fedreg,
+    flamby,
     flbench_methods,
     fraug,
     harmofl,
@@ -39,6 +40,7 @@ SOURCES: dict[str, Any] = {
     for module in (
         pfllib_methods,
         flbench_methods,
+        flamby,
         moon,
         feddyn,
         apfl,
@@ -59,6 +61,7 @@ SOURCES: dict[str, Any] = {
 NAMES = {
     "pfllib": "PFLlib",
     "flbench": "FL-bench",
+    "flamby": "FLamby",
     "moon": "The methods' authors",
     "feddyn": "The methods' authors",
     "fedtorch": "The methods' authors",

@@ -9,6 +9,7 @@ from typing import Any
 from rayfed.core.registry import resolve
 from rayfed.experiments.components import KINDS, description, summary
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
+from rayfed.experiments.published import PublishedOptions
 from rayfed.experiments.space import Search
 from rayfed.metrics import PREFIX
 
@@ -57,7 +58,10 @@ def space_keys() -> str:
     lines = [_SPACES, "keys of the search space:"]
     lines.append(_entry("seeds", "[seed]", "run every configuration with each of these seeds"))
     lines.append(_entry("arms", "[{}]", "list of variants to compare; each entry overrides the common keys"))
-    return "\n".join([*lines, *_entries(Search, "search.")])
+    lines += _entries(Search, "search.")
+    what = "in an arm: values that somebody published for it, by column of the report, as [mean, sd] or mean"
+    lines.append(_entry("published", "{}", what))
+    return "\n".join([*lines, *_entries(PublishedOptions, "published.")])
 
 
 def partition_keys() -> str:

@@ -11,7 +11,7 @@ from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import key_path
 from rayfed.core.paths import expanded, read_file
 
-SPACE_KEYS = ("seeds", "search", "arms")
+SPACE_KEYS = ("seeds", "search", "arms", "published")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
 _MOST_REPEATED = 100_000  # values that the aliases of a document may add to it
 _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # ValueError: a date such as 2001-99-99

@@ -9,6 +9,8 @@
       - algorithm.name: adcol
         algorithm.mu: {grid: [0.1, 1, 10]}
 
+An arm may have values that somebody published; see `rayfed.experiments.published`.
+
 A space is written as {grid: […]}, {choice: […]}, {uniform: [low, high]}, {loguniform: [low, high]} or
 {randint: [low, high]} (high included) in place of a value.
 """
@@ -26,6 +28,7 @@ from rayfed.core.options import SPACE_KINDS as KINDS
 from rayfed.core.options import build, checked, option
 from rayfed.core.rng import generator
 from rayfed.experiments.config import Config
+from rayfed.experiments.published import PublishedRows, one_configuration, published_rows
 from rayfed.experiments.sources import SPACE_KEYS, merged
 
 
@@ -86,12 +89,14 @@ class Space:
         seeds: The seeds with which each configuration runs.
         arms: For each arm, its configurations as nested values; for an adaptive arm, its corners.
         adaptive: The arms of a search with `search.kind=optuna`, whose configurations are not known in advance.
+        published: Values that somebody published for some of the arms.
     """
 
     search: Search
     seeds: tuple[int, ...]
     arms: tuple[tuple[dict[str, Any], ...], ...]
     adaptive: tuple[AdaptiveArm, ...] = ()
+    published: PublishedRows | None = None
 
     def trials(self) -> Iterator[dict[str, Any]]:
         """Yield every configuration with every seed, seed by seed. So early results compare all arms."""
@@ -123,6 +128,8 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if search.kind != "grid" and search.samples is None:
         raise UsageError(f"search.samples: required for search.kind={search.kind}; give the configurations per arm")
     arms = checked(_listed(sweep.get("arms", [{}])), list[dict[str, Any]], {}, where="arms")
+    published = published_rows(sweep.get("published"), arms, sources[1:])
+    arms = [{key: value for key, value in arm.items() if key != "published"} for arm in arms]
     trees = [merged(common, arm, *overrides) for arm in arms]
     adaptive = tuple(AdaptiveArm(tree, dict(_spaces(tree, ""))) for tree in trees) if search.kind == "optuna" else ()
     for key in (key for arm in adaptive for key in arm.spaces):
@@ -143,7 +150,9 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if not seeds or not arms:
         raise UsageError("seeds and arms: expected lists with at least one entry, such as seeds=[0, 1, 2]")
     _refuse_twice("seeds", seeds)
-    return Space(search, tuple(seeds), drawn, adaptive)
+    if published is not None:
+        one_configuration(drawn, published)
+    return Space(search, tuple(seeds), drawn, adaptive, published)
 
 
 def configurations(space: Space) -> tuple[Config, ...]:

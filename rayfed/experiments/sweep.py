@@ -13,12 +13,14 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
+from rayfed.experiments.published import trials_by_arm
 from rayfed.experiments.run_summary import notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.units import counted
 from rayfed.experiments.user_code import own_names
 from rayfed.records.progress import Progress
+from rayfed.records.published import Published
 from rayfed.records.recorder import traceback_file
 from rayfed.records.tracking import check_tracking
 
@@ -92,6 +94,13 @@ class SweepPlan:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
         return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
 
+    def published(self) -> Published | None:
+        """Return the values that somebody published for the trials; None if there are none."""
+        if self.space.published is None:
+            return None
+        trials = trials_by_arm(self.space.arms, [trial_name(config) for config in self.configs])
+        return self.space.published.of_trials(trials)
+
     def jobs_of(self, config: Config, populations: "Populations") -> Iterator[Job]:
         """Yield the job of a configuration that Optuna chose with each seed."""
         for seed in self.space.seeds:
@@ -136,6 +145,10 @@ def plan_sweep(
     """
     _check_packages(space)
     first, given = configs[0], given or Given()
+    if given and space.published is not None:
+        raise UsageError(
+            "published: is about the data, the model and the loss of the file; leave out those of your own"
+        )
     names = [trial_name(config) for config in configs]
     for key in ("results", "experiment", "select", "faults"):
         if any(getattr(config, key) != getattr(first, key) for config in configs):
@@ -247,6 +260,8 @@ def _check_plans(
             identities.append(_identity(plan) if given else {})
             if first:
                 continue
+            if space.published is not None:
+                space.published.check_columns({client.domain for client in plan.population.clients})
             for key, value in (("scheduler", "asha"), ("kind", "optuna")):
                 if getattr(space.search, key) == value:
                     check_validated(f"search.{key}", value, plan.population, plan.evaluation.splits)

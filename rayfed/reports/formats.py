@@ -125,10 +125,11 @@ def markdown_columns(columns: Mapping[str, Sequence[str]]) -> str:
 def _markdown_cell(cell: Cell | None) -> str:
     if cell is None:
         return "-"
-    text = replace(cell, stars="").text()
+    text = replace(cell, stars="", published=None).text()
     if cell.rank == 1:
         text = f"**{text}**"
-    return text + _markdown_text(cell.stars)
+    text += _markdown_text(cell.stars)
+    return " ".join(filter(None, [text, cell.beside()]))
 
 
 def _markdown_text(text: str) -> str:
@@ -178,14 +179,15 @@ def latex_text(text: str) -> str:
 def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return "--"
-    text = replace(cell, stars="").text(r" $\pm$ ")
+    between = r" $\pm$ "
+    text = replace(cell, stars="", published=None).text(between)
     if cell.rank == 1:
         text = f"\\textbf{{{text}}}"
     if cell.rank == 2:
         text = f"\\underline{{{text}}}"
     if cell.stars:
         text += f"$^{{{cell.stars}}}$"
-    return text
+    return " ".join(filter(None, [text, cell.beside(between)]))
 
 
 def _marked_up(

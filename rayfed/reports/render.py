@@ -11,6 +11,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.paths import absolute, lasting
 from rayfed.records.storage import is_url, join
 from rayfed.reports.formats import LATEX_PACKAGES, latex_table, markdown_table, text_table
+from rayfed.reports.published import published_values
 from rayfed.reports.read import Tables, read, read_events
 from rayfed.reports.sections import Section, reported_rows, sections
 from rayfed.reports.summary import DEFAULT_VIEW, NOT_SCORED, Summary, View, nothing_to_show, summarise
@@ -53,7 +54,8 @@ def render(
     _check_scored(summary, tables, view)
     if format == "csv":
         return _as_csv(summary, tables, view)
-    shown = sections(tables, summary, view, stars)
+    published = published_values(folder, set(tables.trials["experiment"]))
+    shown = sections(tables, summary, view, stars, published)
     notes = [*_absent_experiments(summary, shown, view), *summary.notes, *restart_notes(folder, experiment), *failures]
     if format == "latex":
         return _as_latex(shown, notes)

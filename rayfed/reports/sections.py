@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pandas as pd
 
 from rayfed.core.records import POINTS
+from rayfed.records.published import Published
+from rayfed.reports.published import published_note, with_published
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, selected_rounds
 from rayfed.reports.summary import (
@@ -61,14 +64,23 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, Stars] | None = None) -> list[Section]:
-    """Return the tables of the report; see `rayfed.reports.render.render` for the arguments and errors."""
+def sections(
+    tables: Tables,
+    summary: Summary,
+    view: View,
+    stars: Mapping[str, Stars] | None = None,
+    published: Mapping[str, Published] = MappingProxyType({}),
+) -> list[Section]:
+    """Return the tables of the report; see `rayfed.reports.render.render` for the arguments and errors.
+
+    `published` has the values of others by experiment.
+    """
     rows = filter_rows(summary.rows, tables, view)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         experiment = str(name)
         metric = str(of_experiment["metric"].iloc[0])
-        maker = _SectionMaker(experiment, tables, summary, metric)
+        maker = _SectionMaker(experiment, tables, summary, metric, published.get(experiment))
         stars_here = None if stars is None else stars.get(experiment)
         main = maker.section(of_experiment, view.rule, stars_here)
         parts.append(main)
@@ -109,8 +121,9 @@ def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
 class _SectionMaker:
     """Makes the sections of one experiment."""
 
-    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str):
+    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str, published: Published | None = None):
         self.name = name
+        self._published = published
         self.metric = metric
         self._tables = tables
         self._rows = summary.rows[summary.rows["experiment"] == name]
@@ -126,6 +139,7 @@ class _SectionMaker:
         shown, rule = rows_of_rule(rows, rule)
         split = str(shown["split"].iloc[0])
         table = make_table(shown, self.metric, stars)
+        table, last_notes = self._with_published(table, split)
         what = f"{split} {self.metric}"
         if split == OOD:
             what = f"out-of-domain {self.metric} (split ood)"
@@ -140,8 +154,18 @@ class _SectionMaker:
             table=table,
             legend=_sentences([*self._legend(table, shown, split, rule), _stars_legend(stars), *table.remarks]),
             label=f"{self.name}: {what}",
-            notes=tuple(notes),
+            notes=(*notes, *last_notes),
         )
+
+    def _with_published(self, table: ResultTable, split: str) -> tuple[ResultTable, list[str]]:
+        """Return the table with published values if there are some of this metric and split, and a note on them."""
+        published = self._published
+        if published is None or (published.metric, published.split) != (self.metric, split):
+            return table, []
+        orders = dict(zip(self._done["trial"], self._done["order"], strict=True))
+        compared = with_published(table, published, orders)
+        note = published_note(compared, published)
+        return compared.table, [note] if note else []
 
     def unseen(self, split: str) -> Iterator[Section]:
         """Yield the sections of unseen clients. They are scored once, so no rule picks a round."""

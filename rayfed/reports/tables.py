@@ -30,6 +30,7 @@ class Cell:
         rank: 1 for the best of a column, 2 for the second, 0 for the rest. Equal numbers have equal ranks.
         stars: Stars of significance.
         seeds: The number of seeds, which is below that of the row if no client held the domain at some seeds.
+        published: Mean and standard deviation that somebody published.
     """
 
     mean: float
@@ -38,6 +39,7 @@ class Cell:
     rank: int = 0
     stars: str = ""
     seeds: int = field(default=0, compare=False)
+    published: tuple[float, float | None] | None = None
 
     @property
     def number(self) -> str:
@@ -51,10 +53,25 @@ class Cell:
         return f"{self.sd:.{self.decimals}f}"
 
     def text(self, between: str = " ± ") -> str:
-        """Return mean and standard deviation with `between` between them, and the stars."""
-        if not self.spread:
-            return self.number + self.stars
-        return f"{self.number}{between}{self.spread}{self.stars}"
+        """Return mean and standard deviation with `between` between them, the stars, and what was published."""
+        own = self.number + self.stars
+        if self.spread:
+            own = f"{self.number}{between}{self.spread}{self.stars}"
+        if self.published is None:
+            return own
+        if "\n" in between:
+            return f"{own}\n{self.beside()}"
+        return f"{own} {self.beside(between)}"
+
+    def beside(self, between: str = " ± ") -> str:
+        """Return what was published, in brackets; empty if nothing was."""
+        if self.published is None:
+            return ""
+        mean, sd = self.published
+        number = f"{mean:.{self.decimals}f}"
+        if sd is None:
+            return f"[{number}]"
+        return f"[{number}{between}{sd:.{self.decimals}f}]"
 
 
 class ResultColumn(NamedTuple):

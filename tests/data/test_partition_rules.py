@@ -35,6 +35,36 @@ class TestShards:
         assert sorted(np.concatenate(hands)) == list(range(12))
 
 
+class TestPowerLaw:
+    def test_clients_have_neighbouring_classes_and_sizes_between_the_minimum_and_what_is_there(self):
+        """6 clients, 3 classes, 2 each: client i has classes i and i + 1 modulo 3, so that 4 clients share a class."""
+        dataset = of(np.arange(300) % 3)
+        parts = split("power_law", dataset, clients=6, least=5, **WHOLE)
+        assert classes(parts, dataset) == [[0, 1], [1, 2], [0, 2]] * 2
+        counts = np.array([np.bincount(dataset.labels[rows], minlength=3) for rows in held(parts)])
+        assert counts[counts > 0].min() >= 5
+        assert np.all((counts.sum(0) > 100 - 4) & (counts.sum(0) <= 100))  # four floors lose less than a row each
+        flat = np.concatenate(held(parts))
+        assert len(np.unique(flat)) == len(flat)
+
+    def test_without_spread_all_get_the_same(self):
+        dataset = of(np.arange(300) % 3)
+        parts = split("power_law", dataset, clients=6, least=5, sigma=0.0, **WHOLE)
+        assert [len(rows) for rows in held(parts)] == [50] * 6  # 25 of each of two classes
+
+    def test_logarithms_of_shares_have_the_spread(self):
+        """The rows beyond the minimum, of a class with so many that floors do not matter."""
+        dataset = of(np.arange(2_000_000) % 2)
+        parts = split("power_law", dataset, clients=400, classes_per_client=1, least=1, sigma=1.0, **WHOLE)
+        beyond = np.array([len(rows) - 1 for rows in held(parts)])
+        assert np.log(beyond).std() == pytest.approx(1.0, abs=0.1)
+
+    def test_a_minimum_that_a_class_does_not_have_is_refused(self):
+        message = r"^partition.least=60: class 0 of tiny has 100 rows for 2 clients; use fewer clients, or a smaller"
+        with pytest.raises(UsageError, match=message):
+            split("power_law", of(np.arange(300) % 3), clients=3, least=60, **WHOLE)
+
+
 class TestPathological:
     def test_groups_of_clients_share_their_classes(self):
         """8 clients, 4 classes, 2 each: 8 / 4 x 2 = 4 clients a class, so 0-3 hold classes 0, 1 and 4-7 hold 2, 3."""

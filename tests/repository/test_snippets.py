@@ -257,6 +257,8 @@ def run_commands(page: str, names: Sequence[str], extra: Sequence[str], of_sweep
         if name not in names or "--help" in arguments:
             continue
         if name in ("run", "sweep"):
-            arguments += [value for value in extra if name == "sweep" or not value.startswith("seeds")]
+            has_other_data = "flamby_heart" in arguments
+            left_out = [key for key, is_out in (("seeds", name != "sweep"), ("data.", has_other_data)) if is_out]
+            arguments += [value for value in extra if not value.startswith(tuple(left_out))]
             arguments += of_sweeps if name == "sweep" else []
         assert command(name)(arguments) == 0, snippet.text

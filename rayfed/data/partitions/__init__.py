@@ -8,6 +8,7 @@ PARTITIONS = {
     "dirichlet": "rayfed.data.partitions.pooled:Dirichlet",
     "lda": "rayfed.data.partitions.pooled:Lda",
     "label_k": "rayfed.data.partitions.pooled:LabelK",
+    "power_law": "rayfed.data.partitions.pooled:PowerLaw",
     "pathological": "rayfed.data.partitions.pooled:Pathological",
     "classes": "rayfed.data.partitions.domains:Classes",
     "shards": "rayfed.data.partitions.pooled:Shards",

@@ -168,6 +168,51 @@ class LabelK(PooledPartition):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PowerLaw(PooledPartition):
+    """FedProx's MNIST (Li et al. 2020, section 5.1), which LEAF, FedML and FLUTE use: sizes follow a power law.
+
+    The paper has 1,000 clients with two digits each, about 69 images on average. As in the authors' code, client i has
+    the classes i, i + 1, … modulo C and `least` rows of each. The remaining rows of a class are divided among its
+    clients in shares that are log-normal, with the standard deviation `sigma` of their logarithms.
+    """
+
+    classes_per_client: int = option(2, low=1, help="number of classes per client")
+    least: int = option(5, low=1, help="minimum of rows of each class that a client has")
+    sigma: float = option(2.0, low=0, help="standard deviation of the logarithms of the shares; 0: equal shares")
+
+    def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
+        stacks = by_class(dataset, rows)
+        present = [label for label, stack in enumerate(stacks) if len(stack)]
+        check_classes(self.classes_per_client, len(present), dataset)
+        assigned: list[list[Rows]] = [[] for _ in range(self.clients)]
+        for place, label in enumerate(present):
+            owners = self._owners(place, len(present))
+            if not owners:
+                continue
+            sizes = self._sizes(len(stacks[label]), len(owners), label, dataset, random)
+            piles = np.split(random.permutation(stacks[label]), np.cumsum(sizes))
+            for client, pile in zip(owners, piles, strict=False):  # the last pile is what floors leave over
+                assigned[client].append(pile)
+        return shuffled(joined(assigned), random)
+
+    def _owners(self, place: int, classes: int) -> list[int]:
+        """Return the clients that have the class at `place` among the present ones."""
+        return [client for client in range(self.clients) if (place - client) % classes < self.classes_per_client]
+
+    def _sizes(self, rows: int, clients: int, label: int, dataset: Dataset, random: np.random.Generator) -> np.ndarray:
+        """Return how many rows of a class each of its clients gets."""
+        left = rows - self.least * clients
+        if left < 0:
+            raise UsageError(
+                f"partition.least={self.least}: class {label} of {dataset.name} has {rows} rows for {clients} clients; "
+                "use fewer clients, or a smaller minimum"
+            )
+        weights = random.lognormal(0.0, self.sigma, clients)
+        return self.least + np.floor(left * weights / weights.sum()).astype(int)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pathological(PooledPartition):
     """PFLlib's "pathological" splits (Zhang et al. 2023, DBE): 20 clients, 2 classes of 10 or 10 of 100 each.
 

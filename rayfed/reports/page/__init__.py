@@ -19,6 +19,7 @@ from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
 from rayfed.reports.comparison import compare
 from rayfed.reports.pairs import pairs_columns, pairs_notes, stars_against_best
+from rayfed.reports.published import published_values
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import restart_notes
 from rayfed.reports.sections import Section, sections
@@ -221,7 +222,8 @@ def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, wi
     of_sections = view
     if with_ood and data.view.split is None:
         of_sections = replace(view, split=None)
-    shown = sections(data.tables, data.summary, of_sections, {name: stars})
+    published = published_values(page.folder, [name])
+    shown = sections(data.tables, data.summary, of_sections, {name: stars}, published)
     pictures = list(_pictures(page, replace(data, view=view), name, _OF_A_VIEW))
     return PageView(metric, split, shown, stars, pairs, pictures)
 
