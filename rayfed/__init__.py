@@ -17,7 +17,7 @@ from rayfed.core import torchvision_cpu
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
-    from rayfed.api import check, load, report, rounds, run, sweep
+    from rayfed.api import check, load, report, rounds, run, sweep, trainable
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.inputs import padded
@@ -59,11 +59,12 @@ __all__ = [
     "rounds",
     "run",
     "sweep",
+    "trainable",
 ]
 
 _NAMES = {
     "rayfed.algorithm": ["Algorithm"],
-    "rayfed.api": ["check", "load", "report", "rounds", "run", "sweep"],
+    "rayfed.api": ["check", "load", "report", "rounds", "run", "sweep", "trainable"],
     "rayfed.core.errors": ["BadHook", "Diverged", "HostLost", "StorageError", "UsageError"],
     "rayfed.core.options": ["option"],
     "rayfed.data.inputs": ["padded"],

@@ -27,6 +27,7 @@ from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import Space, configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
 from rayfed.experiments.trial import check_rounds, resume_message, usable
+from rayfed.experiments.tuning import Tuning
 from rayfed.losses.base import Loss
 from rayfed.records.checkpoints import Saved
 from rayfed.records.published import write_published
@@ -182,6 +183,9 @@ def sweep(
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
+    callbacks: Sequence[Any] = (),
+    scheduler: Any = None,
+    search_alg: Any = None,
     quiet: bool | None = None,
     keep_state: bool = False,
     **overrides: Any,
@@ -192,6 +196,11 @@ def sweep(
         space: A mapping or the path of a YAML file, with the keys `seeds`, `arms` and `search`; see
             `rayfed.experiments.space`. Wherever a value may stand, {"grid": [...]} may stand as well.
         clients, model, loss, num_classes: As for `rayfed.run`, for all trials.
+        callbacks: Callbacks of Ray Tune, such as `WandbLoggerCallback`. One that fails is left out from then on.
+        scheduler: A scheduler of Ray Tune, in place of search.scheduler. Unless it names another metric, it maximises
+            `last_gain`: the last validation score, negative where lower is better.
+        search_alg: A search algorithm of Ray Tune, such as `HyperOptSearch`, which chooses search.samples
+            configurations of a space with one arm, by the mean over the seeds of the best validation score.
         quiet: As for `rayfed.run`.
         keep_state: Keep the final state of every trial, from which `rayfed.load` reads.
         overrides: Top-level keys, such as rounds=5 or seeds=[0, 1]; they count for all arms.
@@ -203,11 +212,49 @@ def sweep(
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
     quiet = _is_quiet(quiet)
-    drawn = read_space(_values_of(space), overrides)
+    kind = {} if search_alg is None else {"search.kind": "tune"}
+    drawn = read_space(_values_of(space), kind, overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     configs = configurations(drawn)
-    failed = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state)
-    return SweepResult.of(configs[0].results, configs[0].experiment, failed)
+    tuning = Tuning(tuple(callbacks), scheduler, search_alg)
+    swept = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state, tuning=tuning)
+    return SweepResult.of(configs[0].results, configs[0].experiment, swept.failed, swept.tune)
+
+
+def trainable(
+    config: Mapping[str, Any] | Config | str | Path | None = None,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
+    model: ModelFactory | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    keep_state: bool = False,
+    **overrides: Any,
+) -> Any:
+    """Return a trainable for a `ray.tune.Tuner` of your own, with any searcher, scheduler and callback of Ray Tune.
+
+    Tune's configuration overrides keys of `config`: {"algorithm.mu": tune.loguniform(0.01, 10)}. A trial reserves what
+    `placement` says, and reports every round: `round` and `training_iteration`; `gain`, the validation score, negative
+    where lower is better; `last_gain`, which rounds without an evaluation have, too; `best`, the best so far; `val` and
+    `test`; all scores as POINT/SPLIT/METRIC; and the costs as round/NAME. Tune's checkpoints point at those in the
+    folder of the results, where the tables of all trials are as well. A scheduler may change `algorithm.*` and
+    `local.lr` of a trial; the table `events` then says from which round the new value counts.
+
+    Args:
+        config, clients, model, loss, num_classes, overrides: As for `run`.
+        keep_state: Keep the final state of every trial, from which `rayfed.load` reads.
+
+    Raises:
+        UsageError: The configuration cannot work, or the resources do not exist.
+        HostLost: Ray did not start.
+    """
+    from rayfed.distributed.trainable import trainable_of  # needs Ray
+
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    chosen = _config_of(config, overrides)
+    check_sweep([chosen.placement])
+    check_tracking(chosen.tracking, chosen.results)
+    return trainable_of(make_plan(chosen, given), given, keep_state=keep_state)
 
 
 def run_sweep(
@@ -217,14 +264,15 @@ def run_sweep(
     *,
     quiet: bool = False,
     keep_state: bool = False,
-) -> int:
-    """Run every trial of `space` and return the number of trials that failed or diverged.
+    tuning: Tuning | None = None,
+) -> launch.Swept:
+    """Run every trial of `space`.
 
     With resume=true, trials that are done are skipped. `configs` are `configurations(space)`; the other arguments and
     errors are those of `sweep`.
     """
     check_sweep(config.placement for config in configs)
-    plan = plan_sweep(space, configs, given, keep_state=keep_state)
+    plan = plan_sweep(space, configs, given, keep_state=keep_state, tuning=tuning)
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
@@ -233,7 +281,7 @@ def run_sweep(
         with storage_errors(plan.results):
             write_published(open_storage(plan.results).child(plan.experiment), published)
     if not plan.jobs and not plan.space.adaptive:
-        return 0
+        return launch.Swept(0, None)
     with claimed(plan.results, plan.experiment, plan.names):
         return launch.run_sweep(plan, quiet=quiet)
 

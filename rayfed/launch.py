@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 from rayfed.core.errors import HostLost, RayNotStarted, StorageError
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
@@ -122,30 +123,36 @@ def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
         return trial.run_trial(plan, recorder, saved=saved)
 
 
-def run_sweep(plan: SweepPlan, *, quiet: bool) -> int:
-    """Run the jobs of `plan` and return the number of trials that failed or diverged.
+class Swept(NamedTuple):
+    """The outcome of a sweep: how many trials failed or diverged, and Tune's `ResultGrid`, None without Ray."""
+
+    failed: int
+    tune: Any
+
+
+def run_sweep(plan: SweepPlan, *, quiet: bool) -> Swept:
+    """Run the jobs of `plan`.
 
     They run with Ray Tune; but one after the other in this process if they have no hosts and max_concurrent is 1, or if
-    they have no hosts and Ray does not start. Early stopping and Optuna need Ray.
+    they have no hosts and Ray does not start. Schedulers, searches and callbacks of Tune need Ray.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
         HostLost: Ray did not start and is needed, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    began, statuses = time.monotonic(), _statuses(plan, quiet=quiet)
+    began = time.monotonic()
+    statuses, grid = _ran(plan, quiet=quiet)
     if not quiet:
         elapsed = span(time.monotonic() - began)
         print(f"{counted(len(statuses), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
-    return sum(status in ("failed", "diverged") for status in statuses)
+    return Swept(sum(status in ("failed", "diverged") for status in statuses), grid)
 
 
-def _statuses(plan: SweepPlan, *, quiet: bool) -> list[str]:
-    """Run the jobs of `plan` and return the statuses of the trials; see `run_sweep`."""
-    search = plan.space.search
-    needs_ray = search.scheduler != "none" or search.kind == "optuna" or any(c.placement.hosts for c in plan.configs)
-    if not needs_ray and search.max_concurrent == 1:
-        return _run_here(plan, quiet=quiet)
+def _ran(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], Any]:
+    """Run the jobs of `plan`, and return the statuses of the trials and Tune's `ResultGrid`; see `run_sweep`."""
+    if not plan.needs_ray and plan.space.search.max_concurrent == 1:
+        return _run_here(plan, quiet=quiet), None
     try:
         try:
             from rayfed.distributed import tune
@@ -153,10 +160,10 @@ def _statuses(plan: SweepPlan, *, quiet: bool) -> list[str]:
             raise RayNotStarted(f"Ray cannot be imported ({error}); install it with pip install 'ray[tune]'") from error
         return tune.run_sweep(plan, quiet=quiet)
     except RayNotStarted as error:
-        if needs_ray:
+        if plan.needs_ray:
             raise
         note(f"{error}; the trials run one after the other in this process, without Ray")
-        return _run_here(plan, quiet=quiet)
+        return _run_here(plan, quiet=quiet), None
 
 
 def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:

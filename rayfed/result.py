@@ -251,6 +251,7 @@ class SweepResult:
         folder: The folder of the Parquet tables; a string if it is a URL.
         failed: The number of trials that failed or diverged in this call.
         metrics, rounds, trials: The three tables, of all trials of the experiment.
+        tune: Ray Tune's `ResultGrid` of the trials of this call; None if they ran without Ray.
     """
 
     experiment: str
@@ -259,13 +260,14 @@ class SweepResult:
     metrics: pd.DataFrame
     rounds: pd.DataFrame
     trials: pd.DataFrame
+    tune: Any = field(default=None, repr=False)
     _results: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, results: str, experiment: str, failed: int) -> "SweepResult":
+    def of(cls, results: str, experiment: str, failed: int, tune: Any = None) -> "SweepResult":
         """Read the outcome of an experiment that has ended from the folder of its results."""
         metrics, rounds, trials = read(results, experiment)
-        return cls(experiment, _folder(results, experiment), failed, metrics, rounds, trials, _results=results)
+        return cls(experiment, _folder(results, experiment), failed, metrics, rounds, trials, tune, _results=results)
 
     def report(self, **options: Any) -> Report:
         """Return the report on the sweep; see `rayfed.report` for the options."""

@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         table = table.within(scale, args.settings)
     overrides = from_arguments(args.values)
     rows = table.space(scale, overrides, args.rows or ["*"])
-    failed = run_sweep(rows, configurations(rows))
+    failed = run_sweep(rows, configurations(rows)).failed
     space = table.space(scale, overrides)  # all rows, also those that earlier calls measured
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)

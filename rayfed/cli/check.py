@@ -5,6 +5,7 @@ import textwrap
 
 from rayfed.cli.arguments import add_values, read_values
 from rayfed.cli.help import VALUES, config_keys
+from rayfed.cli.json_output import Document, add_json, write_json
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -24,12 +25,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{VALUES}\n{config_keys()}"
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration, as for `rayfed run`")
+    add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
     from rayfed.api import iter_findings  # imports torch, which takes seconds
 
+    if options.json:
+        return write_json("check", lambda: _document(config))
     broken = 0
     for finding in iter_findings(config):
         mark = "BROKEN"
@@ -45,6 +49,14 @@ def execute(options: argparse.Namespace) -> int:
         parts = "part"
     print(f"the contract is broken in {broken} {parts}")
     return 1
+
+
+def _document(config: Config) -> Document:
+    from rayfed.api import iter_findings
+
+    found = [vars(finding) for finding in iter_findings(config)]
+    is_kept = all(finding["kept"] for finding in found)
+    return int(not is_kept), {"kept": is_kept, "findings": found}
 
 
 def checklist_line(mark: str, subject: str, found: str) -> str:

@@ -2,8 +2,11 @@
 
 import argparse
 import itertools
+from collections.abc import Iterable
+from typing import Any
 
 from rayfed.cli.check import checklist_line
+from rayfed.cli.json_output import Document, add_json, write_json
 
 _DESCRIPTION = """\
 Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed
@@ -14,6 +17,7 @@ by a remedy. The exit code is 1 if there is a problem.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
+    add_json(parser)
     parser.add_argument(
         "--no-ray", action="store_true", help="neither start Ray nor join a cluster, which takes seconds"
     )
@@ -23,10 +27,12 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.distributed.doctor import ray_checks
     from rayfed.experiments.machine_checks import machine_checks  # imports torch
 
-    problems = 0
     checks = machine_checks()
     if not options.no_ray:
         checks = itertools.chain(checks, ray_checks())
+    if options.json:
+        return write_json("doctor", lambda: _document(checks))
+    problems = 0
     for check in checks:
         mark = "ok"
         if check.remedy:
@@ -43,3 +49,9 @@ def execute(options: argparse.Namespace) -> int:
         found = "problem"
     print(f"{problems} {found} found")
     return 1
+
+
+def _document(checks: Iterable[Any]) -> Document:
+    found = [check._asdict() for check in checks]
+    problems = sum(bool(check["remedy"]) for check in found)
+    return int(problems > 0), {"problems": problems, "checks": found}

@@ -3,13 +3,15 @@
 import argparse
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rayfed.cli.arguments import packaged_spaces
 from rayfed.cli.help import named_choices, one_choice
+from rayfed.cli.json_output import Document, add_json, write_json
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.experiments.components import KINDS
+from rayfed.experiments.components import KINDS, summary
 
 _ALSO = {"datasets": "data", "augmentations": "augment", "samplers": "sampling", "losses": "loss"}
 _ALSO |= {f"{kind}s": kind for kind in KINDS}
@@ -24,10 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "list its names with their keys, defaults and meanings; with a name, such as fedprox, explain it."
     )
     kinds = ", ".join([*KINDS, "spaces"])
+    add_json(parser)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds ({kinds}) and names")
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.json:
+        return write_json("list", lambda: _document(options.names))
     if not options.names:
         choices = []
         for kind in KINDS:
@@ -39,6 +44,21 @@ def execute(options: argparse.Namespace) -> int:
             texts.extend(_texts(_ALSO.get(name, name)))
         print("\n\n".join(texts))
     return 0
+
+
+def _document(names: Sequence[str]) -> Document:
+    """Return the names of kinds, all without `names`, with a line on each; and the packaged spaces."""
+    kinds = [_ALSO.get(name, name) for name in names] or [*KINDS, "spaces"]
+    for kind in kinds:
+        if kind not in (*KINDS, "spaces"):
+            raise UsageError(f"{kind}: --json lists kinds; {suggestion(kind, [*KINDS, 'spaces'])}")
+    content: dict[str, Any] = {}
+    for kind in kinds:
+        if kind == "spaces":
+            content[kind] = {name: " ".join(_opening(name)) for name in packaged_spaces()}
+        else:
+            content[kind] = {name: summary(kind, name) for name in KINDS[kind]}
+    return 0, content
 
 
 def _texts(name: str) -> Iterator[str]:

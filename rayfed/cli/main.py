@@ -8,6 +8,7 @@ request is known to be sound.
 import argparse
 import gc
 import importlib
+import json
 import os
 import signal
 import sys
@@ -102,9 +103,12 @@ def _code(arguments: Sequence[str]) -> int:
         return _execute(arguments[0], arguments[1:])
     except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
         print(f"rayfed: {printable(str(error))}", file=sys.stderr)
+        code = 1
         if isinstance(error, UsageError):
-            return 2
-        return 1
+            code = 2
+        if "--json" in arguments:
+            print(json.dumps({"command": arguments[0], "exit_code": code, "error": str(error)}))
+        return code
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":
             raise

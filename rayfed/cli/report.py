@@ -6,13 +6,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from rayfed.cli.json_output import Document, add_json, trial_rows, write_json
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts import KINDS, plot
 from rayfed.reports.comparison import Pairs, compare
 from rayfed.reports.pairs import pairs_table, stars_against_best
 from rayfed.reports.read import Tables, of_experiment, read
-from rayfed.reports.render import FORMATS, render
+from rayfed.reports.render import FORMATS, render, reported_values
 from rayfed.reports.selection import RULES
 from rayfed.reports.summary import View
 from rayfed.reports.target import target_text
@@ -23,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Print the results of a run or a sweep as a table, also while it runs. By default, each trial is reported at "
         "the round with the best validation score, by the metric that select.metric of the runs names."
     )
+    add_json(parser)
     parser.add_argument("folder", metavar="RESULTS", help="folder of the results (the key `results` of the runs)")
     parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
     parser.add_argument("--metric", help="metric to show, at the same rounds (default: the one that chooses)")
@@ -59,6 +61,8 @@ def execute(options: argparse.Namespace) -> int:
     if options.kind is not None and options.plot is None:
         raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
     width = shutil.get_terminal_size((100, 24)).columns
+    if options.json:
+        return write_json("report", lambda: _document(options))
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
     pairs: list[Pairs] = []
@@ -84,6 +88,13 @@ def execute(options: argparse.Namespace) -> int:
     answers += _files(options, tables, view)
     print("\n\n".join(answers))
     return 0
+
+
+def _document(options: argparse.Namespace) -> Document:
+    view = View(options.metric, options.point, options.split, options.rule, options.select)
+    values = reported_values(options.folder, options.experiment, view).to_dict("records")
+    trials = trial_rows(options.folder, options.experiment)
+    return 0, {"results": options.folder, "trials": trials, "table": values}
 
 
 def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs], list[str]]:

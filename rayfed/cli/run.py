@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 
 from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_values, start_ray_meanwhile
 from rayfed.cli.help import VALUES, config_keys
+from rayfed.cli.json_output import Document, add_json, table_rows, trial_rows, write_json
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.paths import expanded
 from rayfed.experiments.config import Config
@@ -16,11 +18,12 @@ A summary of the plan and the progress are printed to stderr.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [--json] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{VALUES}\n{config_keys()}"
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
+    add_json(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
     )
@@ -41,6 +44,8 @@ def execute(options: argparse.Namespace) -> int:
 
         print(run_text(make_plan(config)))
         return 0
+    if options.json:
+        return write_json("run", partial(_document, config))
     from rayfed.api import run  # imports torch, which takes seconds
     from rayfed.reports.render import render
 
@@ -58,3 +63,13 @@ def execute(options: argparse.Namespace) -> int:
         print(f"no table: {error}")
     print(f"weights {result.weights_hash}")
     return 0
+
+
+def _document(config: Config) -> Document:
+    """Run the simulation, and return what `--json` writes of it."""
+    from rayfed.api import run
+
+    result = run(config, quiet=False, keep_state=False)
+    of_trial = [row for row in trial_rows(config.results, config.experiment) if row["trial"] == result.trial]
+    content = {"results": config.results, "experiment": config.experiment, "trial": of_trial[0]}
+    return 0, content | {"weights_hash": result.weights_hash, "table": table_rows(config.results, config.experiment)}

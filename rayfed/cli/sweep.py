@@ -3,17 +3,20 @@
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rayfed.cli.arguments import add_values, files_of, packaged_spaces, pairs_of
 from rayfed.cli.help import VALUES, config_keys, space_keys
+from rayfed.cli.json_output import Document, add_json, table_rows, trial_rows, write_json
 from rayfed.cli.main import INTERRUPTED
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.paths import absolute, expanded
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
-from rayfed.experiments.space import configurations, read_space
+from rayfed.experiments.space import Space, configurations, read_space
 
 _DESCRIPTION = """\
 Run every configuration of a search space with every seed, as many trials at once as fit, and print a table of the
@@ -22,7 +25,7 @@ results. The exit code is 1 if a trial failed or diverged. Tune's files are in R
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [--dry-run] SPACE [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [--json] SPACE [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{VALUES}\n{space_keys()}\n\n{config_keys()}"
     parser.description = _DESCRIPTION
@@ -32,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "one search space, a YAML file or the name of a packaged space (rayfed list spaces), and values that override "
         "it in all arms",
     )
+    add_json(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the trials, what each needs and how long they take"
     )
@@ -48,22 +52,35 @@ def execute(options: argparse.Namespace) -> int:
 
         print(sweep_text(space, configs))
         return 0
-    from rayfed.api import run_sweep  # imports torch, which takes seconds
-
-    try:
-        code = 0
-        if run_sweep(space, configs):
-            code = 1
-    except KeyboardInterrupt as error:
-        if not error.args:
-            raise  # nothing was started
-        print(f"rayfed: {error}", file=sys.stderr)
-        code = INTERRUPTED
+    if options.json:
+        return write_json("sweep", partial(_document, space, configs))
+    code = _run(space, configs)
     try:
         print(_results(configs[0]))
     except UsageError as error:  # the trials are over, and the exit code says how they went
         print(f"no table: {error}")
     return code
+
+
+def _run(space: Space, configs: Sequence[Config]) -> int:
+    """Run the sweep, and return the exit code."""
+    from rayfed.api import run_sweep  # imports torch, which takes seconds
+
+    try:
+        return 1 if run_sweep(space, configs).failed else 0
+    except KeyboardInterrupt as error:
+        if not error.args:
+            raise  # nothing was started
+        print(f"rayfed: {error}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _document(space: Space, configs: Sequence[Config]) -> Document:
+    """Run the sweep, and return what `--json` writes of it."""
+    code = _run(space, configs)
+    results, experiment = configs[0].results, configs[0].experiment
+    tables = {"trials": trial_rows(results, experiment), "table": table_rows(results, experiment)}
+    return code, {"results": results, "experiment": experiment, **tables}
 
 
 def _space_file(given: str) -> Path:

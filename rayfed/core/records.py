@@ -76,7 +76,7 @@ class Event:
 
     Attributes:
         time: When the trial went on, in seconds since the epoch.
-        event: "trial restarted", "checkpoint damaged" or "rounds added".
+        event: "trial restarted", "checkpoint damaged", "rounds added" or "hyperparameters changed".
         detail: What happened, in words.
         round: The round under way.
         redone: The number of client trainings that had to be done again.

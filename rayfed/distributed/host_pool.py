@@ -4,6 +4,7 @@ Importing torch takes most of the time in which a process starts. This module do
 process asks for those of the hosts first, and all import it at the same time.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,21 @@ from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import SentFiles, install
 
 
+def hide_unreserved_gpus() -> None:
+    """Hide the GPUs of the machine from a process that has reserved none, before it imports torch.
+
+    Ray shows all of them to such a process. A `.cuda()` in a user's code would use one that others have reserved.
+    """
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 class RayHost:
     """The process of a host: calls of `HostMethods`."""
 
     def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
         install(files)
+        hide_unreserved_gpus()
         from rayfed.distributed.host_actor import HostMethods  # imports torch
 
         self._name = name

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import ray
 from ray._private import ray_constants
+from ray._private.state import state
 
 from rayfed.core.errors import HostLost
 
@@ -57,6 +58,17 @@ def keep_credentials_here() -> None:
 
     names: set[str] = class_cache.ENV_VARS_TO_PROPAGATE
     names.difference_update([name for name in names if name.startswith("AWS_")])
+
+
+def most_resources() -> dict[str, float] | None:
+    """Return what all nodes together would have that an autoscaler may start; None without one, or without a limit."""
+    try:
+        most = state.get_max_resources_from_cluster_config()
+    except Exception:  # of versions of Ray that have no such function
+        return None
+    if most is None:
+        return None
+    return {name: float(amount) for name, amount in most.items()}
 
 
 def lost_its_node(error: BaseException) -> bool:

@@ -16,16 +16,18 @@ from rayfed.core.errors import HostLost
 from rayfed.core.machine import Process
 from rayfed.core.paths import enter, working_folder
 from rayfed.core.records import Record
+from rayfed.distributed.gauges import Gauges
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.records.progress import Progress
 from rayfed.records.recorder import Recorder
 from rayfed.records.round_report import RoundReport
+from rayfed.records.trials import merge_trials
 
 MOST_ROUNDS_AHEAD = 16
 """The rounds of a trial that may be on their way to the recorder while the trial goes on."""
 MOST_BYTES_AHEAD = 2**20
 """The bytes that they may take, unless a single round takes more."""
-_CLOSE_SECONDS = 60.0
+_CLOSE_SECONDS = 150.0
 
 
 class RecorderProcess(Recorder):
@@ -39,6 +41,11 @@ class RecorderProcess(Recorder):
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool, here: Path):
         enter(here)
         super().__init__(folder, experiment, in_sweep=in_sweep)
+        self._trackers.add(Gauges())
+
+    def merge(self) -> None:
+        """Write the rows of all trials to the file that pandas reads."""
+        merge_trials(self.folder, self.experiment)
 
     def __repr__(self) -> str:  # for Ray's dashboard
         return self.experiment
@@ -77,8 +84,12 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
 
         return call
 
-    def record(self, trial: str, record: Record) -> None:
+    def record(self, trial: str, record: Record) -> RoundReport:
         report = RoundReport.of(record)
+        self.add(trial, report)
+        return report
+
+    def add(self, trial: str, report: RoundReport) -> None:
         self._ahead.append((self.actor.add.remote(trial, report), report.nbytes))
         self._bytes_ahead += report.nbytes
         while self._is_full():

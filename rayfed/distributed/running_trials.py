@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from rayfed.distributed import liveness
+from rayfed.distributed.server_actor import JOB
 from rayfed.experiments.config import Faults
 from rayfed.records.progress import Progress
 
@@ -80,5 +81,5 @@ class RunningTrials:
 
 
 def trial_name(trial: Any) -> str:
-    """Return the name of one of Tune's trials."""
-    return str(trial.config["job"]["trial"])
+    """Return the name of one of Tune's trials. Its configuration may have become that of another trial since."""
+    return str(trial.custom_trial_name or trial.config[JOB])

@@ -18,7 +18,7 @@ from rayfed.distributed.server_actor import sent
 from rayfed.distributed.trial import BEST
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
-from rayfed.experiments.sweep import SEARCH_LOG, Job, Populations, SweepPlan
+from rayfed.experiments.sweep import SEARCH_LOG, Job, Populations, SweepPlan, shown_values
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials
 
@@ -40,6 +40,7 @@ class SweepSearcher(Searcher):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan = plan
         self._populations = Populations(keep_all=True)
+        self._shown = plan.varied
         self._home = open_storage(plan.results).child(plan.experiment)
         self._studies = list[optuna.Study]()
         self._queue = list[Job]()
@@ -92,7 +93,7 @@ class SweepSearcher(Searcher):
             self._tell()
         job = self._queue.pop(0)
         self._names[trial_id] = job["trial"]
-        return {"job": sent(job)}
+        return sent(job, shown_values(job["config"], self._shown))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if error or result is None:

@@ -18,7 +18,7 @@ import ray
 import torch
 
 from rayfed.core.errors import HostLost, StorageError
-from rayfed.core.records import Record
+from rayfed.core.records import SPLITS, Event, Record, Selection
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, ray_nodes
 from rayfed.distributed.fleet import RayFleet
@@ -27,20 +27,27 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.liveness import this_process
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
+from rayfed.distributed.server_actor import Start
 from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.device import breaks_device, device_for, release_memory
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
+from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import Simulation, local_fleet
+from rayfed.experiments.tuning import check_changes
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder
+from rayfed.records.round_report import RoundReport
+from rayfed.records.trials import flattened
 
+HYPERPARAMETERS_CHANGED = "hyperparameters changed"
 # Entries of a result:
 ENDED = "ended"  # whether the trial has ended by itself, and was not stopped by a scheduler
-GAIN = "gain"  # what schedulers maximise: the validation score, negative where lower is better
+GAIN = "gain"  # the validation score of the round, negative where lower is better
+LAST_GAIN = "last_gain"  # the last of them, which schedulers maximise: every round after the first evaluation has it
 BEST = "best"  # what searches maximise: the best gain of a trial so far, None before the first one and after an error
 RAISED = "raised"  # the error that ended a single run, pickled
 
@@ -56,6 +63,9 @@ class Trials:
         plan: The `Plan` of a single run, in the same way; its error is returned to the command. Without it, jobs are
             planned here.
         at_once: The most trials of the command that run at once.
+        where: What may change hyperparameters of a trial while it runs, for messages.
+        raises: Whether the trials are those of a `Tuner` of the user's own: it sees their errors, and nobody else
+            records that it stopped them.
     """
 
     def __init__(
@@ -67,11 +77,14 @@ class Trials:
         data: Mapping[str, Shared] | None = None,
         plan: Shared | None = None,
         at_once: int = 1,
+        where: str = "search.scheduler",
+        raises: bool = False,
     ):
         gc.freeze()  # imported objects need not be searched after every trial
         self._sent = data or {}
         self._sink = RemoteRecorder(actor)
-        self._keep_state, self._at_once = keep_state, at_once
+        self._keep_state, self._at_once, self._where = keep_state, at_once, where
+        self._raises = raises
         self._given = Given()
         if given is not None:
             self._given = opened(given)
@@ -84,20 +97,20 @@ class Trials:
         self._rounds: Iterator[Record] = iter(())
         self._settings = contextlib.ExitStack()  # of the simulation under way
 
-    def step(self, packed: bytes, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
-        """Run rounds of the trial of a pickled `Job` until one was scored.
+    def step(self, start: Start, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
+        """Run the next round of a trial.
 
         An error of the trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
         processes: this one when it dies, and hosts that die or whose GPU fails.
 
         Returns:
-            The scores, with ENDED set when the trial is over; and whether an error ended it.
+            The scores and costs of the round, with ENDED set when the trial is over; and whether an error ended it.
         """
         if self._simulation is None:
-            self._job: Job = ray.cloudpickle.loads(packed)
+            self._job = _named(start)
             self._last: dict[str, Any] = {"round": 0}
         try:
-            ended = self._scored_round(pool)
+            ended = self._next_round(start, pool)
         except Exception as error:
             if lost_its_node(error):
                 os._exit(1)  # Tune starts the trial again elsewhere
@@ -108,17 +121,27 @@ class Trials:
                 where = "" if is_private() else f" (on {socket.gethostname()})"
                 self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
             raised = {} if self._plan is None else {RAISED: ray.cloudpickle.dumps(readable(error))}
-            self.leave()
+            self.leave(ended=True)
+            if self._raises:
+                raise readable(error) from error
             return {**self._last, BEST: None, **raised, "done": True, ENDED: True}, True
         if ended:
-            self.leave()
+            self.leave(ended=True)
         return {**self._last, "done": ended, ENDED: ended}, False
 
-    def leave(self) -> None:
-        """Release the fleet and the device's memory, and restore torch's global state."""
-        if self._simulation is None:
+    def leave(self, *, ended: bool = False) -> None:
+        """Release the fleet and the device's memory, and restore torch's global state.
+
+        Args:
+            ended: Whether the end of the trial is recorded.
+        """
+        simulation = self._simulation
+        if simulation is None:
             return
         self._settle()
+        if self._raises and not ended and simulation.begun:
+            with contextlib.suppress(HostLost, StorageError):
+                self._sink.end(simulation.plan.trial, {"status": "stopped"}, after_round=simulation.round)
         self._simulation = None
         self._rounds = iter(())
         self._settings.close()
@@ -138,46 +161,131 @@ class Trials:
         with contextlib.suppress(HostLost, StorageError):
             self._sink.settle()
 
-    def _scored_round(self, pool: HostPool | None) -> bool:
-        """Start the trial unless it runs, and run rounds until one was scored; return whether it has ended."""
+    def save(self, start: Start) -> dict[str, Any]:
+        """Save the present state, and return which checkpoint has it, for `Start.checkpoint`."""
+        simulation, number = self._simulation, None
+        if simulation is not None:
+            number = simulation.save()
+        if simulation is None or number is None:
+            return {"trial": start.trial}  # there is nothing to go on from
+        trial = simulation.plan.trial
+        self._sink.pin(trial, number)
+        config = dict(flattened(simulation.plan.config.tree()))
+        return {"trial": trial, "number": number, "config": config, "tuner_id": start.tuner_id}
+
+    def _next_round(self, start: Start, pool: HostPool | None) -> bool:
+        """Start the trial unless it runs, and run a round; return whether the trial has ended."""
         if self._simulation is None:
-            self._simulation = self._started(pool)
+            self._simulation = self._started(start, pool)
             self._rounds = iter(self._simulation)
             self._settings.enter_context(self._simulation.global_settings())
         simulation = self._simulation
-        selection = simulation.plan.evaluation.selection
-        for record in self._rounds:
-            scores = record.means(selection.metric, selection.point)
-            if not scores:
-                continue
-            self._last = {"round": record.round, **scores}
-            if "val" in scores:
-                self._last[GAIN] = selection.gain(scores["val"])
-            # a scheduler that saw the scores of the last round could stop the trial before it is recorded as done
-            if record.round < simulation.plan.config.rounds and not simulation.done:
-                break
+        record = next(self._rounds, None)
+        if record is not None and simulation.report is not None:
+            selection = simulation.plan.evaluation.selection
+            self._last = result_of(simulation.report, selection, self._last.get(LAST_GAIN))
         self._last[BEST] = simulation.best
         return simulation.done
 
-    def _started(self, pool: HostPool | None) -> Simulation:
+    def _started(self, start: Start, pool: HostPool | None) -> Simulation:
         """Plan the trial, and return its simulation before its first round."""
-        job = self._job
-        print(job["trial"], file=sys.stderr, flush=True)  # in the log of this process
-        self._sink.runs_in(job["trial"], this_process())
+        print(start.trial, file=sys.stderr, flush=True)  # in the log of this process
+        self._sink.runs_in(start.trial, this_process())
+        job = self._job = _changed(self._job, start.changes, self._where)
         plan = self._plan or planned(job, self._given, self._populations, keep_state=self._keep_state)
-        saved: Saved = ()
-        if job["config"].resume or self._sink.has_begun(plan.trial):
-            saved = self._sink.saved(plan.trial)
-        return simulation_on(plan, self._sink, pool, saved, at_once=self._at_once)
+        goes_on = bool(plan.config.resume) or self._sink.has_begun(plan.trial)
+        if start.tuner_id:
+            name, is_known = self._sink.name_for(plan.trial, start.tuner_id, _own_name(start))
+            plan = replace(plan, trial=name)
+            goes_on = bool(plan.config.resume) or is_known
+        saved, change = self._saved(plan, start, goes_on=goes_on)
+        return simulation_on(plan, self._sink, pool, saved, at_once=self._at_once, change=change)
+
+    def _saved(self, plan: Plan, start: Start, *, goes_on: bool) -> tuple[Saved, Event | None]:
+        """Return the checkpoints from which a trial goes on, and what that changes of its hyperparameters.
+
+        Args:
+            goes_on: Whether it goes on from its own last checkpoint if Tune names none.
+        """
+        pointer = start.checkpoint
+        if pointer is None or "number" not in pointer:
+            return (self._sink.saved(plan.trial) if goes_on else ()), None
+        before = pointer["config"]
+        check_changes([key for key, value in flattened(plan.config.tree()) if value != before.get(key)], self._where)
+        origin = pointer["trial"], pointer["number"]
+        saved, is_copied = self._sink.adopt(plan.trial, plan.configuration_hash, *origin)
+        if not is_copied:
+            return saved, None
+        values = ", ".join(f"{key}={value}" for key, value in start.values.items())
+        detail = f"{values}; goes on from the state of {pointer['trial']}"
+        return saved, Event(event=HYPERPARAMETERS_CHANGED, detail=detail)
+
+
+def _own_name(start: Start) -> str | None:
+    """Return the name of the trial in a checkpoint of its own; None without one."""
+    pointer = start.checkpoint
+    if pointer is None or pointer.get("tuner_id") != start.tuner_id:
+        return None
+    return str(pointer["trial"])
+
+
+def _named(start: Start) -> Job:
+    """Return the job with which a trial starts. After an exchange, it is that of another trial, with its name."""
+    job: Job = ray.cloudpickle.loads(start.job)
+    if start.trial == job["trial"] and not start.changes:
+        return job
+    identity = job["identity"]
+    if not start.tuner_id:
+        identity = {**identity, "trial": start.trial}
+    return Job(trial=start.trial, config=job["config"], identity=identity)
+
+
+def _changed(job: Job, changes: Mapping[str, Any], where: str) -> Job:
+    """Return a job with the hyperparameters that a scheduler has changed."""
+    if not changes:
+        return job
+    check_changes(changes, where)
+    return Job(trial=job["trial"], config=Config.read(job["config"].tree(), changes), identity=job["identity"])
+
+
+def result_of(report: RoundReport, selection: Selection, last_gain: float | None) -> dict[str, Any]:
+    """Return what Tune is told of a round.
+
+    Args:
+        selection: What chooses rounds.
+        last_gain: The last validation score before this round, as a gain.
+
+    Returns:
+        The round; the metric that chooses, by split; the gain; all scores as POINT/SPLIT/METRIC; the costs as
+        round/NAME.
+    """
+    result: dict[str, Any] = {"round": report.record.round, "training_iteration": report.record.round}
+    result |= report.without_domains()
+    for split in SPLITS:
+        mean = report.mean(selection.point, split, selection.metric)
+        if mean is not None:
+            result[split] = mean
+    if "val" in result:
+        last_gain = result[GAIN] = selection.gain(result["val"])
+    if last_gain is not None:
+        result[LAST_GAIN] = last_gain
+    return result
 
 
 def simulation_on(
-    plan: Plan, sink: Recorder, pool: HostPool | None, saved: Saved = (), *, at_once: int = 1
+    plan: Plan,
+    sink: Recorder,
+    pool: HostPool | None,
+    saved: Saved = (),
+    *,
+    at_once: int = 1,
+    change: Event | None = None,
 ) -> Simulation:
     """Return the simulation of `plan` with its server here and the hosts of `pool`; without it, one host here.
 
     Args:
         at_once: The most trials that run at once, among which the memory is divided.
+        change: See `Simulation`.
     """
     register_user_modules()  # the hosts are sent the plan from here
     gpus = servers_gpus(plan.config)
@@ -202,4 +310,4 @@ def simulation_on(
             hosts_at_once=at_once * len(pool.actors),
         )
 
-    return Simulation(plan, sink, fleet, device, saved=saved, replaceable=True)
+    return Simulation(plan, sink, fleet, device, saved=saved, replaceable=True, change=change)

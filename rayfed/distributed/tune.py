@@ -26,27 +26,33 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_signal
-from rayfed.distributed.cluster import connect, is_private, on_node
+from rayfed.core.rng import global_generators_seeded
+from rayfed.distributed.cluster import connect, on_node
 from rayfed.distributed.fleet import sendable
-from rayfed.distributed.ray_internals import cause_of_death, is_preempted, keep_credentials_here
+from rayfed.distributed.given_searcher import GivenSearcher
+from rayfed.distributed.guarded import guarded
+from rayfed.distributed.ray_internals import cause_of_death, is_preempted, keep_credentials_here, most_resources
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
-from rayfed.distributed.server_actor import ServerActor, sent
+from rayfed.distributed.schedulers import scheduler_of
+from rayfed.distributed.sent_data import sent_data
+from rayfed.distributed.server_actor import JOB, ServerActor, sent
 from rayfed.distributed.shared import Shared, share
-from rayfed.distributed.trial import ENDED, GAIN, RAISED
+from rayfed.distributed.trial import ENDED, RAISED
+from rayfed.distributed.trial_list import JobList, RoundsFile
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
-from rayfed.engine.device_data import room_for
+from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan, data_key, load_data
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, watched
-from rayfed.experiments.space import Search
-from rayfed.experiments.sweep import Job, SweepPlan, error_lines
+from rayfed.experiments.space import Search, Space
+from rayfed.experiments.sweep import Job, SweepPlan, error_lines, shown_values
 from rayfed.experiments.trial import interrupted
+from rayfed.experiments.tuning import Tuning
 from rayfed.experiments.user_code import own_code, own_names
 from rayfed.records.progress import RENEWING_ROUNDS, Progress
 from rayfed.records.recorder import Recorder
@@ -54,9 +60,10 @@ from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted, recorded_value
 
 if TYPE_CHECKING:
-    from rayfed.distributed.searcher import SweepSearcher
+    from ray.tune.search import Searcher
 
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
+_MOST_PENDING = 200  # trials of a search, whose choices learn nothing from each other
 _WAITING_SECONDS = 30.0  # without a trial that runs, until a line says what the cluster has not freed
 
 
@@ -73,13 +80,14 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     connect(config.placement, dashboard=False)
     register_user_modules()
     files, plan = to_send(plan.sources), replace(plan, population=sendable(plan.population), sources=())
-    trials = _Trials([config], Search(), quiet=quiet, in_sweep=False)
+    alone = Space(Search(), (config.seed,), ())
+    trials = _Trials([config], alone, Tuning(), quiet=quiet, in_sweep=False)
 
     def stopped(done: int) -> str:
         saved = newest_round(Recorder(config.results, config.experiment).saved(name))
         return str(interrupted(max((progress.round for progress in trials.progress), default=0), saved))
 
-    space = {"job": sent(Job(trial=name, config=config, identity={}))}
+    space = sent(Job(trial=name, config=config, identity={}), {})
     trials.run(space, files, {"plan": share(plan), "at_once": 1}, lambda progress: one_trial(progress[0]), stopped)
     (progress,) = trials.progress or [Progress(name, config.rounds)]
     if progress.status != "done":
@@ -91,8 +99,8 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     return str(recorded_value(config.results, config.experiment, name, "weights_hash"))
 
 
-def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
-    """Run the jobs of `plan` and return the statuses of the trials.
+def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGrid | None]:
+    """Run the jobs of `plan`, and return the statuses of the trials and Tune's results.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
@@ -103,30 +111,37 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> list[str]:
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     register_user_modules()
-    trials = _Trials(plan.configs, plan.space.search, quiet=quiet, in_sweep=True)
-    searcher, expected = None, plan.expected
-    if plan.space.adaptive:
+    trials = _Trials(plan.configs, plan.space, plan.tuning, quiet=quiet, in_sweep=True)
+    searcher: Searcher | None = None
+    expected = plan.expected
+    if plan.space.search.kind == "optuna":
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
 
         searcher = SweepSearcher(plan)
         expected -= searcher.finished
+    elif plan.space.adaptive:
+        searcher = GivenSearcher(plan)
     data: dict[str, Shared] = {}
     if plan.given.clients is None:
-        data = _sent_data(plan.configs, searched=bool(plan.space.adaptive))
+        data = sent_data(plan.configs, searched=bool(plan.space.adaptive))
     named = {name for config in plan.configs for name in own_names(config)}
     code = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
     at_once = min(expected, plan.space.search.max_concurrent or expected)
     work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data, "at_once": at_once}
-    space = {} if searcher else {"job": tune.grid_search(list(map(sent, plan.jobs)))}
+    space: dict[str, Any] = {}
+    if searcher is None:
+        shown = plan.varied
+        jobs = [sent(job, shown_values(job["config"], shown))[JOB] for job in plan.jobs]
+        space = {JOB: tune.grid_search(jobs)}
 
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
 
-    trials.run(space, to_send(code.sources), work, bars_of_sweep(expected), stopped, searcher)
+    grid = trials.run(space, to_send(code.sources), work, bars_of_sweep(expected), stopped, searcher)
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
-    return statuses
+    return statuses, grid
 
 
 class _Trials(tune.Callback, tune.Stopper):
@@ -134,6 +149,7 @@ class _Trials(tune.Callback, tune.Stopper):
 
     Args:
         configs: The configurations of all trials, or the corners of a space that is searched.
+        space, tuning: How Tune searches and stops.
 
     Attributes:
         interrupted: Whether Ctrl-C was pressed.
@@ -141,13 +157,14 @@ class _Trials(tune.Callback, tune.Stopper):
         raised: The error of a single run, pickled.
     """
 
-    def __init__(self, configs: Sequence[Config], search: Search, *, quiet: bool, in_sweep: bool):
-        self._configs, self._search, self._quiet = configs, search, quiet
+    def __init__(self, configs: Sequence[Config], space: Space, tuning: Tuning, *, quiet: bool, in_sweep: bool):
+        self._configs, self._space, self._tuning, self._quiet = configs, space, tuning, quiet
         self._folder, self._experiment = configs[0].results, configs[0].experiment
         self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=in_sweep))
         self._running = RunningTrials(configs[0].faults)
         self.interrupted, self.progress = False, list[Progress]()
         self.raised: bytes | None = None
+        self._in_sweep = in_sweep
         say = self._say if in_sweep else lambda line: None  # a single run raises its error
         self._say_errors = error_lines(self._folder, self._experiment, say)
         self._begun: list[Any] = []  # Tune's trials
@@ -160,9 +177,9 @@ class _Trials(tune.Callback, tune.Stopper):
         work: Mapping[str, Any],
         bars: Bars,
         stopped: Callable[[int], str],
-        searcher: "SweepSearcher | None" = None,
-    ) -> None:
-        """Run the trials, record the end of each, and close the recorder.
+        searcher: "Searcher | None" = None,
+    ) -> tune.ResultGrid | None:
+        """Run the trials, record the end of each, close the recorder, and return Tune's results.
 
         Args:
             space: The trials, unless `searcher` chooses them.
@@ -190,8 +207,10 @@ class _Trials(tune.Callback, tune.Stopper):
         sigterm = on_signal(signal.SIGTERM, end, signal.SIG_IGN)
         ctrl_c = on_signal(signal.SIGINT, note_ctrl_c, signal.default_int_handler)
         try:
-            with watched(self._look, bars, quiet=self._quiet), sigterm, ctrl_c:
-                self._tuner(space, files, work, searcher).fit()
+            tuner = self._tuner(space, files, work, searcher)
+            seeded = global_generators_seeded(self._space.search.seed, "schedulers")  # some of Tune's draw from them
+            with watched(self._look, bars, quiet=self._quiet), sigterm, ctrl_c, seeded:
+                return tuner.fit()
         except tune.TuneError:  # Tune raises it for exceptions of this callback, too
             self._look()  # raises HostLost if the recorder died
             raise
@@ -205,35 +224,41 @@ class _Trials(tune.Callback, tune.Stopper):
                 self._look()
                 for line in self._recorder.close():
                     self._say(line)
+        return None
 
     def _tuner(
-        self, space: Mapping[str, Any], files: SentFiles, work: Mapping[str, Any], searcher: "SweepSearcher | None"
+        self, space: Mapping[str, Any], files: SentFiles, work: Mapping[str, Any], searcher: "Searcher | None"
     ) -> tune.Tuner:
-        search, storage = self._search, open_storage(self._folder).child(self._experiment)
-        stops_early = search.scheduler == "asha"
+        search, storage = self._space.search, open_storage(self._folder).child(self._experiment)
+        chosen = scheduler_of(self._space, self._configs, self._tuning.scheduler)
         keep_credentials_here()
-        os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if stops_early else "1000"
-        os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if stops_early else str(_BUFFERED_SECONDS)
+        is_buffered = chosen.scheduler is None
+        os.environ.pop("TUNE_RESULT_BUFFER_LENGTH", None)
+        if is_buffered:
+            os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1000"
+            os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = str(_BUFFERED_SECONDS)
+        own: list[tune.Callback] = [self]
+        search_alg: Any = searcher
+        at_once = search.max_concurrent
+        if self._in_sweep:
+            own.append(RoundsFile())
+        if searcher is not None and at_once is None:
+            _allow_pending_trials(self._configs[0])
+        if searcher is None:
+            search_alg = JobList(max_concurrent=at_once or 0)
+            at_once = None
         trainable = tune.with_parameters(ServerActor, actor=self._recorder.actor, files=files, work=[ray.put(work)])
         trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
-        scheduler: ASHAScheduler | None = None
-        if stops_early:
-            scheduler = ASHAScheduler(
-                time_attr="round",
-                max_t=max(config.rounds for config in self._configs),
-                grace_period=search.grace_rounds,
-                reduction_factor=search.reduction_factor,
-            )
         return tune.Tuner(
             trainable,
             param_space=dict(space),
             tune_config=tune.TuneConfig(
-                search_alg=searcher,
+                search_alg=search_alg,
                 num_samples=-1 if searcher else 1,  # the searcher says when it has finished
-                metric=GAIN if stops_early else None,
-                mode="max" if stops_early else None,
-                scheduler=scheduler,
-                max_concurrent_trials=search.max_concurrent,
+                metric=chosen.metric,
+                mode=None if chosen.metric is None else "max",
+                scheduler=chosen.scheduler,
+                max_concurrent_trials=at_once,
                 trial_name_creator=trial_name,
                 trial_dirname_creator=trial_name,
                 reuse_actors=True,
@@ -243,7 +268,7 @@ class _Trials(tune.Callback, tune.Stopper):
                 storage_path=storage.path if storage.local is None else str(Path(storage.location).resolve()),
                 storage_filesystem=storage.filesystem if storage.local is None else None,
                 verbose=0,
-                callbacks=[self],
+                callbacks=[*own, *(guarded(callback, self._say) for callback in self._tuning.callbacks)],
                 stop=self,
                 failure_config=tune.FailureConfig(max_failures=self._configs[0].faults.restarts),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
@@ -296,7 +321,7 @@ class _Trials(tune.Callback, tune.Stopper):
         self._say(f"{name} was lost after round {done} ({cause}); it starts again from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        config: Config = ray.cloudpickle.loads(trial.config["job"]["job"])["config"]
+        config: Config = ray.cloudpickle.loads(trial.config[JOB].job)["config"]
         cause = self._cause(trial)
         times = self._recorder.lost(trial_name(trial), cause).restarts
         lost = "lost"
@@ -324,35 +349,23 @@ class _Trials(tune.Callback, tune.Stopper):
         return lines[-1]
 
 
+def _allow_pending_trials(config: Config) -> None:
+    """Let Tune ask for as many trials of a search as fit on all nodes that an autoscaler may start.
+
+    Tune itself asks for one more trial at a time, so that nodes would start one by one.
+    """
+    most = most_resources()
+    if not config.placement.autoscale or most is None:
+        return
+    needed: Counter[str] = Counter()
+    for bundle in reserved(config):
+        needed.update(bundle)
+    fitting = [most.get(name, 0.0) // amount for name, amount in needed.items()]
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(min(_MOST_PENDING, max(1, int(min(fitting)))))
+
+
 def _error(trial: Any) -> Any:
     """Return the last error of one of Tune's trials, None if Tune keeps none."""
     if (path := trial.pickled_error_file) is None or not Path(path).exists():
         return None
     return ray.cloudpickle.loads(Path(path).read_bytes())  # this process has just written it
-
-
-def _sent_data(configs: Sequence[Config], *, searched: bool) -> dict[str, Shared]:
-    """Return the data of the trials by `data_key`, so that all trials use one copy.
-
-    All data together take at most a quarter of the memory. Data beyond that, and data of files that are too large to
-    send, are left out; trials load them, in a cluster from files that each machine must have. So do single trials on
-    this machine alone, at the same time.
-
-    Args:
-        configs: The configurations of all trials, or the corners of a space.
-        searched: Whether they are the corners, of which a search makes many trials.
-    """
-    trials = Counter(map(data_key, configs))
-    room = room_for(None, "cpu")
-    sent: dict[str, Shared] = {}
-    for key, config in {data_key(config): config for config in configs}.items():
-        if is_private() and trials[key] == 1 and not searched:
-            continue
-        population = sendable(load_data(config), room)
-        in_memory = [part for part in population.examples() if not part.is_on_disk]
-        size = sum(part.nbytes for part in in_memory)
-        if size > room or (len(in_memory) < len(population.examples()) and not is_private()):
-            continue
-        room -= size
-        sent[key] = share(population)
-    return sent

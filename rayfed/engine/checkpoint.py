@@ -51,6 +51,7 @@ class Checkpointer:
 
     Attributes:
         round: The round of the last checkpoint that was saved or restored, or None.
+        number: The number of that checkpoint, or None.
     """
 
     def __init__(
@@ -73,6 +74,10 @@ class Checkpointer:
         self._versions: dict[ClientIndex, int] = {}
         self._ring: dict[str, SavedPart] = {}
         self.round: int | None = None
+
+    @property
+    def number(self) -> int | None:
+        return self._base
 
     def save(self) -> None:
         """Save the state after the last finished round.

@@ -155,9 +155,32 @@ def check_run(placement: Placement) -> None:
 
 def check_sweep(placements: Iterable[Placement]) -> None:
     """Raise UsageError if a trial cannot be placed here. A running cluster is asked when it is joined."""
+    placements = list(placements)
+    check_address()
+    for placement in placements:
+        check_reserves(placement)
     if (nodes := known_nodes()) is not None:
         for placement in placements:
             check_fits(placement, nodes)
+
+
+def check_address() -> None:
+    """Raise UsageError if the cluster would be joined from outside, by Ray's client."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"RAY_ADDRESS={address}: results would be on the cluster and not here; submit the command as a job, "
+            "ray job submit --address http://HEAD:8265 -- rayfed …; or unset RAY_ADDRESS to use this machine alone"
+        )
+
+
+def check_reserves(placement: Placement) -> None:
+    """Raise UsageError if a process that trains would reserve nothing, of which Ray would start any number."""
+    if not placement.cpus and not placement.gpus:
+        raise UsageError(
+            "placement.cpus=0: a process that trains reserves something; give placement.cpus above 0, such as 0.1, or "
+            "placement.gpus"
+        )
 
 
 def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:

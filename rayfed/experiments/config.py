@@ -267,11 +267,18 @@ class StateMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """tracking.*: TensorBoard's files beside the tables. No result depends on them."""
+    """tracking.*: what shows rounds beside the tables. No result depends on it."""
 
     tensorboard: bool | None = option(
         None, help="write TensorBoard files to RESULTS/EXPERIMENT/tensorboard; null: in sweeps, but not in single runs"
     )
+    wandb: str | None = option(
+        None, help="log each trial as a run of this project of Weights & Biases; offline where nobody is logged in"
+    )
+    mlflow: str | None = option(
+        None, help="log each trial as a run of MLflow: the URI of a server, a database or a folder (file:///…)"
+    )
+    trackers: list[str] = option([], help="trackers of your own, as module:Name")
     folder: str | None = option(None, help="local folder in place of RESULTS/EXPERIMENT")
 
 

@@ -25,11 +25,27 @@ import numpy as np
 
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import SPACE_KINDS as KINDS
-from rayfed.core.options import build, checked, option
+from rayfed.core.options import build, checked, option, suggestion
 from rayfed.core.rng import generator
 from rayfed.experiments.config import Config
 from rayfed.experiments.published import PublishedRows, one_configuration, published_rows
 from rayfed.experiments.sources import SPACE_KEYS, merged
+
+SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt")
+"""The names of schedulers; a class of Tune's, or one of the user's own, is written as module:Name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """search.scheduler with the name pbt: population-based training (Jaderberg et al. 2017)."""
+
+    interval: int | None = option(None, low=1, help="rounds between two comparisons; null: a tenth of the rounds")
+    share: float = option(
+        0.25, above=0, high=0.5, help="share of the trials that go on from the state of one of as many of the best"
+    )
+    resample: float = option(
+        0.25, low=0, high=1, help="probability that a value is drawn anew; else it is 0.8 or 1.2 times that of the best"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +54,59 @@ class Search:
 
     kind: str = option(
         "grid",
-        choices=("grid", "random", "optuna"),
+        choices=("grid", "random", "optuna", "tune"),
         help="grid: all combinations of the grids; random: random draws; optuna: draws that follow from the validation "
-        "scores of earlier ones",
+        "scores of earlier ones; tune: draws of a search algorithm of Ray Tune, from rayfed.sweep(search_alg=)",
     )
     samples: int | None = option(
         None,
         low=1,
-        help="configurations per arm; required for random and optuna; with grid, a random subset of that size",
+        help="configurations per arm; required for random, optuna and tune; with grid, a random subset of that size",
     )
     seed: int = option(0, low=0, help="seed of the random draws")
-    scheduler: str = option(
-        "none", choices=("none", "asha"), help="asha: stop trials early whose validation accuracy lags behind"
+    scheduler: str | dict[str, Any] = option(
+        "none",
+        help="asha, hyperband or median: stop trials early whose validation scores lag behind; pbt: let them go on "
+        "from the state of better ones, with changed hyperparameters; {name: pbt, interval: 5, share: 0.25, resample: "
+        "0.25}: with options; module:Name: a scheduler of Ray Tune or of your own, with its arguments as options",
     )
-    grace_rounds: int = option(1, low=1, help="asha: rounds that every trial runs before it may be stopped")
-    reduction_factor: float = option(3.0, above=1, help="asha: at each rung, 1 in reduction_factor trials continues")
+    grace_rounds: int = option(1, low=1, help="asha and median: rounds that every trial runs before it may be stopped")
+    reduction_factor: float = option(
+        3.0, above=1, help="asha and hyperband: at each rung, 1 in reduction_factor trials continues"
+    )
     max_concurrent: int | None = option(None, low=1, help="trials that run at once; null: as many as fit")
+
+    def __post_init__(self) -> None:
+        name, options = self.scheduler_name, self.scheduler_options
+        if name not in SCHEDULERS and ":" not in name:
+            raise UsageError(f"search.scheduler={shown(name)}: {suggestion(name, SCHEDULERS)}, or module:Name")
+        if options and name in SCHEDULERS and name != "pbt":
+            raise UsageError(
+                f"search.scheduler.{next(iter(options))}: {name} has no options here; give search.grace_rounds and "
+                "search.reduction_factor"
+            )
+        if name == "pbt":
+            build(Population, options, where="search.scheduler")
+
+    @property
+    def scheduler_name(self) -> str:
+        if isinstance(self.scheduler, str):
+            return self.scheduler
+        if "name" not in self.scheduler:
+            raise UsageError("search.scheduler.name: required beside the options of a scheduler, such as pbt")
+        return str(self.scheduler["name"])
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """The options of the scheduler by name."""
+        if isinstance(self.scheduler, str):
+            return {}
+        return {name: value for name, value in self.scheduler.items() if name != "name"}
+
+    @property
+    def population(self) -> Population:
+        """The options of pbt."""
+        return build(Population, self.scheduler_options, where="search.scheduler")
 
 
 @dataclass(frozen=True)
@@ -88,8 +141,9 @@ class Space:
         search: How they were drawn.
         seeds: The seeds with which each configuration runs.
         arms: For each arm, its configurations as nested values; for an adaptive arm, its corners.
-        adaptive: The arms of a search with `search.kind=optuna`, whose configurations are not known in advance.
+        adaptive: The arms of a search with `search.kind` optuna or tune, whose configurations are not known in advance.
         published: Values that somebody published for some of the arms.
+        spaces: For each arm, its spaces by dotted key: the kind of each with its bounds or values.
     """
 
     search: Search
@@ -97,6 +151,7 @@ class Space:
     arms: tuple[tuple[dict[str, Any], ...], ...]
     adaptive: tuple[AdaptiveArm, ...] = ()
     published: PublishedRows | None = None
+    spaces: tuple[Mapping[str, tuple[str, Sequence[Any]]], ...] = ()
 
     def trials(self) -> Iterator[dict[str, Any]]:
         """Yield every configuration with every seed, seed by seed. So early results compare all arms."""
@@ -107,12 +162,12 @@ class Space:
 
     @property
     def samples(self) -> list[int]:
-        """The number of configurations that Optuna chooses for each adaptive arm."""
+        """The number of configurations that a search chooses for each adaptive arm."""
         return [(self.search.samples or 1) if arm.spaces else 1 for arm in self.adaptive]
 
     @property
     def searched_trials(self) -> int:
-        """The number of trials of a search with Optuna."""
+        """The number of trials of a search."""
         return sum(self.samples) * len(self.seeds)
 
 
@@ -131,10 +186,13 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     published = published_rows(sweep.get("published"), arms, sources[1:])
     arms = [{key: value for key, value in arm.items() if key != "published"} for arm in arms]
     trees = [merged(common, arm, *overrides) for arm in arms]
-    adaptive = tuple(AdaptiveArm(tree, dict(_spaces(tree, ""))) for tree in trees) if search.kind == "optuna" else ()
+    spaces = tuple(dict(_spaces(tree, "")) for tree in trees)
+    adaptive: tuple[AdaptiveArm, ...] = ()
+    if search.kind in ("optuna", "tune"):
+        adaptive = tuple(map(AdaptiveArm, trees, spaces))
     for key in (key for arm in adaptive for key in arm.spaces):
         if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
-            raise UsageError(f"{key}: search.kind=optuna cannot choose it; give one value, or separate arms")
+            raise UsageError(f"{key}: search.kind={search.kind} cannot choose it; give one value, or separate arms")
     if adaptive:
         drawn = tuple(tuple(arm.corners()) for arm in adaptive)
     else:
@@ -152,7 +210,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     _refuse_twice("seeds", seeds)
     if published is not None:
         one_configuration(drawn, published)
-    return Space(search, tuple(seeds), drawn, adaptive, published)
+    return Space(search, tuple(seeds), drawn, adaptive, published, spaces)
 
 
 def configurations(space: Space) -> tuple[Config, ...]:

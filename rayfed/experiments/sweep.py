@@ -5,7 +5,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from rayfed.algorithm import Algorithm
@@ -15,15 +15,18 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
 from rayfed.experiments.published import trials_by_arm
 from rayfed.experiments.run_summary import notes, unused_gpu
-from rayfed.experiments.space import Space
+from rayfed.experiments.space import Search, Space
 from rayfed.experiments.trial import check_rounds, failure
+from rayfed.experiments.tuning import Tuning, check_tuning
 from rayfed.experiments.units import counted
 from rayfed.experiments.user_code import own_names
 from rayfed.records.progress import Progress
 from rayfed.records.published import Published
 from rayfed.records.recorder import traceback_file
 from rayfed.records.tracking import check_tracking
+from rayfed.records.trials import flattened
 
+_ALWAYS_SHOWN = ("algorithm.name", "seed")
 MAX_NOTES = 8  # that are printed before a sweep
 SEARCH_LOG = "search.json"
 """The file of an experiment with the configurations that Optuna chose, and the scores of their trials."""
@@ -39,6 +42,12 @@ class Job(TypedDict):
     trial: str
     config: Config
     identity: Mapping[str, Any]
+
+
+def shown_values(config: Config, keys: Iterable[str]) -> dict[str, Any]:
+    """Return those of the values with these dotted keys that a configuration has."""
+    values = dict(flattened(config.tree()))
+    return {key: values[key] for key in keys if key in values}
 
 
 def error_lines(results: str, experiment: str, say: Callable[[str], None]) -> Callable[[Iterable[Progress]], None]:
@@ -63,10 +72,11 @@ class SweepPlan:
     Attributes:
         space: The space that was searched.
         configs: The configuration of every trial, finished trials included.
-        jobs: The trials to run; none with search.kind=optuna, whose `configs` are the corners of the space.
+        jobs: The trials to run; none with a search, whose `configs` are the corners of the space.
         notes: The notes on the trials, as lines to print.
         given: What was given in Python, for all trials.
         keep_state: Whether the final states are kept also with checkpoint.every=0.
+        tuning: The parts of Ray Tune that were given in Python.
     """
 
     space: Space
@@ -75,6 +85,7 @@ class SweepPlan:
     notes: tuple[str, ...]
     given: Given
     keep_state: bool = False
+    tuning: Tuning = field(default_factory=Tuning)
 
     @property
     def results(self) -> str:
@@ -101,8 +112,27 @@ class SweepPlan:
         trials = trials_by_arm(self.space.arms, [trial_name(config) for config in self.configs])
         return self.space.published.of_trials(trials)
 
+    @property
+    def needs_ray(self) -> bool:
+        """Whether the trials can only run with Ray Tune."""
+        search, given = self.space.search, self.tuning
+        is_searched = bool(self.space.adaptive) or search.scheduler_name != "none"
+        is_given = bool(given.callbacks) or given.scheduler is not None
+        return is_searched or is_given or any(config.placement.hosts for config in self.configs)
+
+    @property
+    def varied(self) -> list[str]:
+        """The dotted keys whose values differ between trials, after those of the algorithm and the seed."""
+        known: dict[str, set[str]] = {}
+        for config in self.configs:
+            for key, value in flattened(config.tree()):
+                known.setdefault(key, set()).add(repr(value))
+        searched = {key for arm in self.space.adaptive for key in arm.spaces}
+        varied = [key for key, values in known.items() if len(values) > 1 or key in searched]
+        return list(dict.fromkeys([*_ALWAYS_SHOWN, *varied]))
+
     def jobs_of(self, config: Config, populations: "Populations") -> Iterator[Job]:
-        """Yield the job of a configuration that Optuna chose with each seed."""
+        """Yield the job of a configuration that a search chose with each seed."""
         for seed in self.space.seeds:
             config = replace(config, seed=seed)
             plan = _planned_first(config, self.given, populations, names_seed=True) if self.given else None
@@ -114,7 +144,10 @@ class SweepPlan:
         space, skipped = self.space, ""
         if space.adaptive:
             trials, samples = space.searched_trials, counted(space.search.samples or 1, "configuration")
-            what = f"Optuna chooses {samples} of each of {counted(len(space.adaptive), 'arm')}"
+            chooser = "Optuna"
+            if self.tuning.search_alg is not None:
+                chooser = type(self.tuning.search_alg).__name__
+            what = f"{chooser} chooses {samples} of each of {counted(len(space.adaptive), 'arm')}"
         else:
             trials, counts = len(self.configs), dict[str, int]()
             for arm in space.arms:
@@ -128,7 +161,12 @@ class SweepPlan:
 
 
 def plan_sweep(
-    space: Space, configs: Sequence[Config], given: Given | None = None, *, keep_state: bool = False
+    space: Space,
+    configs: Sequence[Config],
+    given: Given | None = None,
+    *,
+    keep_state: bool = False,
+    tuning: Tuning | None = None,
 ) -> SweepPlan:
     """Check every configuration of a sweep, and find the trials that are still to run.
 
@@ -139,11 +177,14 @@ def plan_sweep(
         configs: `configurations(space)`.
         given: What was given in Python, for all trials.
         keep_state: Whether to keep the final states also with checkpoint.every=0.
+        tuning: Parts of Ray Tune that were given in Python.
 
     Raises:
         UsageError: A configuration cannot work.
     """
     _check_packages(space)
+    tuning = tuning or Tuning()
+    check_tuning(space, configs, tuning)
     first, given = configs[0], given or Given()
     if given and space.published is not None:
         raise UsageError(
@@ -160,7 +201,7 @@ def plan_sweep(
         check_tracking(config.tracking, first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
     if space.adaptive:
-        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state)
+        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, tuning)
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     by_name = dict(zip(names, configs, strict=True))
     rows = [row for row in check_rounds(by_name) if row["trial"] in by_name and row["status"] == "done"]
@@ -171,7 +212,7 @@ def plan_sweep(
         for name, config, identity in zip(names, configs, identities, strict=True)
         if not (first.resume and name in done)
     )
-    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
+    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state, tuning)
 
 
 def _check_packages(space: Space) -> None:
@@ -262,11 +303,18 @@ def _check_plans(
                 continue
             if space.published is not None:
                 space.published.check_columns({client.domain for client in plan.population.clients})
-            for key, value in (("scheduler", "asha"), ("kind", "optuna")):
-                if getattr(space.search, key) == value:
-                    check_validated(f"search.{key}", value, plan.population, plan.evaluation.splits)
+            for key, value in _needing_validation(space.search):
+                check_validated(key, value, plan.population, plan.evaluation.splits)
             lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
+
+
+def _needing_validation(search: Search) -> Iterator[tuple[str, str]]:
+    """Yield the keys, with their values, that need validation scores."""
+    if search.scheduler_name != "none":
+        yield "search.scheduler", search.scheduler_name
+    if search.kind in ("optuna", "tune"):
+        yield "search.kind", search.kind
 
 
 def plan_kind(config: Config) -> str:

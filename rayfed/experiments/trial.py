@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import client_rows
 from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Recorder, traceback_file
+from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import readable_trials
 
@@ -122,9 +124,11 @@ class Simulation:
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         replaceable: Whether the trial starts again elsewhere if it loses a process or a GPU. Such a loss is then not
             recorded as its end.
+        change: What happens to the trial when it goes on from a checkpoint with other hyperparameters.
 
     Attributes:
         plan: The trial.
+        report: What was recorded of the last round; None before.
         begun: Whether the recorder knows the trial.
         done: Whether the trial has ended and is recorded as done.
         outcome: The hash of the final state, once it is done.
@@ -139,8 +143,11 @@ class Simulation:
         *,
         saved: Saved = (),
         replaceable: bool = False,
+        change: Event | None = None,
     ):
         self.plan = plan
+        self.report: RoundReport | None = None
+        self._change = change
         self._sink = sink
         self._device = torch.device(device)
         self._replaceable = replaceable
@@ -199,6 +206,18 @@ class Simulation:
             self._save()
         self._sink.end(self.plan.trial, {"status": "interrupted"})
 
+    def save(self) -> int | None:
+        """Save the present state, unless that is done, and return the number of the checkpoint.
+
+        Returns:
+            None if no round has been run yet.
+        """
+        if self._server is None or self._checkpointer is None:
+            return None
+        if self._checkpointer.round != self._server.round:
+            self._save()
+        return self._checkpointer.number
+
     @property
     def round(self) -> int:
         """The last finished round."""
@@ -252,6 +271,8 @@ class Simulation:
             self._sink.clients(plan.trial, rows)
         for line in damaged:
             self._sink.event(plan.trial, Event(event="checkpoint damaged", detail=line, round=server.round))
+        if self._change is not None:
+            self._sink.event(plan.trial, replace(self._change, round=server.round))
         self._note_added_rounds(server)
         self.begun = True
         self._server = server
@@ -269,7 +290,7 @@ class Simulation:
             self._sink.event(self.plan.trial, Event(event="rounds added", detail=detail, round=server.round))
 
     def _recorded(self, server: Server, record: Record) -> None:
-        self._sink.record(self.plan.trial, record)
+        self.report = self._sink.record(self.plan.trial, record)
         every = self.plan.config.checkpoint.every
         round = server.round
         is_last = round >= self.plan.config.rounds or server.finished

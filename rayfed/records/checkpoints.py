@@ -50,11 +50,12 @@ class CheckpointStore:
 
     Args:
         home: The folder of the experiment.
+        pinned: The numbers of further checkpoints to keep.
     """
 
-    def __init__(self, home: Storage, trial: str):
+    def __init__(self, home: Storage, trial: str, pinned: Iterable[int] = ()):
         self.folder = home.child("checkpoints", trial)
-        self._trial = trial
+        self._trial, self._pinned = trial, frozenset(pinned)
 
     def begin(self) -> int:
         """Return the number of the next checkpoint."""
@@ -118,6 +119,32 @@ class CheckpointStore:
             if base is not None:
                 kept.append(before)
             self._prune(kept)
+
+    def adopt(self, other: "CheckpointStore", number: int, configuration: str) -> None:
+        """Copy a checkpoint of another trial, from which this one goes on with other hyperparameters.
+
+        Args:
+            configuration: The hash of the configuration with which this trial goes on.
+
+        Raises:
+            OSError: The disk is full or gone; nothing is left of the copy.
+            StorageError: The checkpoint is gone or damaged.
+        """
+        content = other.manifest(number)
+        own = self.begin()
+        parts = {}
+        for name, part in _parts(content).items():
+            self.write(own, other.read({name: part}))
+            parts[name] = part._replace(number=own)
+        header = {
+            "trial": self._trial,
+            "configuration": configuration,
+            "rayfed": content["rayfed"],
+            "round": content["round"],
+            "progress": content["progress"],
+            "ring": {name: list(parts.pop(name)) for name in content["ring"]},
+        }
+        self.commit(own, None, header, parts)
 
     def saved(self) -> list[dict[str, Any]]:
         """Return the last two checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if damaged.
@@ -220,8 +247,10 @@ class CheckpointStore:
     def _prune(self, contents: list[dict[str, Any]]) -> None:
         """Delete every file that the checkpoints of `contents`, and their best rounds, do not need."""
         kept = {content["number"] for content in contents}
-        bests = {content["best"] for content in contents} - {None, *kept}
-        contents = contents + [self._content(number) for number in bests]
+        present = {number for kind, number, _ in self._files() if kind == "manifest"}
+        others = {content["best"] for content in contents} - {None, *kept}
+        others |= (self._pinned & present) - kept
+        contents = contents + [self._content(number) for number in others]
         needed = {_manifest_file(content["number"]) for content in contents}
         for content in contents:
             for name, part in _parts(content).items():

@@ -98,7 +98,7 @@ class TrialProgress:
         """Whether the trial has begun before in this command."""
         if self.shown is None:
             return False
-        return self.shown.status == "running" or self.shown.lost > 0
+        return self.shown.status in ("running", "stopped") or self.shown.lost > 0
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
         """Note that the trial begins after round `done`. Return the event of the restart, if this is a restart."""

@@ -8,10 +8,11 @@ time. A checkpoint first writes the rounds before it, so that a trial that goes 
 """
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rayfed.core.errors import UsageError
@@ -20,16 +21,20 @@ from rayfed.core.paths import lasting, working_folder
 from rayfed.core.records import Event, Record
 from rayfed.records.checkpoints import CheckpointStore, SavedPart
 from rayfed.records.files import ClientRow, Holding, write_clients, write_holdings, write_map
+from rayfed.records.mlflow_runs import MlflowRuns
 from rayfed.records.owners import Owner
 from rayfed.records.progress import Progress, TrialProgress
 from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import join, open_storage, storage_errors
-from rayfed.records.tracking import TensorBoard, Trackers
+from rayfed.records.tracking import TensorBoard, Tracker, Trackers
 from rayfed.records.trials import record_trial
+from rayfed.records.wandb_runs import WandbRuns
 from rayfed.records.writer import ExperimentFiles, TrialWriter, WritingBudget
 
 MOST_WAITING_BYTES = 2**26
 """The bytes of rounds that wait in memory, of all trials together, before they are written in any case."""
+MOST_PINNED = 4
+"""The checkpoints of a trial that are kept because Tune knows them, beside the last two."""
 _TRACEBACKS = "tracebacks"
 # a disk and an object store take several files at a time
 _DISK_THREADS = 4
@@ -50,6 +55,9 @@ class _Trial:
         failure: Why rows could not be written that waited when another trial's round was recorded.
         ending: The round after which the trial ends, and its last columns in `trials`; None unless that was said before
             the round has arrived.
+        pinned: The last checkpoints that Tune knows, for trials that go on from them.
+        adopted: The checkpoint from which the trial went on with other hyperparameters, and their hash.
+        outlived: Whether the trial has ended, and its checkpoints stay until the command ends.
         change: The number of the last change of the progress, see `Recorder.changed_progress`.
     """
 
@@ -57,6 +65,9 @@ class _Trial:
     writer: TrialWriter | None = None
     failure: Exception | None = None
     ending: tuple[int, Mapping[str, Any]] | None = None
+    pinned: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PINNED))
+    adopted: tuple[str, int, str] | None = None
+    outlived: bool = False
     change: int = 0
 
 
@@ -78,10 +89,15 @@ class Recorder:
         self._budget = WritingBudget()
         self._waiting_bytes = 0
         self._trials: defaultdict[str, _Trial] = defaultdict(_Trial)
+        self._of_tuner: dict[str, str] = {}  # names of trials by Tune's id, in a `Tuner` of the user's own
         self._changes = 0
         self._owner: Owner | None = None
         board = TensorBoard(self._home, working_folder() / lasting(""), in_sweep=in_sweep)
-        self._trackers = Trackers([board])
+        makers: dict[str, Callable[[], Tracker]] = {
+            "tracking.wandb": partial(WandbRuns, self._home.local, experiment),
+            "tracking.mlflow": partial(MlflowRuns, experiment),
+        }
+        self._trackers = Trackers([board], makers)
 
     def begin(
         self,
@@ -109,6 +125,8 @@ class Recorder:
                 self._checkpoints_of(trial).delete()
             known = self._trials[trial]
             known.ending = known.failure = None
+            if known.writer is not None and keep_through_round is not None:
+                self._write_rows(known.writer)  # a trial that goes on from another one's state keeps its own rounds
             known.writer = TrialWriter(
                 self._files,
                 trial,
@@ -128,9 +146,11 @@ class Recorder:
         with storage_errors(self._home.location):
             write_clients(self._home, trial, rows)
 
-    def record(self, trial: str, record: Record) -> None:
-        """Record a finished round of a trial that has begun."""
-        self.add(trial, RoundReport.of(record))
+    def record(self, trial: str, record: Record) -> RoundReport:
+        """Record a finished round of a trial that has begun, and return what is recorded of it."""
+        report = RoundReport.of(record)
+        self.add(trial, report)
+        return report
 
     def add(self, trial: str, report: RoundReport) -> None:
         """Record a finished round of a trial that has begun.
@@ -216,7 +236,10 @@ class Recorder:
         self._trials[trial].progress.saved(header["round"])
 
     def delete_checkpoints(self, trial: str) -> None:
-        """Delete all checkpoints of a trial that is done."""
+        """Delete all checkpoints of a trial that is done; later, if others may still go on from them."""
+        if self._trials[trial].pinned:
+            self._trials[trial].outlived = True
+            return
         with storage_errors(self._home.location):
             self._checkpoints_of(trial).delete()
 
@@ -224,6 +247,32 @@ class Recorder:
         """Return the trial's checkpoints, newest first; see `CheckpointStore.saved`."""
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).saved()
+
+    def pin(self, trial: str, number: int) -> None:
+        """Keep a checkpoint, from which this trial or another one may go on."""
+        pinned = self._trials[trial].pinned
+        if number not in pinned:
+            pinned.append(number)
+
+    def adopt(self, trial: str, configuration: str, source: str, number: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return the checkpoints from which a trial goes on, and whether a checkpoint of `source` was copied for that.
+
+        A trial that starts again goes on from what it has saved since.
+
+        Args:
+            configuration: The hash of the configuration with which the trial goes on.
+        """
+        known, store = self._trials[trial], self._checkpoints_of(trial)
+        with storage_errors(self._home.location):
+            saved = store.saved()
+            own = {one["content"]["configuration"] for one in saved[:1] if "content" in one}
+            is_own = source == trial and configuration in own
+            origin = source, number, configuration
+            if is_own or known.adopted == origin:
+                return saved, False
+            store.adopt(self._checkpoints_of(source), number, configuration)
+            known.adopted = origin
+            return store.saved(), True
 
     def saved_best(self, trial: str) -> dict[str, Any] | None:
         """Return the content of the checkpoint of the best round; see `CheckpointStore.best`."""
@@ -299,6 +348,28 @@ class Recorder:
         self._changed(known)
         return known.progress.lose(trial, cause, counts=counts)
 
+    def name_for(self, trial: str, tuner_id: str, wanted: str | None) -> tuple[str, bool]:
+        """Return the name under which a trial of the user's own `Tuner` is recorded, and whether it goes on.
+
+        Two trials of one configuration may run at once. The second one then gets a name of its own.
+
+        Args:
+            trial: The name of its configuration.
+            tuner_id: Tune's id of the trial.
+            wanted: The name in a checkpoint of its own, from an earlier command; None without one.
+        """
+        if tuner_id in self._of_tuner:
+            return self._of_tuner[tuner_id], True
+        name = wanted or trial
+        if name in self._of_tuner.values():
+            shown = self._trials[name].progress.shown
+            has_ended = shown is not None and shown.status in ("done", "failed", "diverged")
+            if not has_ended:
+                name = f"{trial}-{tuner_id}"
+        self._of_tuner = {other: known for other, known in self._of_tuner.items() if known != name}
+        self._of_tuner[tuner_id] = name
+        return name, wanted is not None
+
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has begun in this command."""
         shown = self._trials[trial].progress.shown
@@ -309,6 +380,9 @@ class Recorder:
         for trial, known in list(self._trials.items()):
             if known.ending is not None:  # its process died before its last round was sent
                 self._finish(trial, known.ending[1])
+            if known.outlived:
+                with contextlib.suppress(OSError):  # files that stay are no more than that
+                    self._checkpoints_of(trial).delete()
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -347,7 +421,7 @@ class Recorder:
         self._waiting_bytes -= waiting
 
     def _checkpoints_of(self, trial: str) -> CheckpointStore:
-        return CheckpointStore(self._home, trial)
+        return CheckpointStore(self._home, trial, self._trials[trial].pinned)
 
 
 def _write(known: _Trial) -> None:

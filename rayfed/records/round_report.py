@@ -47,6 +47,14 @@ class RoundReport:
         """About the bytes that the round takes in memory."""
         return len(self.packed) + _OBJECT_BYTES
 
+    def without_domains(self) -> dict[str, float]:
+        """Return the values that are not of a single domain."""
+        return {name: value for name, value in self.values.items() if not self._is_of_domain(name)}
+
+    def _is_of_domain(self, name: str) -> bool:
+        parts = name.split(".")  # metrics and domains may have points, too
+        return any(".".join(parts[:end]) in self.values for end in range(1, len(parts)))
+
     def mean(self, point: str, split: str, metric: str) -> float | None:
         """Return the mean over the participants; None without scores."""
         return self.values.get(f"{point}/{split}/{metric}")

@@ -70,10 +70,23 @@ def _check_scored(summary: Summary, tables: Tables, view: View) -> None:
         raise UsageError(NOT_SCORED)
 
 
-def _as_csv(summary: Summary, tables: Tables, view: View) -> str:
+def reported_values(folder: str | Path, experiment: str | None, view: View = DEFAULT_VIEW) -> pd.DataFrame:
+    """Return the values under every rule; no rows if no trial is done yet. The errors are those of `render`."""
+    tables = read(folder, experiment, select=view.select)
+    summary = summarise(tables)
+    if summary.rows.empty:
+        return pd.DataFrame()
+    _check_scored(summary, tables, view)
+    return _values(summary, tables, view)
+
+
+def _values(summary: Summary, tables: Tables, view: View) -> pd.DataFrame:
     rows = reported_rows(summary, tables, view)
-    rows = rows.drop(columns=["order", "higher_is_better", "chosen_by_default"])
-    return str(rows.to_csv(index=False)).rstrip("\n")
+    return rows.drop(columns=["order", "higher_is_better", "chosen_by_default"])
+
+
+def _as_csv(summary: Summary, tables: Tables, view: View) -> str:
+    return str(_values(summary, tables, view).to_csv(index=False)).rstrip("\n")
 
 
 def _as_latex(shown: Iterable[Section], notes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rayfed.cli.main import COMMANDS, main
+from rayfed.launch import Swept
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,7 +144,7 @@ class TestSpaces:
     def test_are_found_by_name_from_any_folder(self, tmp_path, monkeypatch, capsys, name):
         monkeypatch.chdir(tmp_path)
         spaces = []
-        monkeypatch.setattr("rayfed.api.run_sweep", lambda space, configs: spaces.append(space) or 1)
+        monkeypatch.setattr("rayfed.api.run_sweep", lambda space, configs: spaces.append(space) or Swept(1, None))
         monkeypatch.setattr("rayfed.cli.sweep._results", lambda config: "")
         assert main(["sweep", name]) == 1
         assert len(spaces[0].arms) == len(yaml.safe_load((ROOT / "tune_spaces" / "demo.yaml").read_text())["arms"])

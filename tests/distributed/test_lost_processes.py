@@ -102,8 +102,8 @@ class TestRestarts:
 class TestRunningTrials:
     @staticmethod
     def tune_trial(failures=0, status="RUNNING"):
-        config = {"job": {"trial": "t"}}
-        return SimpleNamespace(config=config, status=status, num_failures=failures, max_failures=3)
+        counts = {"num_failures": failures, "max_failures": 3}
+        return SimpleNamespace(custom_trial_name="t", status=status, **counts)
 
     @pytest.mark.parametrize(("restarts", "failures", "allowed"), [(0, 0, 3), (2, 2, 3), (0, 5, 8), (3, 5, 5)])
     def test_tune_is_told_how_many_failures_are_allowed(self, restarts, failures, allowed):

@@ -61,7 +61,7 @@ def told(search, arm=0):
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    monkeypatch.setattr(searchers, "sent", lambda job: job)
+    monkeypatch.setattr(searchers, "sent", lambda job, values: {"job": job})
 
     def make(resume=False, recorded=(), **changes):
         """Return a search; the jobs `recorded` are in the tables."""

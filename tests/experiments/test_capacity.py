@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.capacity import bundles, check_fits, memory_share, most_on_node, reserved
+from rayfed.experiments.capacity import bundles, check_fits, check_sweep, memory_share, most_on_node, reserved
 from rayfed.experiments.config import Config, Placement
 
 
@@ -121,3 +121,14 @@ class TestReserved:
             config = Config.read({**tree, "placement": {"hosts": 2, "gpus": 1} | other})
             assert reserved(config) == bundles(config.placement)
         assert reserved(Config.read(tree | {"algorithm": {"name": "fedavg"}})) == bundles(Placement(hosts=2, gpus=1))
+
+
+def test_a_host_reserves_something():
+    with pytest.raises(UsageError, match=r"^placement\.cpus=0: a process that trains reserves something"):
+        check_sweep([Placement(hosts=2, cpus=0, server_cpus=0.5)])
+
+
+def test_rays_client_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(UsageError, match=r"^RAY_ADDRESS=ray://head:10001: .* ray job submit --address"):
+        check_sweep([Placement(hosts=1)])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import rayfed
 from rayfed.cli.main import main
 from rayfed.experiments.space import Space
+from rayfed.launch import Swept
 
 TWO_CLIENTS = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -19,8 +20,8 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
     return lambda arguments: main([name, *arguments])
 
 
-def run_trials(space: Space, configs: Sequence[rayfed.Config]) -> int:
+def run_trials(space: Space, configs: Sequence[rayfed.Config]) -> Swept:
     """Run the trials of a sweep in this process, one after the other; return that none failed."""
     for config in configs:
         rayfed.run(config)
-    return 0
+    return Swept(0, None)

@@ -113,6 +113,7 @@ SEEN = {
     "docs/results.md",
     "docs/migrating.md",
     "docs/extending.md",
+    "docs/ray-tune.md",
 }  # run below, where their outcome is looked at
 WITH_COMMANDS = {"docs/own-data.md", "docs/debug-a-number.md"}  # run below, between their commands
 
@@ -226,6 +227,15 @@ def test_commands_run(page):
     """Every command of a page, in order, after the files and among the blocks that precede it."""
     run_commands(page, ("run", "sweep", "partition", "report"), RUN[page], IN_ONE_PROCESS)
     assert list(Path("results").iterdir())
+
+
+@pytest.mark.ray
+def test_the_page_on_ray_tune(own_folder):
+    start_ray()
+    namespace = executed("docs/ray-tune.md")
+    assert namespace["frame"]["config/algorithm.mu"].dropna().tolist() == [0.1, 1.0]
+    assert not namespace["grid"].errors
+    assert len(rayfed.read_results("results", "own").trials) == 2
 
 
 @pytest.mark.ray
