@@ -43,28 +43,70 @@ def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> list[
         total: The number of trials of the sweep.
         seconds: Time since the first trial began.
     """
-    ended = [p for p in trials if p.status != "running"]
-    failed = sum(p.status in ("failed", "diverged") for p in ended)
-    running = [p for p in trials if p.status == "running"]
-    lost = sum(p.lost for p in trials)
-    counts = f"{len(running)} running" + (f", {failed} failed" if failed else "")
-    counts += f", restarted {_times(lost)}" if lost else ""
+    running = [progress for progress in trials if progress.status == "running"]
+    ended = len(trials) - len(running)
+    bars = [Bar("trials", ended, total, _counts(trials, len(running)))]
+    rounds = _rounds_of_sweep(trials, total)
+    if rounds:
+        finished = sum(_finished_rounds(progress) for progress in trials)
+        parts = _parts_of_sweep(trials, running, total, seconds, rounds - finished)
+        bars.append(Bar("rounds", finished, rounds, " · ".join(parts)))
+    return bars
+
+
+def _counts(trials: Sequence[Progress], running: int) -> str:
+    """Return "2 running, 1 failed, restarted once"."""
+    counts = f"{running} running"
+    failed = sum(progress.status in ("failed", "diverged") for progress in trials)
+    if failed:
+        counts += f", {failed} failed"
+    lost = sum(progress.lost for progress in trials)
+    if lost:
+        counts += f", restarted {_times(lost)}"
+    return counts
+
+
+def _rounds_of_sweep(trials: Sequence[Progress], total: int) -> int:
+    """Return the rounds of all trials; one that has not begun counts as the longest that has."""
+    known = [progress.rounds for progress in trials]
+    return sum(known) + max(known, default=0) * (total - len(trials))
+
+
+def _finished_rounds(progress: Progress) -> int:
+    """Return the rounds that are done; all rounds of a trial that has ended."""
+    if progress.status != "running":
+        return progress.rounds
+    return min(progress.round, progress.rounds)
+
+
+def _parts_of_sweep(
+    trials: Sequence[Progress], running: Sequence[Progress], total: int, seconds: float, left: int
+) -> list[str]:
+    """Return what to say beside the bar of rounds, of which `left` are left."""
     parts = []
-    work = sum(max(0, p.round - p.first_round) for p in trials)
-    rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (total - len(trials))
-    finished = sum(p.rounds if p.status != "running" else min(p.round, p.rounds) for p in trials)
-    doing = {p.doing for p in trials if p.doing}
-    if work and seconds and (len(trials) < total or any(not p.doing for p in running)):
-        of_a_round = sum(p.seconds for p in trials) / work  # without the start of the first trials
-        parts.append(f"{span(of_a_round * (rounds - finished) / max(1, len(running)))} left")
-        parts.append(f"{sum(p.clients for p in trials) / seconds:.3g} clients/s")
-    parts += sorted(doing)
-    gains = {p.trial: p.selection.gain(p.best_val) for p in trials if p.best_val is not None}
-    if gains:
-        best = next(p for p in trials if p.trial == max(gains, key=gains.__getitem__))
+    work = sum(max(0, progress.round - progress.first_round) for progress in trials)
+    is_training = len(trials) < total or any(not progress.doing for progress in running)
+    if work and seconds and is_training:
+        of_a_round = sum(progress.seconds for progress in trials) / work  # without the start of the first trials
+        clients = sum(progress.clients for progress in trials)
+        parts.append(f"{span(of_a_round * left / max(1, len(running)))} left")
+        parts.append(f"{clients / seconds:.3g} clients/s")
+    parts += sorted({progress.doing for progress in trials if progress.doing})
+    best = _best(trials)
+    if best is not None:
         parts.append(f"best {_score('val', best, best.best_val)} {best.trial}")
-    bars = [Bar("trials", len(ended), total, counts)]
-    return [*bars, Bar("rounds", finished, rounds, " · ".join(parts))] if rounds else bars
+    return parts
+
+
+def _best(trials: Sequence[Progress]) -> Progress | None:
+    """Return the first trial with the best validation score; None without scores."""
+    scored = [progress for progress in trials if progress.best_val is not None]
+    return max(scored, key=_gain, default=None)
+
+
+def _gain(progress: Progress) -> float:
+    assert progress.best_val is not None, "a trial with scores"
+    return progress.selection.gain(progress.best_val)
 
 
 def bars_of_sweep(total: int) -> Callable[[list[Progress]], list[Bar]]:
