@@ -19,7 +19,7 @@ from rayfed.experiments.trained_model import save_module, trained_model
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url, join
 from rayfed.reports.charts import plot as draw_plot
-from rayfed.reports.read import read, selection_metrics
+from rayfed.reports.read import read, read_by_data, selection_metrics
 from rayfed.reports.render import render
 from rayfed.reports.summary import View
 
@@ -40,10 +40,10 @@ class Report(str):
         html: str | Path | None = None,
     ) -> "Report":
         """Return the report; write the curves to `plot` and the HTML page to `html` if they are given."""
-        tables = read(folder, experiment, select=view.select)
+        tables = read_by_data(folder, experiment, select=view.select)
         text = cls(render(folder, experiment, view, format=format, width=width, tables=tables))
         if plot is not None:
-            draw_plot(folder, tables, plot, view=view)
+            draw_plot(tables, plot, view=view)
         if html is not None:
             from rayfed.reports.page import write_page  # imports Altair, which takes half a second
 
@@ -118,7 +118,9 @@ class Result:
 
         A model that was given in Python as `model=` keeps its class and its names of layers; otherwise the module is
         that of `model.name`. If the algorithm adds layers to the network (as DBE does), the module is a wrapper with
-        `features` and `head`, which has these layers, too.
+        `features` and `head`, which has these layers, too. With `data.standardize`, the module is a `Sequential` of a
+        layer `standardise`, by the training rows, and the trained `model`, so that it takes inputs as they are in the
+        table.
 
         Args:
             client: The id of a client, whose model is returned as it is after its last download and before further

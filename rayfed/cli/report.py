@@ -4,15 +4,14 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
 
 from rayfed.cli.json_output import Document, add_json, trial_rows, write_json
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts import KINDS, plot
-from rayfed.reports.comparison import Pairs, compare
-from rayfed.reports.pairs import pairs_table, stars_against_best
-from rayfed.reports.read import Tables, of_experiment, read
+from rayfed.reports.comparison import SITES, Pairs, compare
+from rayfed.reports.pairs import pairs_table, stars_against
+from rayfed.reports.read import Tables, of_experiment, read, read_by_data
 from rayfed.reports.render import FORMATS, render, reported_values
 from rayfed.reports.selection import RULES
 from rayfed.reports.summary import View
@@ -35,6 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=SPLITS, help="data scored (default: test, else ood or val; and ood besides)")
     parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
     parser.add_argument(
+        "--chosen", action="store_true", help="show each method only with the hyperparameters that validation chose"
+    )
+    parser.add_argument(
         "--format", choices=FORMATS, default="text", help="format of the tables (default: text, for a terminal)"
     )
     parser.add_argument(
@@ -47,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="compare all methods in pairs with tests of significance, or with two names only B minus A; a name is an "
         'algorithm, or "algorithm hyperparameters" as in the table',
     )
+    parser.add_argument("--baseline", metavar="A", help="compare all methods with A, in place of all pairs")
+    parser.add_argument("--by", choices=SITES, help="compare at each domain or client, and not only means over clients")
     parser.add_argument("--plot", metavar="FILE", help="write a plot as FILE.png, FILE.pdf or FILE.svg")
     kinds = "; ".join(f"{name}: {kind.shows}" for name, kind in KINDS.items())
     parser.add_argument("--kind", choices=KINDS, help=f"kind of plot: {kinds} (default: curves)")
@@ -55,27 +59,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    if options.compare is not None and len(options.compare) not in (0, 2):
-        given = f"{len(options.compare)}: {' '.join(options.compare)}"
-        raise UsageError(f"--compare: expected no name or two, got {given}")
-    if options.kind is not None and options.plot is None:
-        raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
+    _check(options)
     width = shutil.get_terminal_size((100, 24)).columns
     if options.json:
         return write_json("report", lambda: _document(options))
-    view = View(options.metric, options.point, options.split, options.rule, options.select)
-    tables = read(options.folder, options.experiment, select=view.select)
-    pairs: list[Pairs] = []
-    unpaired: list[str] = []
-    if options.compare is not None:
-        pairs, unpaired = _pairs(tables, view, options.compare)
-    stars = {}
-    for one in pairs:
-        stars[one.experiment] = stars_against_best(one)
+    view = View(options.metric, options.point, options.split, options.rule, options.select, options.chosen)
+    tables = read_by_data(options.folder, options.experiment, select=view.select)
+    pairs, unpaired = _pairs(options, tables, view)
+    stars = {one.experiment: stars_against(one) for one in pairs}
     answers = [
         render(options.folder, options.experiment, view, width=width, format=options.format, stars=stars, tables=tables)
     ]
-    answers += [pairs_table(one, width=width, format=options.format) for one in pairs]
+    for one in pairs:
+        answers.append(pairs_table(one, width=width, format=options.format))
     if options.format == "csv":  # which has no notes
         for _, fault in tables.faults:
             print(f"rayfed: left out: {fault}", file=sys.stderr)
@@ -91,47 +87,70 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _document(options: argparse.Namespace) -> Document:
-    view = View(options.metric, options.point, options.split, options.rule, options.select)
+    view = View(options.metric, options.point, options.split, options.rule, options.select, options.chosen)
     values = reported_values(options.folder, options.experiment, view).to_dict("records")
     trials = trial_rows(options.folder, options.experiment)
     return 0, {"results": options.folder, "trials": trials, "table": values}
 
 
-def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs], list[str]]:
-    """Return the comparison of all pairs for each experiment, and why others have none.
+def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.compare is not None and len(options.compare) not in (0, 2):
+        raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
+    if options.compare and options.baseline is not None:
+        raise UsageError(f"--baseline {options.baseline}: compares all with it, and --compare two alone; give one")
+    if options.kind is not None and options.plot is None:
+        raise UsageError(f"--kind {options.kind}: describes a plot; give --plot FILE as well")
 
-    With the names of two methods, of one experiment, these alone are compared.
+
+def _pairs(options: argparse.Namespace, tables: Tables, view: View) -> tuple[list[Pairs], list[str]]:
+    """Return the comparison that is asked for, of each experiment, and why others have none.
 
     Raises:
-        UsageError: no experiment has pairs.
+        UsageError: No experiment has pairs.
     """
-    if names:
-        return [compare(tables, view, names)], []
+    names = options.compare or ()
+    if options.compare is None and options.baseline is None and options.by is None:
+        return [], []
+    if names and len(tables.places) > 1 and not _differ_in_data(tables):
+        return [compare(tables, view, names)], []  # raises
     pairs = []
-    errors = {}
+    errors: dict[str, UsageError] = {}
     for name in sorted(set(tables.trials["experiment"])):
         try:
-            pairs.append(compare(of_experiment(tables, name), view))
+            pairs.append(compare(of_experiment(tables, name), view, names, baseline=options.baseline, by=options.by))
         except UsageError as error:
             errors[name] = error
-    if errors and not pairs:
-        raise next(iter(errors.values()))
-    unpaired = []
-    for name, refusal in errors.items():
-        reason = str(refusal).removeprefix("compare: ")
-        unpaired.append(f"{name}: no pairs; {reason}.")
-    return pairs, unpaired
+    if pairs:
+        return pairs, [_unpaired(name, error) for name, error in errors.items()]
+    if names and len(errors) > 1:  # names of methods with other data; what differs is told by the whole experiment
+        compare(read(options.folder, options.experiment), view, names)
+    raise next(iter(errors.values()))
+
+
+def _differ_in_data(tables: Tables) -> bool:
+    """Return whether several experiments of the tables are one experiment with different data."""
+    folders = {home.location for home in tables.places.values()}
+    return len(tables.places) > 1 and len(folders) == 1
+
+
+def _unpaired(experiment: str, error: UsageError) -> str:
+    reason = str(error).removeprefix("compare: ")
+    return f"{experiment}: no pairs; {reason}."
 
 
 def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]:
     """Write the files that are asked for, and return a line for each."""
     written = []
     if options.plot:
-        plot(options.folder, tables, options.plot, options.kind or "curves", view)
+        kind = options.kind or "curves"
+        if kind == "sensitivity" and _differ_in_data(tables):  # which is drawn, too
+            tables = read(options.folder, options.experiment, select=view.select)
+        plot(tables, options.plot, kind, view)
         written.append(f"Plot: {options.plot}")
     if options.html:
         from rayfed.reports.page import write_page
 
-        write_page(options.folder, options.experiment, options.html, view)
+        write_page(options.folder, options.experiment, options.html, view, options.baseline)
         written.append(f"Page: {options.html}")
     return written

@@ -100,10 +100,10 @@ def _results(config: Config) -> str:
     """Return the report on the sweep, and plot its curves beside the tables."""
     from rayfed.records.storage import open_storage
     from rayfed.reports.charts import plot
-    from rayfed.reports.read import read
+    from rayfed.reports.read import read_by_data
     from rayfed.reports.render import render
 
-    tables = read(config.results, config.experiment)
+    tables = read_by_data(config.results, config.experiment)
     text = render(config.results, config.experiment, tables=tables)
     if not (tables.trials["status"] == "done").any():
         return text
@@ -111,7 +111,7 @@ def _results(config: Config) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / "curves.png"
-            plot(config.results, tables, picture)
+            plot(tables, picture)
             home.write(picture.name, picture.read_bytes())
     except UsageError as error:
         return f"{text}\nno plot: {error}"

@@ -106,6 +106,9 @@ def checked_options(
     hints = type_hints(cls)
     for name in values:
         if name not in fields:
+            symbol = symbol_of(name, fields.values())
+            if symbol is not None:
+                raise UsageError(f"{where}.{name}: no such key; {symbol[0]} is {where}.{symbol[1]}")
             raise no_such_key(name, [*fields, *also], prefix=f"{where}.")
     arguments = {}
     for name, field in fields.items():
@@ -118,6 +121,36 @@ def checked_options(
             meaning = field.metadata.get("help", "no default")
             raise UsageError(f"{where}.{name}: required ({meaning})")
     return arguments
+
+
+_LETTERS = {
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+    "epsilon": "ε",
+    "eps": "ε",
+    "eta": "η",
+    "kappa": "κ",
+    "lambda": "λ",
+    "lam": "λ",
+    "mu": "μ",
+    "rho": "ρ",
+    "sigma": "σ",
+    "tau": "τ",
+    "theta": "θ",
+}
+
+
+def symbol_of(name: str, fields: Iterable["dataclasses.Field[Any]"]) -> tuple[str, str] | None:
+    """Return the Greek letter that `name` stands for, and the only field whose help explains it, if there is one."""
+    word = name.strip("_").lower()
+    letter = _LETTERS.get(word, word)
+    if letter not in _LETTERS.values():
+        return None
+    explained = [field.name for field in fields if letter in field.metadata.get("help", "")]
+    if len(explained) != 1:
+        return None
+    return letter, explained[0]
 
 
 type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)

@@ -8,7 +8,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SERVER = -1
 """The value of `Score.client` in a score that belongs to the server and not to a client."""
@@ -47,6 +50,25 @@ class Score:
     n: int
     unseen: bool = False
     higher_is_better: bool = field(compare=False)
+
+
+class Predictions(NamedTuple):
+    """The outputs of the model at `point` for each example of a part, and its labels: a row of `predictions`.
+
+    Attributes:
+        client: The client's number in the partition, or `SERVER`.
+        kind: What the outputs stand for; see `rayfed.core.outputs`.
+        outputs: As metrics take them: a row per example, float32 [n, k].
+        labels: Classes [n], or labels or numbers [n, k].
+    """
+
+    client: int
+    domain: str
+    split: str
+    point: str
+    kind: str
+    outputs: "np.ndarray"
+    labels: "np.ndarray"
 
 
 class MapPoint(NamedTuple):
@@ -140,6 +162,7 @@ class Record:
     accountant: str | None = None
     neighbours: str | None = None
     maps: list[RepresentationMap] = field(default_factory=list)
+    predictions: list[Predictions] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     predicted: list[float] | None = field(default_factory=list)
     sampled: int | None = None

@@ -69,6 +69,10 @@ class Dataset:
         index: Index of each example in its source, int64 [N].
         num_classes: Number of classes.
         client: The client to which an example naturally belongs, int64 [N], or None.
+        class_names: The names of the classes in order; None: they have none.
+        client_names: The names of the clients by the numbers in `client`; None: they have none.
+        stratified: Whether partitions draw test and validation parts with the classes in proportion by default
+            (`partition.stratify`); None: those of a dataset class of your own, and not those of rayfed's.
         strata: What partitions by class divide the rows by, integers [N] from 0; None: the classes.
         leakage_group: Group of each row, integers [N], or None. Rows of one group show the same original, such as a
             digit on two backgrounds; partitions never train on one of them and test on another.
@@ -91,6 +95,9 @@ class Dataset:
     index: np.ndarray
     num_classes: int
     client: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
+    stratified: bool | None = None
     strata: np.ndarray | None = None
     leakage_group: np.ndarray | None = None
     mean: tuple[float, ...] = (0.0,)

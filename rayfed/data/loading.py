@@ -20,6 +20,7 @@ from rayfed.data.on_disk import LazyRows, as_lazy_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition, describe_validation, partition_hash
 from rayfed.data.partitions.domains import Natural
+from rayfed.data.partitions.stratified import single_rows
 from rayfed.data.population import (
     ClientTable,
     Examples,
@@ -65,6 +66,8 @@ def build_data(
     if name == default:
         options = dict(getattr(data, "partition_defaults", {})) | options
     partition = build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
+    if isinstance(partition, Partition):
+        return data, partition.with_seed(seed)
     if getattr(partition, "seed", 0) is None:
         if not getattr(partition, "follows_seed", True):
             seed = 0
@@ -117,8 +120,17 @@ def load(
         tests=(*tests, *ood),
         partition_hash=partition_hash(dataset, held_rows),
         test_source=_sources(dataset, partition, held_rows),
+        test_drawn=_draws_tests(partition, dataset),
         layout=layout,
+        class_names=dataset.class_names,
     )
+
+
+def _draws_tests(partition: Any, dataset: Dataset) -> bool | None:
+    """Return what `Partition.draws_tests` does; None for a partition that is not derived from `Partition`."""
+    if isinstance(partition, Partition):
+        return partition.draws_tests(dataset)
+    return None
 
 
 def _sources(dataset: Dataset, partition: Any, clients: list[ClientRows]) -> str:
@@ -154,11 +166,18 @@ def _made_population(data: Synthetic, partition: Natural) -> Population:
     tested = "no test examples"
     if partition.test:
         tested = f"tested on {partition.test:g} of their rows"
-    digest = hashlib.blake2b(repr(partition).encode(), digest_size=6)
+    drawn = f"Natural(seed={partition.seed!r}, validation={partition.drawn_validation!r}, test={partition.test!r})"
+    digest = hashlib.blake2b(drawn.encode(), digest_size=6)
     digest.update(np.ascontiguousarray(sizes).data)
-    shape = clients[0].train.shape
-    name = digest.hexdigest()
-    return Population(data.name, clients, data.classes, shape, partition_hash=name, test_source=tested)
+    return Population(
+        data.name,
+        clients,
+        data.classes,
+        clients[0].train.shape,
+        partition_hash=digest.hexdigest(),
+        test_source=tested,
+        test_drawn=bool(partition.test),
+    )
 
 
 def load_partitioned(
@@ -182,10 +201,17 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
         raise UsageError(f"dataset {dataset.name}: has no examples")
     if leave_out is not None:
         dataset = dataset_without_domain(dataset, leave_out)
+    if dataset.stratified is None:
+        is_own = not type(data).__module__.startswith("rayfed.")
+        dataset = dataclasses.replace(dataset, stratified=is_own)
+    if isinstance(partition, Partition):
+        partition.check_redraw(dataset)
     clients = checked_clients(dataset, partition)
     if not _is_ours(partition):
         _refuse_changing_split(dataset, partition, partition_hash(dataset, clients))
     _tell_equal_images(dataset)
+    if isinstance(partition, Partition):
+        _tell_single_rows(dataset, clients, partition.strata(dataset))
     untested = []
     for client in clients:
         if not len(client.test):
@@ -245,6 +271,19 @@ def _refuse_changing_split(dataset: Dataset, partition: Any, before: str) -> Non
     """Raise UsageError if the user's own partition, of the hash `before`, divides the rows differently again."""
     if partition_hash(dataset, checked_clients(dataset, partition)) != before:
         raise UsageError(f"partition: {type(partition).__name__}.split {_DRAWS_ANEW}")
+
+
+def _tell_single_rows(dataset: Dataset, clients: Sequence[ClientRows], strata: np.ndarray | None) -> None:
+    """Say which clients have a single row of a class, which no stratified draw can give to two parts."""
+    if strata is None:
+        return
+    words = []
+    for client in clients:
+        for label in single_rows(np.concatenate(client[2:]), strata):
+            words.append(f"class {label} of {client.domain} ({client.id})")
+    if words:
+        shown = ", ".join(words[:5]) + ", …" * (len(words) > 5)
+        note(f"{dataset.name}: {shown}: one row, which is in one part alone; partition.stratify cannot divide it")
 
 
 def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type[Any]:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId
 from rayfed.core.layout import Layout
 from rayfed.data.on_disk import LazyRows, select_rows
+
+if TYPE_CHECKING:
+    from rayfed.data.standardise import Standardisation
 
 SPLITS = ("train", "val", "test")
 BLOCK = 1024  # examples that are hashed or checked at a time
@@ -309,7 +312,11 @@ class ClientTable(Sequence[Client]):
 
     def read(self) -> "ClientTable":
         """Return the same clients with all examples in memory."""
-        return ClientTable(self.source.read(), self.sizes, self.domains, self.ids, self.numbers)
+        return self.with_source(self.source.read())
+
+    def with_source(self, source: ClientSource) -> "ClientTable":
+        """Return the same clients with as many examples from another source."""
+        return ClientTable(source, self.sizes, self.domains, self.ids, self.numbers)
 
 
 class SizesById(Mapping[ClientId, int]):
@@ -368,6 +375,10 @@ class Population:
         layout: Where the parts of an input lie in its row, if it has several; None for one array.
         test_source: On which examples clients are tested, and what becomes of validation examples that the data have.
             It is the end of a sentence; empty: not known.
+        test_drawn: Whether the clients' test examples are drawn from their own rows, and not the dataset's own; None:
+            not known.
+        class_names: The names of the classes, if the labels are words.
+        standardisation: How the inputs were standardised; None: they were not.
     """
 
     name: str
@@ -380,6 +391,9 @@ class Population:
     partition_hash: str | None = None
     unseen_clients: int = 0
     test_source: str = ""
+    test_drawn: bool | None = None
+    class_names: tuple[str, ...] | None = None
+    standardisation: "Standardisation | None" = None
     layout: Layout | None = None
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ray.tune.schedulers import (
-    ASHAScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
@@ -14,6 +13,7 @@ from ray.tune.schedulers import (
 from rayfed.core.errors import UsageError, error_line
 from rayfed.core.options import arguments_for
 from rayfed.core.registry import resolve
+from rayfed.distributed.configuration_halving import ConfigurationHalving
 from rayfed.distributed.given_searcher import domain
 from rayfed.distributed.trial import LAST_GAIN
 from rayfed.experiments.config import Config
@@ -48,7 +48,7 @@ def scheduler_of(space: Space, configs: Sequence[Config], given: Any) -> Chosen:
     if name == "none":
         return Chosen(None, None)
     if name == "asha":
-        return Chosen(ASHAScheduler(time_attr=_TIME, grace_period=search.grace_rounds, **rungs), LAST_GAIN)
+        return Chosen(ConfigurationHalving(search, rounds), None)
     if name == "hyperband":
         return Chosen(HyperBandScheduler(time_attr=_TIME, **rungs), LAST_GAIN)
     if name == "median":

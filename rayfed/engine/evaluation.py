@@ -15,7 +15,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
-from rayfed.core.records import Record, RepresentationMap, Score, Selection, lower_is_better_by_name
+from rayfed.core.records import Predictions, Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, stream_seed
 from rayfed.core.trees import bytes_by_field
 from rayfed.data.population import SPLITS, Population
@@ -70,6 +70,7 @@ class Evaluation:
         selection: Which round is the best.
         stop_rule: When training stops early; None: never.
         left_out: The participants that are never scored, such as attackers.
+        keep_predictions: Whether the predictions for test examples are recorded.
     """
 
     every: int = 1
@@ -82,6 +83,7 @@ class Evaluation:
     selection: Selection = field(default_factory=Selection)
     stop_rule: StopRule | None = None
     left_out: frozenset[int] = frozenset()
+    keep_predictions: bool = False
 
     def due(self, round: int, rounds: int) -> bool:
         """Return whether to score after `round` of `rounds`."""
@@ -191,8 +193,8 @@ class Evaluator:
 
     def scores_and_maps(
         self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False
-    ) -> tuple[list[Score], list[RepresentationMap]]:
-        """Return the scores of the global model and of what clients download, and the maps of representations.
+    ) -> tuple[list[Score], list[RepresentationMap], list[Predictions]]:
+        """Return the scores of the global model and of what clients download, maps, and the predictions to record.
 
         The global model is scored on the clients' data and the server's test sets. Without a global model, each
         client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
@@ -238,7 +240,8 @@ class Evaluator:
         if ood or {"downloaded", "adapted"} & set(points):
             scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
         scores, maps = self.with_representation_scores(scored, metrics, round, ends_round=True)
-        return in_order(scores), maps
+        predictions = sorted(scored.predictions, key=lambda one: (one.point, one.client, one.split, one.domain))
+        return in_order(scores), maps, predictions
 
     def _gradient_scores(self, request: ScoreRequest, metrics: Sequence[OfGradients], model: Any) -> list[Score]:
         """Return the scores of the metrics of gradients, on all splits that one of them needs."""
@@ -254,8 +257,9 @@ class Evaluator:
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
         """Return the metrics that are due in `round`, for which `clients` are scored; `last` is the last round."""
+        keep = self.evaluation.keep_predictions
         if not self.evaluation.metrics:
-            return NO_METRICS
+            return replace(NO_METRICS, keep_predictions=keep)
         due = {}
         for name, metric in self.evaluation.metrics.items():
             if metric.due(round, last):
@@ -264,7 +268,7 @@ class Evaluator:
         for split in SPLITS:
             sizes = self.population.clients.sizes[list(clients), SPLITS.index(split)]
             groups[split] += int((sizes > 0).sum())
-        return DueMetrics(due, groups, selection=self.evaluation.selection)
+        return DueMetrics(due, groups, selection=self.evaluation.selection, keep_predictions=keep)
 
     def with_representation_scores(
         self, scored: Scored, metrics: DueMetrics, round: int, *, ends_round: bool = False
@@ -505,8 +509,7 @@ def _values_on(
             arguments = scored_values(outputs, *raw)
         else:
             arguments = raw
-        for value in metric.measure(*(arguments or raw)):
-            value = metric.declared(value)
+        for value in metric.values(*(arguments or raw)):
             if not math.isnan(value.value):
                 values[value.metric] = value.higher_is_better
     return values

@@ -16,6 +16,7 @@ from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
+from rayfed.core.records import Predictions
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import nbytes, owned
 from rayfed.data.population import Population
@@ -276,12 +277,14 @@ class Host:
         if self._streams.everywhere:  # a user's model or metric may draw
             places = [part.place for part in parts]
             self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
-        unread = unread_scores(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection)
+        kept: list[Predictions] = []
+        keep = kept if due.keep_predictions else None
+        unread = unread_scores(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection, keep)
         scores = scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
         collected = []
         for part in (*parts, *fitted):
             collected.append(due.collect(self.algorithm, ctx, model, point, part, self.seed))
-        return Scored(scores, list(itertools.chain.from_iterable(collected)), [unread])
+        return Scored(scores, list(itertools.chain.from_iterable(collected)), [unread], kept)
 
     def fastest_width(self, request: Request, down: State, unicast: States, states: States) -> int:
         """Return how many clients to train at once, at most `request.vmap_clients`.

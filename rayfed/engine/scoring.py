@@ -21,7 +21,7 @@ from rayfed.core.errors import BadHook
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.example_losses import sums_of_parts
 from rayfed.core.outputs import labels_with_loss, scored_values, with_loss
-from rayfed.core.records import RepresentationMap, Score, Selection, lower_is_better_by_name
+from rayfed.core.records import Predictions, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
@@ -50,26 +50,31 @@ _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
 _UNIT = 2.0**-10
 """The unit in which gradients of summed losses are added up: a power of two that keeps them where sums are exact."""
 
+TESTED = ("test", "ood")
+"""The splits of whose examples predictions are kept."""
 _Metric = TypeVar("_Metric", bound=Metric)
 
 
 @dataclass
 class Scored:
-    """The scores of models, and the representations collected for the metrics that the server computes.
+    """The scores of models, the representations for the metrics that the server computes, and kept predictions.
 
     Attributes:
         unread: What is still on the device; `read` makes scores of it.
+        predictions: The predictions for test examples, if they are kept.
     """
 
     scores: list[Score] = field(default_factory=list)
     collected: list[Representations] = field(default_factory=list)
     unread: list["Unread"] = field(default_factory=list)
+    predictions: list[Predictions] = field(default_factory=list)
 
     def add(self, other: "Scored") -> None:
         """Append what `other` has."""
         self.scores += other.scores
         self.collected += other.collected
         self.unread += other.unread
+        self.predictions += other.predictions
 
     def read(self) -> "Scored":
         """Append the scores that are still on the device, after a single wait for it, and return this object."""
@@ -139,8 +144,11 @@ def unread_scores(
     parts: Sequence[Part],
     metrics: Sequence[OfPredictions] = (),
     selection: Selection | None = None,
+    kept: list[Predictions] | None = None,
 ) -> Unread:
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
+
+    The predictions for test examples are added to `kept`, if it is given.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss` as the mean
     over examples, and those of `metrics`. A part has no scores if all of its labels are ignored, and no loss if they
@@ -155,13 +163,15 @@ def unread_scores(
         whole = _all_predictions(algorithm, ctx, model, parts)
         outputs = whole.split(lengths)
         numbers = _numbers_of_all(ctx, whole, parts, lengths)
-    if numbers is None or metrics:
+    if numbers is None or metrics or kept is not None:
         rows = []
         for place, (part, logits) in enumerate(zip(parts, outputs, strict=True)):
             scored = scored_values(ctx.task.outputs, logits, part.y)
             if numbers is None:
                 rows.append(_numbers(ctx, model, logits, part, scored))
             values = _measured(metrics, logits, part, scored)
+            if kept is not None and part.split in TESTED and scored is not None:
+                kept.append(_predictions(ctx.task.outputs.kind, *scored, part, point))
             if ctx.task.outputs.kind == "positions":  # rows count examples
                 values = [value._replace(n=len(part)) for value in values]
             more[place] = values
@@ -225,6 +235,12 @@ def scores_of_changed_inputs(
     return scores
 
 
+def _predictions(kind: str, outputs: Tensor, labels: Tensor, part: Part, point: str) -> Predictions:
+    rows = outputs.float().cpu().numpy().reshape(len(outputs), -1)
+    place = part.place
+    return Predictions(place["client"], place["domain"], place["split"], point, kind, rows, labels.cpu().numpy())
+
+
 def as_score(value: Value, selection: Selection | None = None, **place: Any) -> Score:
     """Return `value` as a score; `place` has `point`, `split` and the other fields that say what was scored.
 
@@ -255,9 +271,9 @@ def _measured(
         if not len(y):
             continue
         if not _has_users_code(metric):
-            ours += map(metric.declared, metric.measure(outputs, y))
+            ours += metric.values(outputs, y)
             continue
-        measured = map(metric.declared, metric.measure(outputs.clone(), y.clone()))  # it may change them in place
+        measured = metric.values(outputs.clone(), y.clone())  # it may change them in place
         if type(metric).__module__.startswith("rayfed."):
             ours += measured
         else:
@@ -357,12 +373,14 @@ class DueMetrics:
         groups: The number of clients and test sets that have examples of each split.
         last: Whether this is the last exchange of its round. Earlier exchanges only keep the models before training.
         selection: The metric that chooses rounds.
+        keep_predictions: Whether the predictions for test examples are kept.
     """
 
     metrics: Mapping[str, Metric]
     groups: Mapping[str, int] = field(default_factory=dict)
     last: bool = True
     selection: Selection | None = None
+    keep_predictions: bool = False
 
     def only(self, *kinds: type) -> "DueMetrics":
         """Return the metrics of these kinds."""

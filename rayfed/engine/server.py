@@ -361,9 +361,10 @@ class Server:
     ) -> Record:
         """Add the scores of the present state to `record`."""
         began = time.perf_counter()
-        scores, maps = self.evaluator.scores_and_maps(self.state, record.round, cohort)
+        scores, maps, predictions = self.evaluator.scores_and_maps(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
+        record.predictions += predictions
         if with_unseen_clients:
             last = self.early_stopping.round or self.blueprint.rounds
             record.scores += self.evaluator.unseen_scores(self.state, last)
@@ -378,7 +379,7 @@ class Server:
         began = time.perf_counter()
         metrics = self.evaluation.metrics.values()
         if any(not metric.due(record.round, self.blueprint.rounds) for metric in metrics):
-            scores, maps = self.evaluator.scores_and_maps(self.state, record.round, cohort, is_last=True)
+            scores, maps, _ = self.evaluator.scores_and_maps(self.state, record.round, cohort, is_last=True)
             known = {_key(score) for score in record.scores}
             record.scores += [score for score in scores if _key(score) not in known]
             known = set()

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rayfed.core.errors import UsageError, shown
-from rayfed.core.options import build, checked, no_such_key, option, type_hints
+from rayfed.core.options import build, checked, no_such_key, option, symbol_of, type_hints
 from rayfed.core.paths import check_name, lasting
 from rayfed.core.records import POINTS
-from rayfed.experiments.components import KINDS, Component, choose, choose_partition
+from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.metrics import METRICS, chosen_metrics
 from rayfed.records.storage import check_location
@@ -130,6 +130,11 @@ class Evaluate:
         "drawn by the seed, the same in all rounds and for all methods; null: all, or 1000 of more than 10000",
     )
     adapt_epochs: int = option(1, low=1, help="local epochs before the point `adapted` is scored")
+    predictions: bool | None = option(
+        None,
+        help="record the outputs for all test examples, for tests of significance over examples; null: if they are at "
+        "most 20,000 numbers per evaluated round",
+    )
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.clients, int) and not isinstance(self.clients, bool) and self.clients > 0
@@ -466,6 +471,9 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
             if key in SPACE_KEYS:
                 more = "; a single run takes seed=N" if key == "seeds" else ""
                 raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
+            places = places_of(key, tree)
+            if places:
+                raise UsageError(f"{key}: no such key; did you mean {' or '.join(places)}?")
             raise no_such_key(key, keys)
     for key in (*GROUPS, "algorithm", *COMPONENTS):
         if not isinstance(tree.get(key, {}), Mapping):
@@ -473,6 +481,33 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
             if key in GROUPS:
                 hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
             raise UsageError(f"{key}={shown(tree[key])}: expected a mapping; {hint}")
+
+
+def places_of(key: str, tree: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys that end in `key`: of groups, and else of the components that `tree` names."""
+    word = key.replace("-", "_")
+    in_groups = [f"{group}.{word}" for group, kind in GROUPS.items() if word in _field_names(kind)]
+    if in_groups:
+        return in_groups
+    places = []
+    for kind, default in {"algorithm": "fedavg", **COMPONENTS}.items():
+        group = tree.get(kind)
+        name = group.get("name", default) if isinstance(group, Mapping) else default
+        if not isinstance(name, str) or name not in KINDS[kind]:
+            continue
+        chosen = class_of(kind, name, kind)
+        symbol = symbol_of(key, dataclasses.fields(chosen)) if kind == "algorithm" else None
+        if word in _field_names(chosen):
+            places.append(f"{kind}.{word}")
+        elif symbol is not None:
+            places.append(f"{kind}.{symbol[1]} ({symbol[0]})")
+    return places
+
+
+def _field_names(kind: Any) -> set[str]:
+    if not dataclasses.is_dataclass(kind):
+        return set()
+    return {field.name for field in dataclasses.fields(kind) if field.init}
 
 
 def _check_together(settings: Any) -> None:

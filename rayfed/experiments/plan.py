@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,9 +16,10 @@ from torch import nn
 
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, NoAugment
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
+from rayfed.core.outputs import scored_values
 from rayfed.core.records import Selection
 from rayfed.core.registry import ModuleSource, resolve
 from rayfed.core.rng import floor_share, generator, global_generators_seeded, global_state_kept
@@ -25,7 +27,9 @@ from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only, state_hash
 from rayfed.data.loading import build_data, load, population_without_domain
-from rayfed.data.population import Client, MadeClients, Population, class_counts, population_hash
+from rayfed.data.population import SPLITS, Client, MadeClients, Population, class_counts, population_hash
+from rayfed.data.sets import TABLES
+from rayfed.data.standardise import Kind, standardised
 from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
@@ -50,7 +54,7 @@ from rayfed.experiments.proof import prove_training, why_not_at_once
 from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
 from rayfed.metrics import DEFAULTS, METRICS, default_metrics
-from rayfed.metrics.base import Metric
+from rayfed.metrics.base import Metric, OfPredictions
 from rayfed.metrics.cost import Cost, cost
 from rayfed.metrics.from_torchmetrics import TorchMetric
 from rayfed.models.base import check_model
@@ -83,6 +87,7 @@ def outcome_values(config: Config) -> str:
     tree = config.tree()
     for key in ("results", "experiment", "resume", "checkpoint", "faults", "state", "tracking"):
         tree.pop(key)
+    tree["evaluate"].pop("predictions")
     if not depends_on_rounds(config):
         tree.pop("rounds")
     if tree["partition"].get("seed") is None:
@@ -108,6 +113,10 @@ def depends_on_rounds(config: Config) -> bool:
     private = config.privacy.name != "none" and config.privacy.build().depends_on_rounds
     scheduled = config.lr_schedule.build().depends_on_rounds
     return bool(scheduled or config.algorithm.traits.depends_on_rounds or private)
+
+
+FEW_PREDICTIONS = 20_000
+"""The most outputs for test examples, in numbers per evaluated round, that are recorded by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,12 +225,19 @@ class Plan:
         values |= self.cost._asdict()
         values["partition_hash"] = self.data_hash
         values["partition_seed"] = self.partition_seed
+        values["test_drawn"] = self.population.test_drawn
+        values |= self.examples()
         values["clients_scored"] = None
         if isinstance(self.evaluation.clients, int):
             values["clients_scored"] = self.evaluation.clients
         values["code_hash"] = self.code_hash
         values["base_hash"] = self.base_hash
         return values
+
+    def examples(self) -> dict[str, int]:
+        """Return the numbers of examples of the participants, as columns of the table `trials`."""
+        train, val, test = self.population.participants.sizes.sum(axis=0)
+        return {"examples_train": int(train), "examples_val": int(val), "examples_test": int(test)}
 
     def holdings(self) -> list[Holding]:
         """Return how many examples of which class each client holds; nothing if there are too many clients to plot."""
@@ -304,6 +320,9 @@ def _population(config: Config, given: Given, loss: Loss, population: Population
     elif population is None:
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
+    kind = standardised_by(config)
+    if kind:
+        population = standardised(population, kind)
     _refuse_empty_clients(population)
     _refuse_parts(config, population)
     return population, contents
@@ -427,6 +446,14 @@ def load_data(config: Config) -> Population:
     return load(data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed)
 
 
+def standardised_by(config: Config) -> Kind | None:
+    """Return by which rows the columns of a table are standardised (`data.standardize`), None: they are not."""
+    if config.data.name not in TABLES:
+        return None
+    kind: Kind | None = config.data.options.get("standardize")
+    return kind
+
+
 def data_key(config: Config) -> str:
     """Return a string that two configurations share if their clients hold the same examples."""
     return repr((config.data, config.partition, config.leave_out, partition_seed(config)))
@@ -492,8 +519,10 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         metrics=_metrics(config, blueprint, population),
         left_out=left_out,
     )
+    evaluation = replace(evaluation, keep_predictions=_keeps_predictions(config, blueprint, population))
     check_metrics(blueprint, population, evaluation, whole=is_whole)
     _check_torchmetrics(blueprint, population, evaluation)
+    _try_own_metrics(evaluation.metrics, blueprint, population)
     selection = _selection(config, blueprint, population, points[0], evaluation.metrics)
     stopping = config.early_stopping
     rule = None
@@ -533,6 +562,40 @@ def _check_torchmetrics(blueprint: Blueprint, population: Population, evaluation
     outputs, labels = first_outputs(blueprint, population, 8)
     for metric in metrics:
         metric.check(blueprint.outputs, outputs, labels)
+
+
+def _try_own_metrics(metrics: Mapping[str, Metric], blueprint: Blueprint, population: Population) -> None:
+    """Raise UsageError if a metric of the user's own returns something else than values for a few examples.
+
+    What it raises itself is told by the trial, which fails, and the others go on.
+    """
+    own = {name: metric for name, metric in metrics.items() if ":" in name and isinstance(metric, OfPredictions)}
+    if not own:
+        return
+    raw = first_outputs(blueprint, population, 8)
+    scored = scored_values(blueprint.outputs, *raw)
+    for name, metric in own.items():
+        arguments = scored if metric.requires_classes and scored is not None else raw
+        try:
+            metric.values(*(values.clone() for values in arguments))  # it may change them in place
+        except BadHook as error:
+            raise UsageError(f"metrics.{name}: {error}") from error
+        except Exception:
+            continue
+
+
+def _keeps_predictions(config: Config, blueprint: Blueprint, population: Population) -> bool:
+    """Return whether the outputs for test examples are recorded: if asked for, or by default if they are few."""
+    if config.evaluate.predictions is not None:
+        return config.evaluate.predictions
+    if blueprint.outputs.kind in ("positions", "unknown"):
+        return False
+    examples = sum(len(test.examples) for test in population.tests)
+    if "test" in config.evaluate.splits:
+        examples += int(population.participants.sizes[:, SPLITS.index("test")].sum())
+    y = population.clients[0].train.y
+    outputs = math.prod(y.shape[1:]) if blueprint.outputs.kind in ("labels", "numbers") else population.num_classes
+    return examples * outputs <= FEW_PREDICTIONS
 
 
 def _selection(

@@ -1,15 +1,18 @@
 """The summary that is printed before a simulation starts, with details that papers often leave out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
 from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_notes import channel_notes
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.data_notes import data_notes
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import events_of_clients
 from rayfed.experiments.units import counted, size_text
@@ -32,8 +35,9 @@ def run_summary(plan: Plan) -> str:
     partition = f"; partition {plan.data_hash}" if plan.data_hash else ""
     tested = f", {population.test_source}" if population.test_source else ""
     batch_norms = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
-    policy = _POLICIES[blueprint.batch_norm]
-    down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
+    download = algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx))
+    policy = _batch_norm_policy(blueprint, download)
+    down = bytes_by_field(download)
     sent = ", ".join(f"{field} {size_text(size)}" for field, size in down.items()) or "nothing"
     state = size_text(nbytes(algorithm.join(blueprint.client_context(ctx, population, 0))))
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
@@ -53,8 +57,8 @@ def run_summary(plan: Plan) -> str:
         width += " (measured before the first training)" if is_measured else " (1: clients cannot train at once)"
     lines = {
         "data": f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
-        f"{tested}; {_shortened(domains)}{unseen}{partition}; {counted(population.num_classes, 'class', 'classes')}, "
-        f"input shape {shape}{augmented}",
+        f"{tested}; {_shortened(domains)}{unseen}{partition}; {_classes(population)}, "
+        f"input shape {shape}{_standardised(population)}{augmented}",
         "model": f"{plan.model_label or config.model.name}, {plan.cost.parameters:,} parameters{trained}, "
         f"{plan.cost.macs:,} multiply-accumulates per example{split}",
         "batch norm": f"{counted(len(batch_norms), 'layer')}, {policy}" if batch_norms else "none in this model",
@@ -72,7 +76,42 @@ def run_summary(plan: Plan) -> str:
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
 
+def _classes(population: Population) -> str:
+    """Return "2 classes", followed by their names and numbers if labels are words."""
+    words = counted(population.num_classes, "class", "classes")
+    if population.class_names is None:
+        return words
+    numbered = [f"{number} {name}" for number, name in enumerate(population.class_names)]
+    return f"{words} ({_shortened(numbered)})"
+
+
+def _standardised(population: Population) -> str:
+    if population.standardisation is None:
+        return ""
+    rows = {"global": "of all clients", "client": "of the client"}[population.standardisation.kind]
+    return f", standardised by the training rows {rows}"
+
+
+def _batch_norm_policy(blueprint: Blueprint, download: Mapping[str, Any]) -> str:
+    """Return what becomes of batch norm, by what clients are sent: an algorithm may keep it on them."""
+    names = batch_norm_names(blueprint.model)
+    sent: set[str] = set()
+    for tree in download.values():
+        if isinstance(tree, Mapping):
+            sent.update(map(str, tree))
+    weights = {name for name, _ in blueprint.model.named_parameters()}
+    if blueprint.batch_norm != "frozen" and sent & weights and not sent & names:
+        return _POLICIES["local"]
+    return _POLICIES[blueprint.batch_norm]
+
+
 def notes(plan: Plan) -> list[str]:
+    """Return the notes on the data and on the method, one line each."""
+    of_data = data_notes(plan.population, plan.evaluation, column_names(plan.config))
+    return [*of_data, *method_notes(plan)]
+
+
+def method_notes(plan: Plan) -> list[str]:
     """Return the notes on what is not scored and on small clients, and the algorithm's own, one line each."""
     config, blueprint, population, lines = plan.config, plan.blueprint, plan.population, []
     ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
@@ -111,6 +150,12 @@ def _without_events(population: Population) -> list[str]:
         return []
     of_all = counted(len(events), "client")
     return [f"{without} of {of_all} have no event in their training data, so that their loss is 0"]
+
+
+def column_names(config: Config) -> list[str]:
+    """Return the names of the inputs' columns, if the configuration lists them."""
+    features = config.data.options.get("features")
+    return list(map(str, features)) if isinstance(features, list) else []
 
 
 def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:

@@ -190,6 +190,8 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     adaptive: tuple[AdaptiveArm, ...] = ()
     if search.kind in ("optuna", "tune"):
         adaptive = tuple(map(AdaptiveArm, trees, spaces))
+    for tree in trees:
+        _refuse_grid_of_splits(tree)
     for key in (key for arm in adaptive for key in arm.spaces):
         if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
             raise UsageError(f"{key}: search.kind={search.kind} cannot choose it; give one value, or separate arms")
@@ -211,6 +213,15 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if published is not None:
         one_configuration(drawn, published)
     return Space(search, tuple(seeds), drawn, adaptive, published, spaces)
+
+
+def _refuse_grid_of_splits(tree: Mapping[str, Any]) -> None:
+    """Raise UsageError if an arm varies the seed of the partition, by which validation would then choose."""
+    if "partition.seed" in dict(_spaces(tree, "")):
+        raise UsageError(
+            "partition.seed: a grid of splits would look like a hyperparameter; give seeds: [0, 1, 2] with "
+            "partition.redraw=true, which draws a split for each seed"
+        )
 
 
 def configurations(space: Space) -> tuple[Config, ...]:

@@ -12,9 +12,10 @@ from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
+from rayfed.experiments.data_notes import data_notes, split_notes
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
 from rayfed.experiments.published import trials_by_arm
-from rayfed.experiments.run_summary import notes, unused_gpu
+from rayfed.experiments.run_summary import column_names, method_notes, unused_gpu
 from rayfed.experiments.space import Search, Space
 from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.tuning import Tuning, check_tuning
@@ -289,6 +290,7 @@ def _check_plans(
     number = len(configs) // len(space.seeds)
     known = {data_key(config) for config in configs[:number]}
     checked: set[str] = set()
+    of_first: dict[str | None, Population] = {}
     for first in range(0, len(configs), number):
         populations = Populations(keep_all=True)  # the data of one seed at a time
         for config in configs[first : first + number]:
@@ -299,14 +301,19 @@ def _check_plans(
                 checked.add(kind)
             plan = _planned_first(config, given, populations, names_seed=bool(first))
             identities.append(_identity(plan) if given else {})
+            for note in data_notes(plan.population, plan.evaluation, column_names(config)):
+                lines[f"note: seed {config.seed}: {note}" if first else f"note: {note}"] = None
             if first:
                 continue
             if space.published is not None:
                 space.published.check_columns({client.domain for client in plan.population.clients})
+            of_first.setdefault(plan.data_hash, plan.population)
             for key, value in _needing_validation(space.search):
                 check_validated(key, value, plan.population, plan.evaluation.splits)
-            lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
-    return tuple(lines), identities
+            lines |= {f"note: {config.algorithm_name}: {note}": None for note in method_notes(plan)}
+    kept = all(data_key(config) in known for config in configs)
+    shared = split_notes(list(of_first.values()), len(space.seeds), kept=kept)
+    return (*(f"note: {note}" for note in shared), *lines), identities
 
 
 def _needing_validation(search: Search) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The trained model of a simulation as a module: the user's own, or the one that the configuration names."""
 
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.modules import copied, recompute
 from rayfed.core.rng import global_state_kept, one_at_a_time
 from rayfed.core.trees import only, without
+from rayfed.data.standardise import Standardise
 from rayfed.engine.evaluation import downloads, participants_of
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import ModelFactory, fresh_module, names_by_id, prepared, renamed
@@ -63,7 +65,24 @@ def trained_model(
             raise _not_one_network(plan, ", ".join(weights))
         module = _with_weights(plan, ctx, given, without(dict(weights), ctx.task.loss_names))
     recompute(module.eval())
-    return module
+    if plan.population.standardisation is None:
+        return module
+    return nn.Sequential(OrderedDict(standardise=_layer(plan, client), model=module)).eval()
+
+
+def _layer(plan: Plan, client: int | None) -> Standardise:
+    """Return the layer that standardises inputs as those on which the model was trained."""
+    standardisation = plan.population.standardisation
+    assert standardisation is not None, "the plan has one"
+    if client is not None:
+        clients = plan.population.clients
+        return standardisation.of(int(clients.numbers[clients.place(client)]))
+    if standardisation.kind == "client":
+        raise UsageError(
+            "Result.model(): data.standardize=client standardises each client's inputs by its own; give client=, such "
+            "as Result.model(client=0)"
+        )
+    return standardisation.of(None)
 
 
 def _with_weights(

@@ -9,7 +9,7 @@ change the outcome of a simulation.
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -84,6 +84,33 @@ class OfPredictions(Metric):
         With several labels, both are [n, labels]; with numbers, both have the shape of the labels.
         """
         raise NotImplementedError
+
+    def values(self, logits: Tensor, y: Tensor) -> list[Value]:
+        """Return what `measure` returns, with what the class declares.
+
+        Raises:
+            BadHook: `measure` returns something else than values, or one that is called accuracy or loss.
+        """
+        returned: Any = self.measure(logits, y)
+        if not isinstance(returned, Iterable):
+            raise _no_values(self, returned)
+        values = []
+        for value in returned:
+            if not isinstance(value, Value):
+                raise _no_values(self, value)
+            values.append(self.declared(value))
+        return values
+
+
+def _no_values(metric: Metric, returned: Any) -> BadHook:
+    """Return the error of a metric whose `measure` returns something else than values; it names the user's line."""
+    kind = type(metric)
+    code = kind.measure.__code__  # type: ignore[attr-defined]
+    place = f"{code.co_filename}, line {code.co_firstlineno}"
+    return BadHook(
+        f"{kind.__name__}.measure ({place}) returned {type(returned).__name__}; return a list of values, such as "
+        '[Value("name", number, len(y))] with rayfed.metrics.base.Value'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

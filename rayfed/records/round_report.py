@@ -45,7 +45,8 @@ class RoundReport:
     @property
     def nbytes(self) -> int:
         """About the bytes that the round takes in memory."""
-        return len(self.packed) + _OBJECT_BYTES
+        predicted = sum(one.outputs.nbytes + one.labels.nbytes for one in self.record.predictions)
+        return len(self.packed) + predicted + _OBJECT_BYTES
 
     def without_domains(self) -> dict[str, float]:
         """Return the values that are not of a single domain."""

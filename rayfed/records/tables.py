@@ -1,4 +1,4 @@
-"""The columns of the tables `metrics`, `rounds` and `events`, and the rows of a round as columns of Arrow.
+"""The columns of the tables `metrics`, `rounds`, `predictions` and `events`, and rows as columns of Arrow.
 
 The columns are the fields of `Score`, `Record` and `Event`. Rounds have the same numbers in all tables (see `Record`),
 so a resumed trial drops exactly the rows that it repeats: those after the checkpoint's round.
@@ -53,6 +53,20 @@ ROUNDS_SCHEMA = pa.schema(
         *(("accountant", pa.string()), ("neighbours", pa.string())),
         *(("busy_seconds", pa.list_(pa.float64())), ("predicted_seconds", pa.list_(pa.float64()))),
         *(("balance", pa.float64()), ("gpu_bytes", pa.int64())),
+    ]
+)
+PREDICTIONS_SCHEMA = pa.schema(
+    [
+        *TRIAL_COLUMNS,
+        ("round", pa.int32()),
+        ("client", pa.int32()),
+        ("domain", pa.string()),
+        ("split", pa.string()),
+        ("point", pa.string()),
+        ("kind", pa.string()),
+        ("n", pa.int64()),
+        ("outputs", pa.list_(pa.float32())),
+        ("labels", pa.list_(pa.float32())),
     ]
 )
 EVENTS_SCHEMA = pa.schema([*TRIAL_COLUMNS, ("time", pa.timestamp("us", tz="UTC")), *_columns(Event)[1:]])
@@ -163,6 +177,18 @@ def rounds_rows(records: Iterable[Record], of_trial: Mapping[str, Any]) -> pa.Ta
     """Return rows of the table `rounds`, as `metrics_rows` does."""
     rows = [{**of_trial, **_round_row(record)} for record in records]
     return pa.Table.from_pylist(rows, schema=in_memory(ROUNDS_SCHEMA))
+
+
+def predictions_rows(records: Iterable[Record], of_trial: Mapping[str, Any]) -> pa.Table:
+    """Return rows of the table `predictions`, as `metrics_rows` does: outputs and labels as flat lists."""
+    rows = []
+    for record in records:
+        for one in record.predictions:
+            row = {**of_trial, **one._asdict(), "round": record.round, "n": len(one.outputs)}
+            row["outputs"] = one.outputs.ravel()
+            row["labels"] = one.labels.ravel()
+            rows.append(row)
+    return pa.Table.from_pylist(rows, schema=in_memory(PREDICTIONS_SCHEMA))
 
 
 def events_rows(events: Iterable[Event], of_trial: Mapping[str, Any]) -> pa.Table:

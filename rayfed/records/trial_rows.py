@@ -36,6 +36,10 @@ FIXED: dict[str, pa.DataType] = {
     "selection_mode": pa.string(),
     "partition_hash": pa.string(),
     "partition_seed": pa.int64(),
+    "test_drawn": pa.bool_(),
+    "examples_train": pa.int64(),
+    "examples_val": pa.int64(),
+    "examples_test": pa.int64(),
     "clients_scored": pa.int64(),
     "vmap_clients": pa.int64(),
     "code_hash": pa.string(),
@@ -95,6 +99,8 @@ def _fits(column: str, value: Any) -> bool:
         return is_int64(value)
     if kind == pa.float64():
         return isinstance(value, float) or is_int64(value)
+    if kind == pa.bool_():
+        return isinstance(value, bool)
     return kind != pa.string() or isinstance(value, str)
 
 

@@ -1,4 +1,4 @@
-"""Writes the rows of trials to the folders `metrics`, `rounds` and `events` of an experiment.
+"""Writes the rows of trials to the folders `metrics`, `rounds`, `predictions` and `events` of an experiment.
 
 Every trial has files of its own, `<trial>-0000.parquet` and on. New rows are appended to the last file while it is
 small, and else begin the next file. So rows never move between files and no file is deleted: a reader who has listed a
@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from rayfed.records.storage import Storage, open_storage
 from rayfed.records.tables import (
     EVENTS_SCHEMA,
     METRICS_SCHEMA,
+    PREDICTIONS_SCHEMA,
     ROUNDS_SCHEMA,
     events_rows,
     metrics_rows,
+    predictions_rows,
     rounds_rows,
     string_columns,
 )
@@ -34,6 +37,8 @@ WRITING_SHARE = 0.02
 """The fraction of the elapsed time that a recorder may take to write rows that no checkpoint waits for."""
 SEGMENT_ROWS = 50_000
 """The rows of a file after which the next file begins: few enough to be written again with every few rounds."""
+_LONG_ROWS = 200
+"""The same for rows that hold a number for each example."""
 _ALL_ROUNDS = 2**31 - 1
 _FILE = re.compile(r"(.+)-(\d{4,})\.parquet")
 
@@ -143,6 +148,7 @@ class ExperimentFiles:
         self.experiment = experiment
         self.metrics = TableFiles(home, "metrics", METRICS_SCHEMA, segment_rows)
         self.rounds = TableFiles(home, "rounds", ROUNDS_SCHEMA, segment_rows)
+        self.predictions = TableFiles(home, "predictions", PREDICTIONS_SCHEMA, min(segment_rows, _LONG_ROWS))
         self.events = TableFiles(home, "events", EVENTS_SCHEMA, segment_rows)
 
 
@@ -184,6 +190,7 @@ class TrialWriter:
         self.waiting_bytes = 0
         files.metrics.keep_through(trial, keep_through_round)
         files.rounds.keep_through(trial, keep_through_round)
+        files.predictions.keep_through(trial, keep_through_round)
         keeps_all = keep_events or keep_through_round is not None
         last_round = None
         if keeps_all:
@@ -209,6 +216,9 @@ class TrialWriter:
         scores = metrics_rows(self._scores, self._of_trial)
         self._files.metrics.append(self._trial, scores)  # first, so that a round in `rounds` has its scores there
         self._scores = []
+        predictions = predictions_rows(self._records, self._of_trial)
+        self._files.predictions.append(self._trial, predictions)
+        self._records = [replace(record, predictions=[]) for record in self._records]
         records = rounds_rows(self._records, self._of_trial)
         self._files.rounds.append(self._trial, records)
         self._records = []

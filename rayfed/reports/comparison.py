@@ -1,7 +1,7 @@
-"""Paired comparison of methods over common seeds, with tests of significance."""
+"""Paired comparison of methods over common seeds, for all clients together or site by site, with tests."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,18 +9,34 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.reports.bootstrap import agrees, of_site, paired
 from rayfed.reports.groups import LOCATION_KEYS
+from rayfed.reports.predictions import NOT_RECORDED, Replicates
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, pick_rounds, scores_of
-from rayfed.reports.significance import NOISE, cohens_dz, holm, paired_t, wilcoxon
+from rayfed.reports.selection import DOMAIN, TRIAL, pick_rounds, scores_of
+from rayfed.reports.significance import (
+    NOISE,
+    Tested,
+    bootstrap_covariance,
+    cohens_dz,
+    corrected_resampled_t,
+    holm,
+    over_seeds_and_rows,
+    paired_t,
+    wilcoxon,
+)
+from rayfed.reports.splits import KEPT, REASSIGNED, REDRAWN, splits_of
 from rayfed.reports.summary import RULE_CAPTIONS, Summary, View, average_words, filter_rows, seed_values, summarise
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 # The columns that decide which client holds which examples: the hash names rows of the dataset that data.* describe.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_share", "leave_out")
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
-_NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
-_CONFIDENCE = 0.95
+_NOT_PAIRED = (*LOCATION_KEYS, "data.standardize", "partition.file", "partition.seed")
+SITES = ("domain", "client")
+"""What `compare` can compare one by one."""
+Site = str | int | None
+"""A domain, the number of a client, or None for the mean over clients."""
 
 
 class Comparison(NamedTuple):
@@ -29,20 +45,21 @@ class Comparison(NamedTuple):
     Attributes:
         first, second: The names of the methods.
         orders: The `order` of both.
+        site: The domain or the number of the client; None: the mean over clients.
         differences: The differences, with the seeds as index.
-        low, high: The 95 % confidence interval of the mean difference by Student's t.
+        tested: The test that fits the splits of the seeds: its name, the interval, and p before the correction.
         effect: The effect size, Cohen's d_z.
-        p_t, p_wilcoxon: The p-values of the paired t test and of Wilcoxon's signed-rank test, after Holm's correction.
+        p_value, p_wilcoxon: The p-values of this test and of Wilcoxon's signed-rank test, after Holm's correction.
     """
 
     first: str
     second: str
     orders: tuple[int, int]
+    site: Site
     differences: pd.Series
-    low: float
-    high: float
+    tested: Tested
     effect: float
-    p_t: float
+    p_value: float
     p_wilcoxon: float
 
     @property
@@ -57,9 +74,12 @@ class Pairs(NamedTuple):
     Attributes:
         experiment, split, metric: What is compared.
         caption: What the values are means over, and by which rule rounds are picked.
-        comparisons: One for each pair. If all pairs are compared, the better method of a pair is second.
-        notes: Sentences on pairs that are missing and seeds that are left out.
-        best: The `order` of the best method; None if only one pair was compared.
+        comparisons: One for each pair, or for each pair and site. If all pairs are compared, the better method of a
+            pair is second; with a baseline, that is first.
+        notes: Sentences on pairs that are missing, seeds that are left out, and tests that had to be replaced.
+        best: The `order` of the best method; None unless all pairs were compared.
+        baseline: The name of the method with which all others were compared, if there is one.
+        by: "domain" or "client" if sites were compared one by one.
     """
 
     experiment: str
@@ -69,10 +89,20 @@ class Pairs(NamedTuple):
     comparisons: list[Comparison]
     notes: list[str]
     best: int | None
+    baseline: str | None = None
+    by: str | None = None
 
 
-def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summary | None = None) -> Pairs:
-    """Compare all pairs of methods, or the second of two `names` with the first.
+def compare(
+    tables: Tables,
+    view: View,
+    names: Sequence[str] = (),
+    summary: Summary | None = None,
+    *,
+    baseline: str | None = None,
+    by: str | None = None,
+) -> Pairs:
+    """Compare all pairs of methods, all methods with a baseline, or the second of two `names` with the first.
 
     A method with several hyperparameters takes part with those that validation chose, or with all if it chose none.
 
@@ -80,27 +110,36 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
         tables: The tables of one experiment.
         names: Two methods; see `find_group`.
         summary: The summary of `tables`, if the caller has it.
+        baseline: The method with which all others are compared, in place of all pairs.
+        by: One of `SITES`, to compare methods at each domain or client; None: by the mean over clients.
 
     Raises:
-        UsageError: Several experiments, no values, a name that is not in the results, or no methods that can be paired.
+        UsageError: Several experiments, no values, a name that is not in the results, no methods that can be paired, or
+            a single site.
     """
     experiment = _only_experiment(tables)
     rows = (summary or summarise(tables)).rows
     shown = filter_rows(rows, tables, view)
-    scores = _scores(tables, shown, view)
+    scores = _scores(tables, shown, view, by)
     groups = _groups(rows, shown)
+    best = None
     if names:
         first, second = (find_group(name, groups) for name in names)
         labels = {first: names[0], second: names[1]}
-        best = None
         pairs = [(first, second)]
+    elif baseline is not None:
+        reference = find_group(baseline, groups, where="baseline")
+        labels = _with_values(groups, scores) | {reference: baseline}
+        pairs = [(reference, order) for order in _ranked(scores, labels, shown) if order != reference]
     else:
-        labels = _chosen_methods(groups[groups["order"].isin(scores.values.columns)])
-        ranked = _ranked(scores.values[list(labels)], shown)
+        labels = _with_values(groups, scores)
+        ranked = _ranked(scores, labels, shown)
         best = ranked[-1]
         pairs = list(itertools.combinations(ranked, 2))
     comparisons, notes = _compared_pairs(scores, pairs, labels, strict=bool(names))
     average = average_words(tables.counts, tables.trials, scores.split, scores.metric)
+    if by is not None:
+        average = f"by {by}"
     picked = RULE_CAPTIONS[scores.rule].format(criterion=tables.criteria[experiment])
     return Pairs(
         experiment=experiment,
@@ -110,6 +149,8 @@ def compare(tables: Tables, view: View, names: Sequence[str] = (), summary: Summ
         comparisons=_corrected(comparisons),
         notes=notes,
         best=best,
+        baseline=baseline,
+        by=by,
     )
 
 
@@ -125,23 +166,106 @@ class _Scores:
     """The scores to compare.
 
     Attributes:
-        values: The means over clients at the picked rounds: a row per seed, a column per `order`.
+        values: The values at the picked rounds by site: a row per seed, a column per `order`.
+        means: The means over clients, in the same form.
         data: What decides which client holds which examples, as text by order and seed.
+        trials: The rows of the table `trials` that count, with `order`.
+        replicates: What scores would be on other test examples.
         split, metric, rule: What the values are.
     """
 
-    values: pd.DataFrame
+    values: Mapping[Site, pd.DataFrame]
+    means: pd.DataFrame
     data: pd.DataFrame
+    trials: pd.DataFrame
+    replicates: Replicates
     split: str
     metric: str
     rule: str
 
 
-def _scores(tables: Tables, shown: pd.DataFrame, view: View) -> _Scores:
+def _scores(tables: Tables, shown: pd.DataFrame, view: View, by: str | None) -> _Scores:
     split = str(shown["split"].iloc[0])
     metric = str(shown["metric"].iloc[0])
-    values, rule = _values(tables, replace(view, metric=metric, split=split))
-    return _Scores(values, _data(tables), split, metric, rule)
+    picked, rule = _picked_rows(tables, replace(view, metric=metric, split=split))
+    means = _by_seed(picked[picked["quantity"] == "mean"], tables)
+    values: dict[Site, pd.DataFrame] = {None: means}
+    if by is not None:
+        values = {site: _by_seed(rows, tables) for site, rows in _rows_of_sites(tables, picked, by)}
+        if len(values) < 2:
+            only = ", ".join(map(str, values)) or "none"
+            raise UsageError(f"by={by}: the results have one {by} with {split} {metric} ({only}); leave --by out")
+    trials = tables.trials.merge(tables.done[[*TRIAL, "order"]], on=TRIAL)
+    return _Scores(
+        values=values,
+        means=means,
+        data=_data(trials),
+        trials=trials,
+        replicates=Replicates(tables, picked, split, metric, rule),
+        split=split,
+        metric=metric,
+        rule=rule,
+    )
+
+
+def _picked_rows(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:
+    """Return the values of each trial at the picked round, with seed and order; and the rule."""
+    assert view.metric is not None and view.split is not None  # noqa: PT018
+    done = tables.done
+    criteria = tables.criteria
+    trials = done[TRIAL].drop_duplicates()
+    curves = tables.curves[~tables.curves["unseen"]].merge(trials, on=TRIAL)
+    picked = pick_rounds(scores_of(curves, view.metric, view.split, criteria), criteria)
+    rows = filter_rows(picked.merge(done[[*TRIAL, *_GROUP, "seed"]], on=TRIAL), tables, view)
+    rule = view.rule or _default_rule(rows)
+    return rows[rows["rule"] == rule], rule
+
+
+def _default_rule(rows: pd.DataFrame) -> str:
+    trials = rows.groupby("rule")["trial"].agg(set)
+    if trials.get("selected") == trials.get("final"):
+        return "selected"
+    return "final"
+
+
+def _by_seed(rows: pd.DataFrame, tables: Tables) -> pd.DataFrame:
+    """Return the values of `rows`: a row per seed, a column per `order`."""
+    keys = ["metric", "higher_is_better", "quantity"]
+    distinct = rows[[*TRIAL, *keys, "value"]].drop_duplicates([*TRIAL, *keys])
+    values = seed_values(distinct, tables.done, keys)
+    return values.pivot_table(index="seed", columns="order", values="value")
+
+
+def _rows_of_sites(tables: Tables, picked: pd.DataFrame, by: str) -> Iterator[tuple[Site, pd.DataFrame]]:
+    """Yield each domain, or the number of each client, and its rows in the form of `picked`."""
+    if by == "domain":
+        of_domains = picked[picked["quantity"].str.startswith(DOMAIN)]
+        for quantity, rows in of_domains.groupby("quantity"):
+            yield str(quantity).removeprefix(DOMAIN), rows
+        return
+    means = picked[picked["quantity"] == "mean"]
+    keys = [*TRIAL, "point", "split", "metric", "round"]
+    places = means.drop(columns="value").drop_duplicates(keys)
+    parts = []
+    for scores in tables.scores:
+        frame = scores.frame()
+        frame = frame[~frame["unseen"] & (frame["client"] >= 0)]
+        texts = frame.astype(dict.fromkeys([*TRIAL, "point", "split", "metric"], str))
+        parts.append(texts[[*keys, "client", "value"]].merge(places, on=keys))
+    for client, rows in pd.concat(parts).groupby("client"):
+        yield int(client), rows.dropna(subset="value")
+
+
+def _data(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that decide which client holds which examples, as text by order and seed."""
+    columns = [name for name in trials if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
+    values = trials[columns].astype(object)
+    texts = values.where(values.notna(), None).map(str)
+    return texts.groupby([trials["order"], trials["seed"]]).agg(_joined)
+
+
+def _joined(texts: pd.Series) -> str:
+    return ", ".join(sorted(set(texts)))
 
 
 def _groups(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
@@ -151,19 +275,13 @@ def _groups(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
     return groups.sort_values("order", ignore_index=True)
 
 
-def _ranked(values: pd.DataFrame, shown: pd.DataFrame) -> list[int]:
-    """Return the columns of `values`, the best one last."""
-    ascending = bool(shown["higher_is_better"].iloc[0])
-    means = values.mean().sort_values(ascending=ascending, kind="stable")
-    return [int(order) for order in means.index]
-
-
-def _chosen_methods(groups: pd.DataFrame) -> dict[int, str]:
+def _with_values(groups: pd.DataFrame, scores: _Scores) -> dict[int, str]:
     """Return the names of the methods to compare by `order`: those that validation chose, or all if it chose none.
 
     Raises:
         UsageError: There are fewer than two.
     """
+    groups = groups[groups["order"].isin(scores.means.columns)]
     has_choice = groups.groupby("algorithm")["chosen"].transform("any")
     groups = groups[groups["chosen"] | ~has_choice]
     if len(groups) < 2:
@@ -178,94 +296,91 @@ def _labels(groups: pd.DataFrame) -> pd.Series:
     return (groups["algorithm"] + " " + groups["hyperparameters"]).str.strip()
 
 
-def _values(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:
-    """Return the means over clients at the picked rounds: a row per seed, a column per `order`; and the rule."""
-    assert view.metric is not None and view.split is not None  # noqa: PT018
-    done = tables.done
-    criteria = tables.criteria
-    curves = tables.curves[~tables.curves["unseen"]].merge(done[TRIAL], on=TRIAL)
-    picked = pick_rounds(scores_of(curves, view.metric, view.split, criteria), criteria)
-    rows = filter_rows(picked.merge(done[[*TRIAL, *_GROUP]], on=TRIAL), tables, view)
-    rows = rows[rows["quantity"] == "mean"]
-    rule = view.rule or _default_rule(rows)
-    keys = ["metric", "higher_is_better", "quantity"]
-    of_rule = rows.loc[rows["rule"] == rule, [*TRIAL, *keys, "value"]]
-    values = seed_values(of_rule, done, keys)
-    return values.pivot_table(index="seed", columns="order", values="value"), rule
-
-
-def _default_rule(rows: pd.DataFrame) -> str:
-    trials = rows.groupby("rule")["trial"].agg(set)
-    if trials.get("selected") == trials.get("final"):
-        return "selected"
-    return "final"
-
-
-def _data(tables: Tables) -> pd.DataFrame:
-    """Return the columns that decide which client holds which examples, as text by order and seed."""
-    trials = tables.trials.merge(tables.done[[*TRIAL, "order"]], on=TRIAL)
-    columns = [name for name in trials if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
-    values = trials[columns].astype(object)
-    texts = values.where(values.notna(), None).map(str)
-    return texts.groupby([trials["order"], trials["seed"]]).agg(_joined)
-
-
-def _joined(texts: pd.Series) -> str:
-    return ", ".join(sorted(set(texts)))
+def _ranked(scores: _Scores, labels: Mapping[int, str], shown: pd.DataFrame) -> list[int]:
+    """Return the methods with values, the best one last."""
+    ascending = bool(shown["higher_is_better"].iloc[0])
+    present = [order for order in labels if order in scores.means]
+    means = scores.means[present].mean().sort_values(ascending=ascending, kind="stable")
+    return [int(order) for order in means.index]
 
 
 def _compared_pairs(
-    scores: _Scores, pairs: Sequence[tuple[int, int]], labels: dict[int, str], *, strict: bool
+    scores: _Scores, pairs: Sequence[tuple[int, int]], labels: Mapping[int, str], *, strict: bool
 ) -> tuple[list[Comparison], list[str]]:
-    """Return the comparison of each pair before the correction, and notes on pairs and seeds that are left out.
+    """Return the comparison of each pair and site before the correction, and notes on what is left out or replaced.
 
     Raises:
         UsageError: No pair can be compared, or with `strict` the only one.
     """
     comparisons = []
-    notes = []
-    for first, second in pairs:
+    notes: list[str] = []
+    for orders, site in itertools.product(pairs, scores.values):
+        first, second = orders
         title = f"{labels[second]} − {labels[first]}"
+        if site is not None:
+            title = f"{site}: {title}"
         try:
-            comparison = _compared(scores, (first, second), labels)
+            comparison, more = _compared(scores, orders, labels, site)
         except UsageError as error:
-            if strict:
+            if strict and site is None:
                 raise
             notes.append(f"{title} is missing: {str(error).removeprefix('compare: ')}.")
             continue
         comparisons.append(comparison)
-        has_one = scores.values[first].notna() != scores.values[second].notna()
-        left_out = scores.values.index[has_one]
-        if len(left_out):
-            seeds = ", ".join(map(str, left_out))
-            notes.append(f"{title}: only the seeds that both have count; left out: {seeds}.")
+        notes += [note for note in more if note not in notes]
+        left_out = _seeds_of_one(scores.values[site], orders)
+        if left_out:
+            notes.append(f"{title}: only the seeds that both have count; left out: {', '.join(map(str, left_out))}.")
     if not comparisons:
         raise UsageError(f"compare: no two methods can be paired; {notes[0]}")
     return comparisons, notes
 
 
-def _compared(scores: _Scores, orders: tuple[int, int], labels: dict[int, str]) -> Comparison:
-    """Return the comparison of two methods, with p-values before the correction.
+def _seeds_of_one(values: pd.DataFrame, orders: tuple[int, int]) -> list[int]:
+    """Return the seeds at which only one of two methods has a value."""
+    first, second = orders
+    has_one = values[first].notna() != values[second].notna()
+    return list(values.index[has_one])
+
+
+def _compared(
+    scores: _Scores, orders: tuple[int, int], labels: Mapping[int, str], site: Site
+) -> tuple[Comparison, list[str]]:
+    """Return the comparison of two methods at a site, with p-values before the correction, and notes on the test.
 
     Raises:
         UsageError: A method has no values, or the methods have fewer than two seeds in common, or trials with the same
             seed had different clients.
     """
+    values = scores.values[site]
     for order in orders:
-        if order not in scores.values:
+        if order not in values:
             raise UsageError(
                 f"compare: {labels[order]} has no {scores.split} {scores.metric} under rule={scores.rule}; use final"
             )
     first, second = orders
-    both = scores.values[[first, second]].dropna()
+    both = values[[first, second]].dropna()
     if len(both) < 2:
-        raise _too_few_seeds(scores.values, orders, labels)
+        raise _too_few_seeds(values, orders, labels)
     for seed in both.index:
         _check_same_data(scores.data, orders, labels, int(seed))
-    return _tested(both[second] - both[first], orders, labels)
+    differences = both[second] - both[first]
+    tested, notes = _tested(scores, orders, differences, site)
+    comparison = Comparison(
+        first=labels[first],
+        second=labels[second],
+        orders=orders,
+        site=site,
+        differences=differences,
+        tested=tested,
+        effect=cohens_dz(differences),
+        p_value=tested.p_value,
+        p_wilcoxon=wilcoxon(differences),
+    )
+    return comparison, notes
 
 
-def _too_few_seeds(values: pd.DataFrame, orders: tuple[int, int], labels: dict[int, str]) -> UsageError:
+def _too_few_seeds(values: pd.DataFrame, orders: tuple[int, int], labels: Mapping[int, str]) -> UsageError:
     words = []
     for order in orders:
         seeds = ", ".join(map(str, values[order].dropna().index))
@@ -273,7 +388,7 @@ def _too_few_seeds(values: pd.DataFrame, orders: tuple[int, int], labels: dict[i
     return UsageError(f"compare: {' and '.join(words)}; a paired comparison needs two seeds or more that both have")
 
 
-def _check_same_data(data: pd.DataFrame, orders: tuple[int, int], labels: dict[int, str], seed: int) -> None:
+def _check_same_data(data: pd.DataFrame, orders: tuple[int, int], labels: Mapping[int, str], seed: int) -> None:
     """Raise UsageError if the clients of two methods held different examples at `seed`."""
     first, second = (data.loc[(order, seed)] for order in orders)
     for column in first.index[first != second]:
@@ -283,45 +398,61 @@ def _check_same_data(data: pd.DataFrame, orders: tuple[int, int], labels: dict[i
         )
 
 
-def _tested(differences: pd.Series, orders: tuple[int, int], labels: dict[int, str]) -> Comparison:
-    """Return the comparison that `differences`, with the seeds as index, give."""
-    from scipy import stats
+def _tested(scores: _Scores, orders: tuple[int, int], differences: pd.Series, site: Site) -> tuple[Tested, list[str]]:
+    """Return the test that fits the splits of the seeds, and a note where another one had to do."""
+    trials = scores.trials
+    of_pair = trials["order"].isin(orders) & trials["seed"].isin(differences.index)
+    splits = splits_of(trials[of_pair])
+    if splits.kind in (REDRAWN, REASSIGNED):
+        if splits.test_ratio is not None:
+            return corrected_resampled_t(differences, splits.test_ratio), []
+        note = "The sizes of the parts were not recorded, so the test takes seeds to be independent."
+        return paired_t(differences), [note]
+    if splits.kind != KEPT:
+        return paired_t(differences), []
+    covariance, reason = _covariance(scores, orders, differences, site)
+    if covariance is None:
+        return paired_t(differences), [f"The test holds for these test examples alone: {reason}."]
+    return over_seeds_and_rows(differences, covariance), []
 
-    count = len(differences)
-    mean = float(differences.mean())
-    quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
-    margin = quantile * float(differences.std()) / count**0.5
-    first, second = orders
-    return Comparison(
-        first=labels[first],
-        second=labels[second],
-        orders=orders,
-        differences=differences,
-        low=mean - margin,
-        high=mean + margin,
-        effect=cohens_dz(differences),
-        p_t=paired_t(differences),
-        p_wilcoxon=wilcoxon(differences),
-    )
+
+def _covariance(
+    scores: _Scores, orders: tuple[int, int], differences: pd.Series, site: Site
+) -> tuple[float | None, str]:
+    """Return the covariance of differences that other test examples would cause; or None, and why it is not known."""
+    replicates = {}
+    for seed, recorded in differences.items():
+        of_methods = []
+        for order in orders:
+            found, reason = scores.replicates.of(order, int(seed))
+            if found is None:
+                return None, reason
+            of_methods.append(of_site(found, site))
+        difference = paired(*of_methods)
+        if difference is None or not agrees(difference[0], recorded):
+            return None, NOT_RECORDED
+        replicates[seed] = difference[1]
+    return bootstrap_covariance(pd.DataFrame(replicates).to_numpy()), ""
 
 
 def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return `comparisons` with p-values after Holm's correction for their number."""
-    p_t = holm([comparison.p_t for comparison in comparisons])
+    p_values = holm([comparison.p_value for comparison in comparisons])
     p_wilcoxon = holm([comparison.p_wilcoxon for comparison in comparisons])
     corrected = []
     for place, comparison in enumerate(comparisons):
-        corrected.append(comparison._replace(p_t=p_t[place], p_wilcoxon=p_wilcoxon[place]))
+        corrected.append(comparison._replace(p_value=p_values[place], p_wilcoxon=p_wilcoxon[place]))
     return corrected
 
 
-def find_group(name: str, rows: pd.DataFrame) -> int:
+def find_group(name: str, rows: pd.DataFrame, where: str = "compare") -> int:
     """Return the `order` of the group of trials called `name`.
 
     Args:
         name: An algorithm, for its only hyperparameters or those that validation chose; or an algorithm and
             hyperparameters, as the table shows them.
         rows: Columns algorithm, hyperparameters, order, chosen.
+        where: The beginning of the error message.
 
     Raises:
         UsageError: There is no such group, or there are several.
@@ -335,8 +466,8 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
             return int(found["order"].iloc[0])
     if of_algorithm.empty:
         known = suggestion(name, [*labels, *groups["algorithm"]])
-        raise UsageError(f"compare: no trials of {name} are done; {known}")
+        raise UsageError(f"{where}: no trials of {name} are done; {known}")
     names = [f'"{label}"' for label in labels[of_algorithm.index]]
     raise UsageError(
-        f"compare: {name} ran with several hyperparameters and validation chose none; give one of {'; '.join(names)}"
+        f"{where}: {name} ran with several hyperparameters and validation chose none; give one of {'; '.join(names)}"
     )

@@ -136,10 +136,10 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([\\|*<\[])", r"\\\1", text)
 
 
-def latex_table(table: ResultTable, caption: str, label: str) -> str:
-    r"""Return `table` in LaTeX with booktabs, with a caption and a label for `\ref`.
+def latex_table(table: ResultTable, caption: str, label: str, legend: str = "") -> str:
+    r"""Return `table` in LaTeX with booktabs, with a caption, a label for `\ref` and a legend below.
 
-    The best number of each column is bold, the second underlined.
+    The best number of each column is bold, the second underlined, among the rows that validation chose.
     """
     columns = _marked_up(table, latex_text, _latex_cell, r"$^{\dagger}$")
     reference = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
@@ -157,7 +157,10 @@ def latex_table(table: ResultTable, caption: str, label: str) -> str:
     ]
     for cells in zip(*columns.values(), strict=True):
         lines.append(f"    {' & '.join(cells)} \\\\")
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    lines += [r"    \bottomrule", r"  \end{tabular}"]
+    if legend:
+        lines.append(f"  \\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {latex_text(legend)}}}")
+    lines.append(r"\end{table}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,7 @@
-"""Groups of trials that differ only in seed and left-out domain, and the trials that count."""
+"""Groups of trials that differ only in seed and left-out domain, and the trials that count.
+
+Trials with different data are never in one table: they are kept apart as if they were of different experiments.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,27 +14,64 @@ from rayfed.reports.selection import TRIAL
 LOCATION_KEYS = ("data.root", "data.download")
 """Keys that say where a dataset's files are and how they got there, which are no hyperparameters. `data.file` and
 `data.folder` are not among them, because they say which data a user's own are."""
+_DATA_PREFIXES = ("data.", "partition.")
+_DATA_KEYS = ("unseen_clients", "unseen_share")
+_PARTITION_FILE = "partition.file"
+_NOT_DATA = (*LOCATION_KEYS, "data.standardize", "partition.seed")
 LEFT_OUT = "leave_out"
 _NOT_HYPERPARAMETERS = (
     *("experiment", "name", "results", "resume", "algorithm.name"),
     *("metrics", "evaluate.every", "evaluate.initial", "evaluate.points", "evaluate.splits"),
+    "evaluate.predictions",
     *LOCATION_KEYS,
 )
 _NOT_HYPERPARAMETER_PREFIXES = ("placement.", "checkpoint.", "faults.", "state.", "tracking.", "metrics.")
-_OF_ALGORITHM = "algorithm."
+ALGORITHM_PREFIX = "algorithm."
 _NOISE_COHORT = "privacy.noise_cohort"
+_OF_METHODS = ("algorithm.", "data.", "partition.", "evaluate.", "select.")
+"""Prefixes of keys in which methods differ by nature, or that other notes and tables are about."""
 _MOST_REASONS = 5  # early stops that a report gives one by one
+
+
+def experiments_by_data(trials: pd.DataFrame) -> pd.Series:
+    """Return the experiment of each trial, followed by its data where the trials of the experiment differ in them.
+
+    "skew (partition.alpha=0.1)" and "skew (partition.alpha=10)" are two experiments: their clients hold different
+    examples, so that their scores cannot be compared.
+    """
+    names = [name for name in trials if says_which_data(name)]
+    values = trials[names].astype(object)
+    values = values.where(values.notna(), None)
+    experiments = trials["experiment"].copy()
+    for experiment, rows in trials.groupby("experiment"):
+        varying = [name for name in names if _varies(values.loc[rows.index, name])]
+        if _PARTITION_FILE in varying and _has_one_split_per_seed(rows):  # files of the same contents
+            varying.remove(_PARTITION_FILE)
+        if varying:
+            for index in rows.index:
+                experiments[index] = f"{experiment} ({_label(values, index, varying)})"
+    return experiments
+
+
+def _has_one_split_per_seed(trials: pd.DataFrame) -> bool:
+    splits = trials.groupby("seed")["partition_hash"].nunique(dropna=False)
+    return bool(splits.max() == 1)
+
+
+def says_which_data(name: str) -> bool:
+    """Return whether a configuration value decides which examples clients hold."""
+    return name in _DATA_KEYS or (name.startswith(_DATA_PREFIXES) and name not in _NOT_DATA)
 
 
 def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return one row per trial: experiment, trial, algorithm, seed, status, started, leave_out, hyperparameters, order.
 
-    `hyperparameters` is a string that names what varies: the values of `algorithm.*` that differ between trials of that
-    algorithm, without the prefix, and every other configuration value that differs within the experiment. The seed,
-    placement, checkpoints, folders, and what is measured and how often do not count. Neither does the domain in
-    `leave_out` ("" if none is left out): trials that leave out one domain each form one group.
+    `hyperparameters` is a string that names what varies: the configuration values that differ between the trials of an
+    algorithm in an experiment, those of `algorithm.*` first and without the prefix. The seed, placement, checkpoints,
+    folders, and what is measured and how often do not count. Neither does the domain in `leave_out` ("" if none is left
+    out): trials that leave out one domain each form one group.
 
-    `order` is an integer that identifies the group; it sorts by algorithm, then by the values as numbers. Further
+    `order` is an even integer that identifies the group; it sorts by algorithm, then by the values as numbers. Further
     columns have the values that vary, under their dotted names.
     """
     base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
@@ -45,7 +85,7 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
         ranks = tuple(_sort_key(values.at[index, key]) for key in keys)
         labels.append(label)
         sort_keys.append((str(base.at[index, "algorithm"]), ranks, label))
-    position = {key: order for order, key in enumerate(sorted(set(sort_keys)))}
+    position = {key: 2 * place for place, key in enumerate(sorted(set(sort_keys)))}
     base["hyperparameters"] = pd.Series(labels, dtype=str)
     base["order"] = pd.Series([position[key] for key in sort_keys], dtype="int64")
     return base.join(_columns_that_vary(values, shown))
@@ -77,17 +117,12 @@ def _hyperparameters(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _varying_keys(base: pd.DataFrame, values: pd.DataFrame) -> list[list[str]]:
     """Return for each trial the columns of `values` that tell its group from others."""
-    of_algorithm: list[str] = []
-    others: list[str] = []
-    for name in values:
-        columns = of_algorithm if name.startswith(_OF_ALGORITHM) else others
-        columns.append(name)
+    names = sorted(values, key=lambda name: not name.startswith(ALGORITHM_PREFIX))
     shown: list[list[str]] = [[] for _ in range(len(base))]
-    for columns, within in ((of_algorithm, ["experiment", "algorithm"]), (others, ["experiment"])):
-        for _, group in base.groupby(within):
-            varying = [name for name in columns if _varies(values.loc[group.index, name])]
-            for index in group.index:
-                shown[index].extend(varying)
+    for _, group in base.groupby(["experiment", "algorithm"]):
+        varying = [name for name in names if _varies(values.loc[group.index, name])]
+        for index in group.index:
+            shown[index] = varying
     return shown
 
 
@@ -100,7 +135,7 @@ def _label(values: pd.DataFrame, index: int, keys: Sequence[str]) -> str:
     pairs = []
     for key in keys:
         value = format_value(values.at[index, key])
-        pairs.append(f"{key.removeprefix(_OF_ALGORITHM)}={value}")
+        pairs.append(f"{key.removeprefix(ALGORITHM_PREFIX)}={value}")
     return ", ".join(pairs)
 
 
@@ -144,6 +179,7 @@ def countable_trials(
         *_stopped_notes(trials),
         *_repeated_notes(len(done) - len(counted)),
         *_criterion_notes(trials, criteria),
+        *_difference_notes(counted, trials),
         *_code_notes(counted, trials),
         *_evaluation_notes(trials.merge(counted[TRIAL], on=TRIAL)),
         *_deployment_notes(trials.merge(counted[TRIAL], on=TRIAL)),
@@ -186,6 +222,32 @@ def _criterion_notes(trials: pd.DataFrame, criteria: Mapping[str, str]) -> Itera
             f"{experiment}: trials differ in select.metric ({', '.join(metrics)}); rounds and hyperparameters are "
             f"chosen by {criteria[experiment]}; --select METRIC chooses by another."
         )
+
+
+def _difference_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
+    """Yield a note on each experiment whose methods differ in values that no method varies, such as their models."""
+    trials = counted[[*TRIAL, "algorithm"]].merge(trials.drop(columns="algorithm"), on=TRIAL)
+    values = _hyperparameters(trials)
+    names = [name for name in values if not name.startswith(_OF_METHODS) and name != LEFT_OUT]
+    for experiment, rows in trials.groupby("experiment"):
+        texts = values.loc[rows.index, names].map(format_value)
+        of_methods = texts.groupby(rows["algorithm"]).agg(lambda column: tuple(sorted(set(column))))
+        words = [_by_value(name, column) for name, column in of_methods.items() if _differs(column)]
+        if words:
+            yield f"{experiment}: methods differ in {', '.join(words)}."
+
+
+def _differs(of_methods: pd.Series) -> bool:
+    """Return whether methods have different values, and each method only one."""
+    return bool(of_methods.map(len).max() == 1 and of_methods.nunique() > 1)
+
+
+def _by_value(name: str, of_methods: pd.Series) -> str:
+    """Return "local.lr (0.1: fedavg; 0.01: fedbn, ditto)"."""
+    parts = []
+    for (value,), methods in of_methods.groupby(of_methods):
+        parts.append(f"{value}: {', '.join(methods.index)}")
+    return f"{name} ({'; '.join(parts)})"
 
 
 def _code_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:

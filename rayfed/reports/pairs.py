@@ -10,22 +10,51 @@ from rayfed.core.records import is_fraction
 from rayfed.core.terminal import plain_table
 from rayfed.reports.comparison import Comparison, Pairs
 from rayfed.reports.formats import markdown_columns
-from rayfed.reports.significance import stars
+from rayfed.reports.significance import PAIRED_T, RESAMPLED, TEST_ROWS, stars
 from rayfed.reports.tables import Stars
 
+_REASONS = {
+    PAIRED_T: "paired t test over seeds",
+    RESAMPLED: "corrected resampled t test (Nadeau and Bengio 2003), because each seed has a split of its own",
+    TEST_ROWS: "t test over seeds and test examples (Obuchowski and Rockette 1995, by bootstrap), because the seeds "
+    "share one split",
+}
 
-def stars_against_best(pairs: Pairs) -> Stars:
-    """Return the stars of each method by its difference from the best method; none unless all pairs were compared."""
-    best = ""
+
+def stars_against(pairs: Pairs) -> Stars:
+    """Return the stars of each method by its difference from the baseline, or from the best method of all pairs.
+
+    There are none if only one pair was compared, or sites one by one.
+    """
+    against = ""
     marks = {}
     p_values = {}
-    for pair in pairs.comparisons:
+    for pair in pairs.comparisons if pairs.by is None else ():
         first, second = pair.orders
-        if second == pairs.best:
-            best = pair.second
-            marks[first] = stars(pair.p_t)
-            p_values[first] = _p_text(pair.p_t)
-    return Stars(best, marks, p_values)
+        if pairs.baseline is not None:
+            against = pair.first
+            other = second
+        elif second == pairs.best:
+            against = pair.second
+            other = first
+        else:
+            continue
+        marks[other] = stars(pair.p_value)
+        p_values[other] = _p_text(pair.p_value)
+    return Stars(against, _test_words(pairs), marks, p_values)
+
+
+def _test_words(pairs: Pairs) -> str:
+    methods = " or ".join(_methods(pairs))
+    count = len(pairs.comparisons)
+    if count == 1:
+        return methods
+    return f"{methods}, Holm-corrected for {count} comparisons"
+
+
+def _methods(pairs: Pairs) -> list[str]:
+    """Return the tests of the comparisons, each once."""
+    return list(dict.fromkeys(pair.tested.method for pair in pairs.comparisons))
 
 
 def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
@@ -34,14 +63,15 @@ def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
     if format == "csv":
         text: str = pd.DataFrame(columns).to_csv(index=False, quoting=csv.QUOTE_ALL)
         return text.rstrip("\n")
-    title = _title(pairs)
+    title = pairs_title(pairs)
     notes = pairs_notes(pairs)
     if format == "markdown":
         escaped = {name: [_escaped(cell) for cell in cells] for name, cells in columns.items()}
         return "\n\n".join([title, markdown_columns(escaped), *map(_escaped, notes)])
+    left = ("difference of",) if pairs.by is None else ("difference of", pairs.by)
     parts = [
         textwrap.fill(title, width),
-        plain_table(columns, left=("difference of",), width=width),
+        plain_table(columns, left=left, width=width),
         textwrap.fill(" ".join(notes), width),
     ]
     text = "\n\n".join(parts)
@@ -50,11 +80,17 @@ def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
     return text
 
 
-def _title(pairs: Pairs) -> str:
+def pairs_title(pairs: Pairs) -> str:
+    """Return what is compared, in one line."""
     what = f"{pairs.split} {pairs.metric}"
     if is_fraction(pairs.metric):
         what += ", percentage points"
-    which = "one pair" if pairs.best is None else "all pairs"
+    if pairs.baseline is not None:
+        which = f"all against {pairs.baseline}"
+    elif pairs.best is not None:
+        which = "all pairs"
+    else:
+        which = "one pair"
     return f"{pairs.experiment}: {which}, {what}, {pairs.caption}"
 
 
@@ -66,25 +102,25 @@ def pairs_columns(pairs: Pairs) -> dict[str, list[str]]:
     """Return the columns of the table of pairs as text."""
     columns: dict[str, list[str]] = {}
     for pair in pairs.comparisons:
-        for name, cell in _cells(pair, pairs.metric).items():
+        for name, cell in _cells(pair, pairs).items():
             columns.setdefault(name, []).append(cell)
     return columns
 
 
-def _cells(pair: Comparison, metric: str) -> dict[str, str]:
-    low = _signed(pair.low, metric)
-    high = _signed(pair.high, metric)
-    effect = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
-    return {
-        "difference of": f"{pair.second} − {pair.first}",
-        "mean": _signed(pair.differences.mean(), metric),
-        "95 % interval": f"{low} to {high}",
-        "d_z": effect,
-        "wins": f"{pair.wins} of {len(pair.differences)}",
-        "p (t)": _p_text(pair.p_t),
-        "p (Wilcoxon)": _p_text(pair.p_wilcoxon),
-        "": stars(pair.p_t),
-    }
+def _cells(pair: Comparison, pairs: Pairs) -> dict[str, str]:
+    cells = {"difference of": f"{pair.second} − {pair.first}"}
+    if pairs.by is not None:
+        cells[pairs.by] = str(pair.site)
+    low = _signed(pair.tested.low, pairs.metric)
+    high = _signed(pair.tested.high, pairs.metric)
+    cells["mean"] = _signed(pair.tested.mean, pairs.metric)
+    cells["95 % interval"] = f"{low} to {high}"
+    cells["d_z"] = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
+    cells["wins"] = f"{pair.wins} of {len(pair.differences)}"
+    cells["p"] = _p_text(pair.p_value)
+    cells["p (Wilcoxon)"] = _p_text(pair.p_wilcoxon)
+    cells[""] = stars(pair.p_value)
+    return cells
 
 
 def pairs_notes(pairs: Pairs) -> list[str]:
@@ -93,16 +129,17 @@ def pairs_notes(pairs: Pairs) -> list[str]:
     corrected = ""
     before = ""
     if count > 1:
-        corrected = f", Holm-corrected for {count} pairs"
+        corrected = f", Holm-corrected for {count} comparisons"
         before = " before the correction"
+    tests = "; or ".join(_REASONS[method] for method in _methods(pairs))
     notes = [
-        f"Paired over seeds. p: two-sided{corrected}; *, **, ***: the t test is below 0.05, 0.01, 0.001. d_z: mean "
-        "difference divided by its standard deviation. wins: pairs in which the first named has the greater value."
+        f"p: two-sided {tests}{corrected}; *, **, ***: below 0.05, 0.01, 0.001. d_z: mean difference over seeds "
+        "divided by its standard deviation. wins: seeds at which the first named has the greater value."
     ]
     least = min(len(pair.differences) for pair in pairs.comparisons)
     lowest_p = 2.0 ** (1 - least)
     if lowest_p * count >= 0.05:
-        notes.append(f"With {least} pairs, Wilcoxon's p is at least {lowest_p:.2g}{before}.")
+        notes.append(f"Wilcoxon's p is over seeds alone; with {least} pairs it is at least {lowest_p:.2g}{before}.")
     if count == 1:
         notes.append(f"Differences by seed: {_differences_by_seed(pairs)}.")
     return [*notes, *pairs.notes]

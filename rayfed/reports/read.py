@@ -4,7 +4,7 @@ The scores of a large sweep would take gigabytes as data frames. Reports show me
 only in a few rounds. Both follow from the scores of one trial at a time, so all files stay compressed in memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, open_storage, storage_errors
 from rayfed.records.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA, string_columns
 from rayfed.records.trials import readable_trials, trials_table
-from rayfed.reports.groups import countable_trials, group_trials
+from rayfed.reports.choice import BY_SEED, by_seed_notes, seed_notes, with_choices_by_seed
+from rayfed.reports.groups import countable_trials, experiments_by_data, group_trials
 from rayfed.reports.selection import TRIAL, aggregate_clients
+from rayfed.reports.splits import Splits, splits_by_experiment
 
 TABLES = ("metrics", "rounds", "trials")
 _STRINGS = string_columns(METRICS_SCHEMA)
@@ -32,10 +34,22 @@ _COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
 
 
 class TrialScores:
-    """The rows of one trial in the table `metrics`; `files` are the contents that `read_checked` returned."""
+    """The rows of one trial in the table `metrics`.
 
-    def __init__(self, files: Sequence[bytes]):
+    Args:
+        files: The contents that `read_checked` returned.
+        experiment: The name under which reports show the trial; None: its own.
+    """
+
+    def __init__(self, files: Sequence[bytes], experiment: str | None = None):
         self._files = files
+        self._experiment = experiment
+
+    def renamed(self, experiments: Mapping[tuple[str, str], str]) -> "TrialScores":
+        """Return the same scores under the name in `experiments`, by the experiment and the trial."""
+        for key in self.counts[TRIAL].head(1).itertuples(index=False, name=None):
+            return TrialScores(self._files, experiments.get(key))
+        return self
 
     def rows(self) -> pa.Table:
         tables = [_printable(decompressed(file)) for file in self._files]
@@ -44,7 +58,11 @@ class TrialScores:
     def frame(self) -> pd.DataFrame:
         """Return the rows with categories in place of strings."""
         tables = [_printable(decompressed(file, _STRINGS)) for file in self._files]
-        return pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
+        frame = pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
+        if self._experiment is None:
+            return frame
+        experiment = pd.Categorical([self._experiment] * len(frame))
+        return frame.assign(experiment=experiment)
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -101,6 +119,7 @@ class Tables:
         scores: The rows of `metrics`, an item per trial.
         rounds, trials: The other two tables.
         faults: The rows of `trials` that cannot be read and are left out: the experiment, and a line on each.
+        places: The folders of the experiments, by their names in these tables.
     """
 
     def __init__(
@@ -108,15 +127,44 @@ class Tables:
         scores: Sequence[TrialScores],
         rounds: pd.DataFrame,
         trials: pd.DataFrame,
+        places: Mapping[str, Storage],
         faults: Sequence[tuple[str, str]] = (),
     ):
         self.scores = scores
         self.rounds = rounds
         self.trials = trials
         self.faults = faults
+        self.places = places
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         return iter((self.metrics, self.rounds, self.trials))
+
+    def with_trials(self, trials: pd.DataFrame) -> "Tables":
+        """Return the same scores and rounds, with other columns of the trials."""
+        return Tables(self.scores, self.rounds, trials, self.places, self.faults)
+
+    def by_data(self) -> "Tables":
+        """Return the tables with an experiment of its own for all trials with the same data.
+
+        `experiments_by_data` names these experiments.
+        """
+        names = experiments_by_data(self.trials)
+        before = self.trials["experiment"]
+        if names.equals(before):
+            return self
+        keys = zip(before, self.trials["trial"], strict=True)
+        renamed = dict(zip(keys, names, strict=True))
+        of_rounds = []
+        for key in zip(self.rounds["experiment"], self.rounds["trial"], strict=True):
+            of_rounds.append(renamed.get(key, key[0]))
+        places = {name: self.places[own] for name, own in zip(names, before, strict=True)}
+        return Tables(
+            scores=[scores.renamed(renamed) for scores in self.scores],
+            rounds=self.rounds.assign(experiment=of_rounds),
+            trials=self.trials.assign(experiment=names),
+            places=places,
+            faults=self.faults,
+        )
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -146,15 +194,24 @@ class Tables:
         """The metric of each experiment that chooses rounds and hyperparameters; see `selection_metrics`."""
         return selection_metrics(self.trials, self.counts)
 
-    @property
-    def done(self) -> pd.DataFrame:
-        """The trials that count; see `countable_trials`."""
-        return self._countable[0]
+    @cached_property
+    def splits(self) -> dict[str, Splits]:
+        """Which examples the seeds of each experiment share."""
+        counted, _ = self._countable
+        return splits_by_experiment(self.trials, counted)
 
-    @property
+    @cached_property
+    def done(self) -> pd.DataFrame:
+        """The trials that count (`countable_trials`), and again those that a seed chose (`with_choices_by_seed`)."""
+        counted, _ = self._countable
+        return with_choices_by_seed(counted, self.curves, self.splits, self.criteria, self._own_points)
+
+    @cached_property
     def notes(self) -> list[str]:
-        """Sentences on the trials that do not count, or whose rows cannot be read."""
-        return [*(f"Left out: {line}." for _, line in self.faults), *self._countable[1]]
+        """Sentences on trials that do not count, or cannot be read, or that validation cannot compare."""
+        counted, notes = self._countable
+        faults = [f"Left out: {line}." for _, line in self.faults]
+        return [*faults, *notes, *seed_notes(counted), *by_seed_notes(self.done)]
 
     @cached_property
     def _countable(self) -> tuple[pd.DataFrame, list[str]]:
@@ -167,6 +224,15 @@ class Tables:
         It is the point at which the algorithm's paper evaluates (`default_eval_point` in `trials`), or else the first
         point. It may differ between hyperparameters: DBE without its bias is scored as a global model.
         """
+        points = dict(self._own_points)
+        by_seed = self.done[self.done["hyperparameters"] == BY_SEED]
+        own_orders = self.groups[[*TRIAL, "order"]].rename(columns={"order": "own"})
+        for row in by_seed.merge(own_orders, on=TRIAL).to_dict("records"):
+            points[row["experiment"], row["order"]] = points[row["experiment"], row["own"]]
+        return points
+
+    @cached_property
+    def _own_points(self) -> dict[tuple[str, int], str]:
         groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
         scored = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates()
         present = scored.merge(groups, on=TRIAL)
@@ -218,14 +284,15 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     rows: list[dict[str, Any]] = []
     faults: list[tuple[str, str]] = []
     with storage_errors(str(folder)):
-        for home in _homes(folder, experiment):
+        places = _homes(folder, experiment)
+        for home in places.values():
             scores += _scores_of(home)
             rounds += _read_all(home, "rounds")
             readable, lines = readable_trials(home.child("trials"))
             rows += _with_lost(readable, home)
             faults += [(home.name, line) for line in lines.values()]
     all_rounds = pd.concat(rounds or [ROUNDS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
-    tables = Tables(scores or [TrialScores([])], all_rounds, _printable(trials_table(rows)).to_pandas(), faults)
+    tables = Tables(scores or [TrialScores([])], all_rounds, _printable(trials_table(rows)).to_pandas(), places, faults)
     if select is None:
         return tables
     is_validation = tables.counts["split"] == "val"
@@ -234,7 +301,36 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
         others = sorted(tables.counts.loc[tables.counts["metric"] == select, "split"].unique())
         found = f", though {others[0]} data have it" if others else ""
         raise UsageError(f"select={select}: no such metric on validation data{found}; {suggestion(select, known)}")
-    return Tables(tables.scores, tables.rounds, tables.trials.assign(selection_metric=select), tables.faults)
+    return tables.with_trials(tables.trials.assign(selection_metric=select))
+
+
+def read_by_data(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
+    """Return what `read` returns, with an experiment for all trials with the same data (`Tables.by_data`).
+
+    Args:
+        folder: The folder of the results, a path or a URL.
+        experiment: Also the name of an experiment with certain data, such as "skew (partition.alpha=0.1)".
+        select: As for `read`.
+
+    Raises:
+        UsageError: As for `read`.
+        StorageError: As for `read`.
+    """
+    name = _without_data(experiment)
+    tables = read(folder, name, select=select).by_data()
+    if experiment is None or experiment == name:
+        return tables
+    known = sorted(tables.places)
+    if experiment not in known:
+        raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {suggestion(experiment, known)}")
+    return of_experiment(tables, experiment)
+
+
+def _without_data(experiment: str | None) -> str | None:
+    """Return the name of an experiment without the data that `experiments_by_data` adds to it."""
+    if experiment is None or not experiment.endswith(")"):
+        return experiment
+    return experiment.partition(" (")[0]
 
 
 def of_experiment(tables: Tables, name: str) -> Tables:
@@ -242,7 +338,8 @@ def of_experiment(tables: Tables, name: str) -> Tables:
     rounds = tables.rounds[tables.rounds["experiment"] == name].reset_index(drop=True)
     trials = tables.trials[tables.trials["experiment"] == name].reset_index(drop=True)
     scores = [of_trial for of_trial in tables.scores if (of_trial.counts["experiment"] == name).any()]
-    return Tables(scores, rounds, trials, [fault for fault in tables.faults if fault[0] == name])
+    faults = [fault for fault in tables.faults if fault[0] in (name, _without_data(name))]
+    return Tables(scores, rounds, trials, tables.places, faults)
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
@@ -253,13 +350,14 @@ def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFra
     """
     frames = [EVENTS_SCHEMA.empty_table().to_pandas()]
     with storage_errors(str(folder)):
-        for home in _homes(folder, experiment):
+        for home in _homes(folder, _without_data(experiment)).values():
             frames += _read_all(home, "events")
     events = pd.concat(frames[1:] or frames, ignore_index=True)
     return events.sort_values("time", ignore_index=True, kind="stable")
 
 
-def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
+def _homes(folder: str | Path, experiment: str | None) -> dict[str, Storage]:
+    """Return the folders of the experiments by their names."""
     names = list_experiments(folder)
     if experiment is not None:
         if experiment not in names:
@@ -268,7 +366,7 @@ def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
             )
         names = [experiment]
     storage = open_storage(folder)
-    return [storage.child(name) for name in names]
+    return {name: storage.child(name) for name in names}
 
 
 def list_experiments(folder: str | Path) -> list[str]:

@@ -12,7 +12,7 @@ from rayfed.core.paths import absolute, lasting
 from rayfed.records.storage import is_url, join
 from rayfed.reports.formats import LATEX_PACKAGES, latex_table, markdown_table, text_table
 from rayfed.reports.published import published_values
-from rayfed.reports.read import Tables, read, read_events
+from rayfed.reports.read import Tables, read_by_data, read_events
 from rayfed.reports.sections import Section, reported_rows, sections
 from rayfed.reports.summary import DEFAULT_VIEW, NOT_SCORED, Summary, View, nothing_to_show, summarise
 from rayfed.reports.tables import Stars
@@ -38,13 +38,13 @@ def render(
         width: The width of the text in characters; None: that of the terminal.
         format: One of `FORMATS`; csv has the values under every rule.
         stars: The stars of significance by experiment.
-        tables: What `read(folder, experiment, select=view.select)` returned, if the caller has it.
+        tables: What `read_by_data(folder, experiment, select=view.select)` returned, if the caller has it.
 
     Raises:
         UsageError: There are no results, or none of that metric, point, split or rule.
     """
     if tables is None:
-        tables = read(folder, experiment, select=view.select)
+        tables = read_by_data(folder, experiment, select=view.select)
     width = width or shutil.get_terminal_size((100, 24)).columns
     summary = summarise(tables)
     location = _parquet_location(folder, tables)
@@ -92,9 +92,9 @@ def _as_csv(summary: Summary, tables: Tables, view: View) -> str:
 def _as_latex(shown: Iterable[Section], notes: Sequence[str]) -> str:
     parts = [LATEX_PACKAGES]
     for section in shown:
-        code = latex_table(section.table, f"{section.title}.", section.label)
-        lines = _comments([section.legend, *section.notes])
-        parts.append("\n".join([*lines, code]))
+        legend = " ".join(filter(None, [section.legend, section.emphasis]))
+        code = latex_table(section.table, f"{section.title}.", section.label, legend)
+        parts.append("\n".join([*_comments(section.notes), code]))
     return "\n\n".join([*parts, *_comments(notes)])
 
 
@@ -106,7 +106,7 @@ def _as_markdown(shown: Iterable[Section], notes: Sequence[str]) -> str:
     parts = []
     for section in shown:
         title = section.title.replace("*", "\\*")
-        legend = section.legend.replace("*", "\\*")
+        legend = " ".join(filter(None, [section.legend, section.emphasis])).replace("*", "\\*")
         parts += [title, markdown_table(section.table), legend, *section.notes]
     return "\n\n".join(filter(None, [*parts, *notes]))
 

@@ -8,14 +8,17 @@ import pandas as pd
 
 from rayfed.core.records import POINTS
 from rayfed.records.published import Published
+from rayfed.reports.choice import BY_SEED
+from rayfed.reports.grid import edge_words
 from rayfed.reports.published import published_note, with_published
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, selected_rounds
+from rayfed.reports.selection import DOMAIN, FEW_CLIENTS, TRIAL, selected_rounds
 from rayfed.reports.summary import (
     RULE_CAPTIONS,
     Summary,
     View,
     at_default_points,
+    coverage_words,
     filter_rows,
     is_of_server,
     mean_caption,
@@ -23,6 +26,7 @@ from rayfed.reports.summary import (
     rows_of_rule,
     score_notes,
     unit,
+    without_rejected,
 )
 from rayfed.reports.tables import CHOSEN, MEAN, ResultTable, Stars, make_table
 
@@ -53,6 +57,7 @@ class Section:
         legend: The meaning of columns and marks.
         label: A text for LaTeX's references that no other table of the report has.
         notes: Further sentences for the reader.
+        emphasis: What bold and underlined numbers are, if they are not the best of all rows.
     """
 
     experiment: str
@@ -62,6 +67,7 @@ class Section:
     legend: str
     label: str
     notes: tuple[str, ...] = ()
+    emphasis: str = ""
 
 
 def sections(
@@ -80,7 +86,7 @@ def sections(
     for name, of_experiment in rows.groupby("experiment"):
         experiment = str(name)
         metric = str(of_experiment["metric"].iloc[0])
-        maker = _SectionMaker(experiment, tables, summary, metric, published.get(experiment))
+        maker = _SectionMaker(experiment, tables, summary, metric, published.get(experiment), only_chosen=view.chosen)
         stars_here = None if stars is None else stars.get(experiment)
         main = maker.section(of_experiment, view.rule, stars_here)
         parts.append(main)
@@ -121,9 +127,19 @@ def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
 class _SectionMaker:
     """Makes the sections of one experiment."""
 
-    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str, published: Published | None = None):
+    def __init__(
+        self,
+        name: str,
+        tables: Tables,
+        summary: Summary,
+        metric: str,
+        published: Published | None = None,
+        *,
+        only_chosen: bool,
+    ):
         self.name = name
         self._published = published
+        self._only_chosen = only_chosen
         self.metric = metric
         self._tables = tables
         self._rows = summary.rows[summary.rows["experiment"] == name]
@@ -144,9 +160,13 @@ class _SectionMaker:
         if split == OOD:
             what = f"out-of-domain {self.metric} (split ood)"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
-        notes = score_notes(self._tables.counts, shown, rule)
+        notes = [
+            *self._coverage_notes(shown, split),
+            *self._edge_notes(shown),
+            *score_notes(self._tables.counts, shown, rule),
+        ]
         if split != OOD:
-            notes = [*_not_shown(self._rows, rows, shown, what), *notes]
+            notes = [*_not_shown(self._rows_to_show(), rows, shown, what), *notes]
         return Section(
             experiment=self.name,
             split=split,
@@ -155,6 +175,7 @@ class _SectionMaker:
             legend=_sentences([*self._legend(table, shown, split, rule), _stars_legend(stars), *table.remarks]),
             label=f"{self.name}: {what}",
             notes=(*notes, *last_notes),
+            emphasis=_emphasis(table),
         )
 
     def _with_published(self, table: ResultTable, split: str) -> tuple[ResultTable, list[str]]:
@@ -167,14 +188,57 @@ class _SectionMaker:
         note = published_note(compared, published)
         return compared.table, [note] if note else []
 
+    def _coverage_notes(self, shown: pd.DataFrame, split: str) -> list[str]:
+        """Return notes on clients whose examples leave the metric undefined, for the table and for the choice."""
+        trials = self._done.loc[self._done["order"].isin(shown["order"]), TRIAL].drop_duplicates()
+        counts = self._counts[~self._counts["unseen"]].merge(trials, on=TRIAL)
+        notes = []
+        words = coverage_words(counts, split, self.metric)
+        if words:
+            notes.append(f"AVG and worst of {split} {self.metric} are over {words}{self._without(shown, split)}.")
+        words = coverage_words(counts, "val", self._criterion)
+        if words:
+            notes.append(f"Validation {self._criterion}, which chooses, is over {words}.")
+        return notes
+
+    def _without(self, shown: pd.DataFrame, split: str) -> str:
+        """Return ", without a, b", the domains that have other scores on a split and none of the metric."""
+        here = self._rows[self._rows["order"].isin(shown["order"]) & (self._rows["split"] == split)]
+        of_domains = here[here["quantity"].str.startswith(DOMAIN)]
+        scored = set(of_domains["quantity"])
+        defined = set(of_domains.loc[of_domains["metric"] == self.metric, "quantity"])
+        names = sorted(name.removeprefix(DOMAIN) for name in scored - defined)
+        if not names or len(names) > FEW_CLIENTS:
+            return ""
+        return f", without {', '.join(names)}"
+
+    def _edge_notes(self, shown: pd.DataFrame) -> list[str]:
+        """Return a note on chosen hyperparameters at an edge of what was tried."""
+        done = self._tables.done[self._tables.done["experiment"] == self.name]
+        is_chosen = done["order"].isin(shown.loc[shown["chosen"], "order"])
+        words = edge_words(done, done[is_chosen])
+        if not words:
+            return []
+        return [f"Chosen at the edge of what was tried: {'; '.join(words)}. Values beyond it may be better."]
+
+    def _rows_to_show(self) -> pd.DataFrame:
+        if not self._only_chosen:
+            return self._rows
+        return without_rejected(self._rows.assign(chosen=self._rows["chosen_by_default"]))
+
     def unseen(self, split: str) -> Iterator[Section]:
         """Yield the sections of unseen clients. They are scored once, so no rule picks a round."""
-        rows = _unseen_rows(self._shown)
+        rows = self._to_show(_unseen_rows(self._shown))
         rows = rows[rows["split"] == split]
         for point, caption in _UNSEEN_CAPTIONS.items():
             at_point = rows[rows["point"] == point]
             if not at_point.empty:
                 yield self._unseen_section(at_point, split, point, caption)
+
+    def _to_show(self, rows: pd.DataFrame) -> pd.DataFrame:
+        if self._only_chosen:
+            return without_rejected(rows)
+        return rows
 
     def _unseen_section(self, rows: pd.DataFrame, split: str, point: str, caption: str) -> Section:
         table = make_table(rows, self.metric)
@@ -184,13 +248,14 @@ class _SectionMaker:
             split=split,
             title=f"{self.name}: {what}; {self._mean_caption(table)}",
             table=table,
-            legend=_sentences([_mark_legend(rows, self._criterion), *table.remarks]),
+            legend=_sentences([self._mark_legend(rows), *table.remarks]),
             label=f"{self.name}: unseen clients {point} {split} {self.metric}",
+            emphasis=_emphasis(table),
         )
 
     def out_of_domain(self, rule: str | None) -> Iterator[Section]:
         """Yield the section of domains that no client holds, if there are any."""
-        rows = _ood_rows(self._shown)
+        rows = self._to_show(_ood_rows(self._shown))
         if rows.empty:
             return
         has_rule = rows["rule"].eq(rule).any()
@@ -203,10 +268,36 @@ class _SectionMaker:
     def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str, rule: str) -> Iterator[str]:
         of_server = is_of_server(self._counts, split, self.metric)
         yield from _column_legend(table, of_server=of_server)
-        yield _mark_legend(shown, self._criterion)
+        yield self._tables.splits[self.name].sentence()
+        yield self._mark_legend(shown)
         yield _points(shown)
         if rule == "selected":
             yield self._rounds_chosen(shown)
+
+    def _mark_legend(self, rows: pd.DataFrame) -> str:
+        """Return what † means, or why there is none where hyperparameters were varied."""
+        mark = CHOSEN
+        groups = rows.groupby("algorithm")["order"].transform("nunique")
+        tuned = rows[groups > 1]
+        if self._only_chosen:
+            mark = "Hyperparameters"
+            tuned = rows[rows["algorithm"].isin(_tuned(self._rows))]
+        if tuned.empty:
+            return ""
+        if not tuned["chosen"].any():
+            return f"No hyperparameters are marked as chosen, because the model scored has no {self._choosing}."
+        if (tuned["hyperparameters"] == BY_SEED).any():
+            return (
+                f"{mark}: those with the best {self._choosing} at each seed. Seeds choose for themselves, because a "
+                "test example of one seed is a validation example of another."
+            )
+        if self._only_chosen:
+            return f"Hyperparameters: those of each algorithm with the best mean {self._choosing}."
+        return f"{CHOSEN}: the algorithm's hyperparameters with the best mean {self._choosing}."
+
+    @property
+    def _choosing(self) -> str:
+        return f"validation {self._criterion}"
 
     def _rounds_chosen(self, shown: pd.DataFrame) -> str:
         curves = self._tables.curves
@@ -277,18 +368,19 @@ def _points(rows: pd.DataFrame) -> str:
     return f"Model scored: {'; '.join(words)}."
 
 
-def _mark_legend(rows: pd.DataFrame, criterion: str) -> str:
-    groups = rows.groupby("algorithm")["order"].transform("nunique")
-    tuned = rows[groups > 1]
-    if tuned.empty:
+def _tuned(rows: pd.DataFrame) -> set[str]:
+    """Return the algorithms that ran with several hyperparameters."""
+    groups = rows.groupby("algorithm")["order"].nunique()
+    return set(groups.index[groups > 1])
+
+
+def _emphasis(table: ResultTable) -> str:
+    if not table.has_rejected:
         return ""
-    if tuned["chosen"].any():
-        return f"{CHOSEN}: the algorithm's hyperparameters with the best mean validation {criterion}."
-    return f"No hyperparameters are marked as chosen, because the model scored has no validation {criterion}."
+    return "Bold and underlined: the best and the second best among the rows that validation chose."
 
 
 def _stars_legend(stars: Stars | None) -> str:
     if stars is None or not any(stars.marks.values()):
         return ""
-    levels = "p below 0.05, 0.01, 0.001 (paired t, Holm-corrected for all pairs)"
-    return f"*, **, ***: differs from {stars.best} with {levels}."
+    return f"*, **, ***: differs from {stars.against} with p below 0.05, 0.01, 0.001 ({stars.test})."

@@ -13,9 +13,10 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS, is_fraction
+from rayfed.reports.choice import BY_SEED, chosen_groups
 from rayfed.reports.groups import LEFT_OUT
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds, ranking_cost
+from rayfed.reports.selection import TRIAL, pick_rounds
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 _IN_ROUND = ["unseen", "point", "split", "metric", "higher_is_better", "quantity", "round"]
@@ -59,19 +60,19 @@ def summarise(tables: Tables) -> Summary:
 
     For each algorithm and point, `chosen` marks the hyperparameters whose validation values are best: by the metric
     that chooses in the experiment, at the round that `selected` picks, as a mean over seeds, and the first ones on a
-    tie. The choice holds for all metrics. Test values never choose: without validation values, only an algorithm with
-    a single group of trials has a choice. `chosen_by_default` marks, in the rows of every point, the choice for tables
-    that show each group of trials at its own point (`Tables.points_to_show`).
+    tie; see `rayfed.reports.choice`. The choice holds for all metrics. Test values never choose: without validation
+    values, only an algorithm with a single group of trials has a choice. `chosen_by_default` marks, in the rows of
+    every point, the choice for tables that show each group of trials at its own point (`Tables.points_to_show`).
     """
     done = tables.done
     criteria = tables.criteria
-    curves = tables.curves.merge(done[TRIAL], on=TRIAL)
+    curves = tables.curves.merge(done[TRIAL].drop_duplicates(), on=TRIAL)
     rows = _over_seeds(pick_rounds(curves, criteria), done, SCORE)
     over_rounds = _over_seeds(curves, done, _IN_ROUND)
 
-    at_each_point = _chosen(rows, ["experiment", "algorithm", "point"], criteria)
+    at_each_point = chosen_groups(rows, done, ["experiment", "algorithm", "point"], criteria)
     shown = at_default_points(rows, tables.points_to_show)
-    by_default = _chosen(shown, ["experiment", "algorithm"], criteria)
+    by_default = chosen_groups(shown, done, ["experiment", "algorithm"], criteria)
     rows = _with_marks(rows, at_each_point, by_default)
     over_rounds = _with_marks(over_rounds, at_each_point, by_default)
     return Summary(rows, over_rounds, tables.notes)
@@ -89,18 +90,6 @@ def _with_mark(rows: pd.DataFrame, choice: pd.DataFrame, name: str) -> pd.DataFr
     marked = rows.merge(choice.assign(**{name: True}), on=keys, how="left")
     marked[name] = marked[name].eq(True)
     return marked
-
-
-def _chosen(rows: pd.DataFrame, keys: list[str], criteria: Mapping[str, str]) -> pd.DataFrame:
-    """Return, for each value of `keys`, the `order` of the group of trials that validation prefers."""
-    counted = ~rows["unseen"] & (rows["rule"] == "selected") & (rows["quantity"] == "mean")
-    scores = criterion_rows(rows[counted], criteria)
-    cost = ranking_cost(scores["mean"], scores["higher_is_better"])
-    ordered = scores.assign(cost=cost).sort_values(["cost", "order"])
-    best = ordered.drop_duplicates(keys)[[*keys, "order"]]
-    groups = rows[[*keys, "order"]].drop_duplicates()
-    only = groups.drop_duplicates(keys, keep=False)
-    return pd.concat([best, only], ignore_index=True).drop_duplicates()
 
 
 def out_of_domain_points(rows: pd.DataFrame) -> dict[tuple[str, int], str]:
@@ -136,6 +125,9 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
     of_seeds = seed_values(values, trials, by).groupby([*group, *by])["value"]
     statistics = of_seeds.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
     described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(group)
+    is_by_seed = described["hyperparameters"] == BY_SEED
+    keys = [name for name in described if name not in (*group, "algorithm", "hyperparameters")]
+    described[keys] = described[keys].astype(object).mask(is_by_seed, None)
     merged = described.merge(statistics, on=group)
     return merged.sort_values([*group, *by], ignore_index=True)
 
@@ -167,6 +159,7 @@ class View:
         rule: The rule that picks the round: by default `selected` if every trial has a value in the round that
             validation picks, and else `final`.
         select: The metric that chooses rounds and hyperparameters; by default `select.metric` of the runs.
+        chosen: Whether only the hyperparameters that validation chose are shown.
     """
 
     metric: str | None = None
@@ -174,6 +167,7 @@ class View:
     split: str | None = None
     rule: str | None = None
     select: str | None = None
+    chosen: bool = False
 
 
 DEFAULT_VIEW = View()
@@ -200,11 +194,19 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
     at_point = rows[rows["point"] == points]
     if at_point.empty:
         raise _no_rows(rows, tables, view, points)
+    if view.chosen and "chosen" in at_point:
+        at_point = without_rejected(at_point)
     if view.split is not None:
         return at_point
     rank = at_point["split"].map(DEFAULT_SPLITS.index)
     first = rank.groupby(at_point["experiment"]).transform("min")
     return at_point[rank == first]
+
+
+def without_rejected(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the `rows` that validation chose, and all rows of the algorithms of which it chose none."""
+    has_choice = rows.groupby(["experiment", "algorithm"])["chosen"].transform("any")
+    return rows[rows["chosen"] | ~has_choice]
 
 
 def _with_value(rows: pd.DataFrame, column: str, value: str | None) -> pd.DataFrame:
@@ -303,6 +305,28 @@ def range_words(numbers: list[int], noun: str) -> str:
     if len(numbers) == 1:
         return f"{numbers[0]} {noun}s"
     return f"{numbers[0]} to {numbers[-1]} {noun}s"
+
+
+def coverage_words(counts: pd.DataFrame, split: str, metric: str) -> str:
+    """Return "3 of 4 clients" if a metric has no value at clients that have another score; else an empty string.
+
+    `counts` are those of `count_scores`, of one experiment.
+    """
+    on_split = counts[(counts["split"] == split) & (counts["clients"] > 0)]
+    defined = on_split["clients"] - on_split["missing"]
+    places = [on_split[name] for name in (*TRIAL, "point", "round")]
+    most = defined.groupby(places).transform("max")
+    lacks = (on_split["metric"] == metric) & (defined < most)
+    if not lacks.any():
+        return ""
+    fewest = sorted(set(defined[on_split["metric"] == metric]))
+    return f"{_span(fewest)} of {int(most[lacks].max())} clients"
+
+
+def _span(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"{numbers[0]} to {numbers[-1]}"
 
 
 def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str]:

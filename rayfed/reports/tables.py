@@ -93,6 +93,7 @@ class ResultTable:
         seeds: The number of seeds of each row's mean over clients.
         orders: The group of trials of each row (`order` in a summary).
         remarks: Sentences on columns that are left out, and on columns with fewer seeds.
+        has_rejected: Whether there are rows that validation did not choose. They have no ranks.
     """
 
     algorithms: list[str]
@@ -102,6 +103,7 @@ class ResultTable:
     seeds: list[int]
     orders: list[int]
     remarks: list[str]
+    has_rejected: bool = False
 
     @property
     def labels(self) -> list[str]:
@@ -146,12 +148,14 @@ class Stars(NamedTuple):
     """Stars of significance.
 
     Attributes:
-        best: The name of the method with which the others are compared.
+        against: The name of the method with which the others are compared.
+        test: The test and its correction, in words.
         marks: The stars of methods by their `order`.
-        p_values: The p-values of the t test after Holm's correction, by `order`.
+        p_values: The p-values after Holm's correction, by `order`.
     """
 
-    best: str = ""
+    against: str = ""
+    test: str = ""
     marks: Mapping[int, str] = MappingProxyType({})
     p_values: Mapping[int, str] = MappingProxyType({})
 
@@ -184,12 +188,20 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
         seeds=seeds,
         orders=list(groups),
         remarks=remarks,
+        has_rejected=not all(_not_rejected(rows)),
     )
 
 
 def _chosen_among_several(rows: pd.DataFrame, first: Sequence[pd.Series]) -> list[bool]:
     counts = rows.groupby("algorithm")["order"].nunique()
     return [bool(row["chosen"] and counts[row["algorithm"]] > 1) for row in first]
+
+
+def _not_rejected(rows: pd.DataFrame) -> list[bool]:
+    """Return, for each group in order, whether validation chose it or there was nothing to choose."""
+    groups = rows.drop_duplicates("order").sort_values("order")
+    is_alone = ~groups["algorithm"].duplicated(keep=False)
+    return list(groups["chosen"] | is_alone)
 
 
 def _domains_with_columns(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -211,10 +223,11 @@ def _columns(
         if name in present:
             headers[name] = header
     higher_is_better = bool(rows["higher_is_better"].iloc[0])
+    chosen = _not_rejected(rows)
     columns = {}
     for name, header in headers.items():
         cells = [_cell(group, name, metric) for group in groups.values()]
-        columns[name] = ResultColumn(header, _ranked(cells, higher_is_better))
+        columns[name] = ResultColumn(header, _ranked(cells, chosen, higher_is_better))
     return columns
 
 
@@ -296,17 +309,22 @@ def _span(numbers: Sequence[int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell | None]:
-    """Return `cells` with the ranks of the best and the second best, by the numbers as shown."""
-    shown = {float(cell.number) for cell in cells if cell is not None}
-    if len(shown) < 2:
+def _ranked(cells: Sequence[Cell | None], chosen: Sequence[bool], higher_is_better: bool) -> list[Cell | None]:
+    """Return `cells` with the ranks of the best and the second best, by the numbers as shown.
+
+    Only the cells of `chosen` rows have ranks: the best of all rows would be chosen by the numbers that it is to show.
+    """
+    shown = set()
+    for cell, has_rank in zip(cells, chosen, strict=True):
+        if has_rank and cell is not None:
+            shown.add(float(cell.number))
+    ordered = sorted(shown, reverse=higher_is_better)
+    if len(ordered) < 2:
         return list(cells)
-    best, second, *_ = sorted(shown, reverse=higher_is_better)
-    ranks = {best: 1, second: 2}
     ranked: list[Cell | None] = []
-    for cell in cells:
-        if cell is not None:
-            rank = ranks.get(float(cell.number), 0)
+    for cell, has_rank in zip(cells, chosen, strict=True):
+        if has_rank and cell is not None and float(cell.number) in ordered[:2]:
+            rank = 1 + ordered.index(float(cell.number))
             cell = replace(cell, rank=rank)
         ranked.append(cell)
     return ranked

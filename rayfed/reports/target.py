@@ -10,7 +10,7 @@ from rayfed.core.records import is_fraction
 from rayfed.core.terminal import plain_table
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, comparable
-from rayfed.reports.summary import View, average_words, filter_rows, scored_clients_notes
+from rayfed.reports.summary import View, average_words, filter_rows, scored_clients_notes, summarise
 
 _GROUP = ["order", "algorithm", "hyperparameters"]
 
@@ -24,6 +24,9 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     curves = tables.curves
     means = curves[curves["quantity"] == "mean"].merge(tables.done[[*TRIAL, *_GROUP]], on=TRIAL)
     means = filter_rows(means, tables, view)
+    if view.chosen:
+        shown = filter_rows(summarise(tables).rows, tables, view)
+        means = means[means["order"].isin(shown["order"])]
     parts = []
     for experiment, rows in means.groupby("experiment"):
         _check_target(target, str(rows["metric"].iloc[0]))

@@ -138,7 +138,7 @@ class TestRows:
         options = {"file": file, "features": ["x"]}
         natural = load("parquet", options | {"client": "who", "split": "part"}, None, {"validation": 0.0})
         assert [(client.domain, client.test.x.ravel().tolist()) for client in natural.clients] == [
-            ("client-0", [6, 7]), ("client-1", [4, 5]),
+            ("y", [6, 7]), ("z", [4, 5]),
         ]  # fmt: skip
         scanners = load("parquet", options | {"domain": "scanner"}, None, {"validation": 0.0})
         assert [(client.domain, len(client.train), len(client.test)) for client in scanners.clients] == [

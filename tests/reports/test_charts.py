@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(kind: str, folder: Path, **choices: Any) -> dict[str, Any]:
-    return styled(draw(kind, chart_data(folder, read(folder), **choices)).chart)
+    return styled(draw(kind, chart_data(read(folder), **choices)).chart)
 
 
 def data_of(spec: dict[str, Any]) -> pd.DataFrame:
@@ -66,7 +66,7 @@ class TestKinds:
         half = 10 / 2**0.5
         assert rows.loc[("fedavg", 1), ["low", "high"]].tolist() == pytest.approx([56 - half, 56 + half], rel=1e-5)
         assert rows.loc[("dp_fedbn", 1), ["low", "high"]].tolist() == pytest.approx([31.0, 31.0])  # of a single seed
-        assert "± 1 sd over 1 to 2 seeds" in draw("curves", chart_data(folder, read(folder))).caption
+        assert "± 1 sd over 1 to 2 seeds" in draw("curves", chart_data(read(folder))).caption
 
     def test_bytes_add_up(self, folder: Path) -> None:
         rows = data_of(spec_of("bytes", folder))
@@ -84,7 +84,7 @@ class TestKinds:
         add(tmp_path, "t", "fedavg", 0, 0.5)
         with pytest.raises(UsageError, match="no trial spent a privacy budget"):
             spec_of("epsilon", tmp_path)
-        assert draw("curves", chart_data(tmp_path, read(tmp_path))).caption == "e: mean over clients, a single seed"
+        assert draw("curves", chart_data(read(tmp_path))).caption == "e: mean over clients, a single seed"
 
     def test_sensitivity(self, folder: Path) -> None:
         (panel,) = sensitivities(folder).values()
@@ -137,14 +137,14 @@ class TestKinds:
     def test_many_methods_are_those_that_validation_chose(self, tmp_path: Path) -> None:
         for number in range(9):
             add(tmp_path, f"t{number}", "fedprox", 0, 0.5 + number / 100, **{"algorithm.mu": number})
-        chart = draw("curves", chart_data(tmp_path, read(tmp_path)))
+        chart = draw("curves", chart_data(read(tmp_path)))
         assert chart.remark == "; hyperparameters chosen by validation only"
         (shown,) = styled(chart.chart)["params"]
         assert shown["value"] == ["fedprox mu=8"]
 
 
 def test_formats(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chart = draw("time", chart_data(folder, read(folder)))
+    chart = draw("time", chart_data(read(folder)))
     for suffix, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<svg")):
         content = image_bytes(chart, suffix)
         assert content.startswith(start)
@@ -161,7 +161,7 @@ _OF_CHANNELS = {kind for kind in KINDS if KINDS[kind].function.startswith("chann
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in _OF_CHANNELS])
 def test_every_kind_becomes_an_image(folder: Path, kind: str) -> None:
-    picture = image_bytes(draw(kind, chart_data(folder, read(folder))), "svg").decode()
+    picture = image_bytes(draw(kind, chart_data(read(folder))), "svg").decode()
     assert "aria-roledescription" in picture  # of axes or marks: something was drawn
 
 

@@ -210,8 +210,7 @@ def test_hyperparameters_are_named_by_what_varies_and_sorted_as_numbers(tmp_path
         add_trial(tmp_path, f"p{number}", [(0.5, 0.5)], algorithm="fedprox", **config)
     add_trial(tmp_path, "a", [(0.5, 0.5)], algorithm="fedavg", local__lr=0.2)
     table = group_trials(read(tmp_path).trials).sort_values("order")
-    wanted = ["local.lr=0.2", *(f"mu={mu}, local.lr=0.1" for mu in ("0.5", "9", "10"))]
-    assert list(table["hyperparameters"]) == wanted
+    assert list(table["hyperparameters"]) == ["", "mu=0.5", "mu=9", "mu=10"]  # the rate varies in no method
     assert table["hyperparameters"].dtype == table["algorithm"].dtype  # pandas 3.0 adds no empty str and object
 
 
@@ -257,10 +256,10 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
     title = "e: test accuracy, %, at the round with the best mean validation accuracy; mean ± sd over 1 to 2 seeds"
     assert title in " ".join(words.split())
     assert "worst: the same as a in every row." in " ".join(words.split())
-    row_x = next(line for line in words.splitlines() if "mu=1 †" in line)
-    assert " ".join(row_x.split()) == "fedavg mu=1 † 40.00 60.00 50.00 1"
-    row_y = next(line for line in words.splitlines() if "mu=2" in line)
-    assert " ".join(row_y.split()) == "mu=2 71.00 ± 1.41 91.00 ± 1.41 81.00 ± 1.41 2"
+    row_x = next(line for line in words.splitlines() if "mu=1" in line)
+    assert " ".join(row_x.split()) == "fedavg mu=1 40.00 60.00 50.00 1"
+    row_y = next(line for line in words.splitlines() if "mu=2 †" in line)  # mu=1 is better at the only seed it has
+    assert " ".join(row_y.split()) == "mu=2 † 71.00 ± 1.41 91.00 ± 1.41 81.00 ± 1.41 2"
     assert "nan" not in words.replace("loss is nan", "")
     assert "Model scored: global of fedavg; downloaded of dbe." in words.replace("\n", " ")
     assert "Not finished: z diverged (round 3, client 2: loss is nan)." in words

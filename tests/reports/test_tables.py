@@ -73,7 +73,7 @@ class TestMarks:
         assert "**" not in markdown_table(make_table(rows({"dbe": TWO["dbe"]}), "accuracy"))
 
     def test_stars_stand_in_the_column_of_means(self) -> None:
-        stars = Stars("dbe", {0: "**", 2: ""})
+        stars = Stars("dbe", "paired t", {0: "**", 2: ""})
         table = make_table(rows(TWO), "accuracy", stars)
         assert table.cells()["AVG"] == ["60.00 ± 5.00**", "70.00 ± 2.00", "55.00 ± 1.00"]
         assert "60.00 ± 5.00\\*\\*" in markdown_table(table)

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rayfed.data.dataset import (
     own_tests,
     own_validation,
 )
+from rayfed.data.partitions.stratified import stratified
 
 ASSIGNMENT, TEST, VALIDATION = range(3)  # purposes of a seed's random streams: draws for one do not shift another's
 TEST_HELP = "share of each {}'s rows drawn for testing, rounded up"
@@ -53,6 +54,60 @@ class Partition:
         help="share of each client's training part that is kept for validation, rounded down; null: the dataset's own "
         f"validation examples, else {VALIDATION_SHARE}",
     )
+    redraw: bool | None = option(
+        None,
+        help="true: each seed of the run has a split of its own; false: all seeds share one; null: true where the "
+        "partition draws who holds what, and false for domains, natural and file",
+    )
+    stratify: bool | None = option(
+        None,
+        help="draw test and validation parts with the classes in proportion; null: of your own data, and not of the "
+        "datasets that rayfed names, whose splits are published",
+    )
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the partition with its seed, as `seed` of the run gives it.
+
+        Raises:
+            UsageError: A pinned partition is to be drawn anew.
+        """
+        if self.seed is not None:
+            if self.redraw:
+                raise UsageError(
+                    f"partition.redraw=true: partition.seed={self.seed} gives all seeds one split; give one of them"
+                )
+            return self
+        follows = self.follows_seed if self.redraw is None else self.redraw
+        return replace(self, seed=seed if follows else 0)
+
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        """Return whether the clients' test examples are drawn from their rows, and not the dataset's own.
+
+        None: not known, as of a partition of the user's own that does not say it.
+        """
+        return None
+
+    def check_redraw(self, dataset: Dataset) -> None:
+        """Raise UsageError if each seed is to have a split of its own, and the test examples are always the same."""
+        if self.redraw and not self.follows_seed and self.draws_tests(dataset) is False:
+            raise UsageError(
+                f"partition.redraw=true: {dataset.name} has test examples of its own, which no seed draws; give "
+                "partition.test, such as 0.25, to draw test examples from all, or leave redraw out"
+            )
+
+    def strata(self, dataset: Dataset) -> np.ndarray | None:
+        """Return the classes, int64 [N], in whose proportions parts are drawn; None: regardless of classes.
+
+        Raises:
+            UsageError: Parts are to be stratified, and labels are no classes, or rows of a leakage group stay together.
+        """
+        if self.stratify and not dataset.has_classes:
+            form = f"{dataset.labels.dtype} {list(dataset.labels.shape)}"
+            raise UsageError(f"partition.stratify=true: the labels of {dataset.name} are {form}, and no classes")
+        stratifies = bool(dataset.stratified) if self.stratify is None else self.stratify
+        if not stratifies or not dataset.has_classes:
+            return None
+        return dataset.labels
 
     @property
     def drawn_validation(self) -> float:
@@ -80,19 +135,31 @@ class Partition:
         raise NotImplementedError
 
     def client_rows(
-        self, client: int, domain: str, train: Rows, test: Rows, validated: Mask | None = None
+        self,
+        client: int,
+        domain: str,
+        train: Rows,
+        test: Rows,
+        validated: Mask | None = None,
+        strata: np.ndarray | None = None,
     ) -> ClientRows:
         """Return a client's rows, with the validation part taken from `train` and the rest shuffled.
 
-        `validated` is a mask of the rows to use for validation, bool [N], such as `given_validation`; None: they are
-        drawn.
+        Args:
+            client, domain: The client's number and domain.
+            train, test: Its rows of the dataset.
+            validated: The rows to use for validation, bool [N], such as `given_validation`; None: they are drawn.
+            strata: What `strata` returns: the classes in whose proportions they are drawn.
         """
         order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
-        if validated is None:
-            count = floor_share(len(train), self.drawn_validation)
+        if validated is not None:
+            train, val = divided(order, validated)
+            return ClientRows(client, domain, train, val, test)
+        count = floor_share(len(train), self.drawn_validation)
+        if strata is None:
             val, train = np.split(order, [count])
         else:
-            train, val = divided(order, validated)
+            train, val = divided_at(order, stratified(order, count, strata))
         return ClientRows(client, domain, train, val, test)
 
 
@@ -127,6 +194,7 @@ class PooledPartition(Partition):
         share = self._drawn_share(dataset)
         tested = own_tests(dataset)
         validated = self.given_validation(dataset)
+        strata = self.strata(dataset)
         clients = []
         for client, assigned in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
             capped = cap_rows(dataset, assigned, rows, self.per_client)
@@ -137,8 +205,8 @@ class PooledPartition(Partition):
             elif share is None:
                 train, test = divided(shuffled, tested)
             else:
-                train, test = without_share(shuffled, share, validated)
-            held = self.client_rows(client, domain, train, test, validated)
+                train, test = without_share(shuffled, share, validated, strata)
+            held = self.client_rows(client, domain, train, test, validated, strata)
             clients.append(with_groups(dataset, held, rows))
         if common_tests:
             clients = [held._replace(test=own) for held, own in zip(clients, common_tests, strict=True)]
@@ -162,6 +230,9 @@ class PooledPartition(Partition):
             return "tested on equal shares of the dataset's own test examples"
         return describe_tests(dataset, self._drawn_share(dataset))
 
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        return bool(self._drawn_share(dataset)) and not self.common_test
+
     def _drawn_share(self, dataset: Dataset) -> float | None:
         """Return the share of a client's rows that is drawn for testing; None: its tests are the dataset's own."""
         if self.test is None and not _has_tests(dataset):
@@ -171,7 +242,11 @@ class PooledPartition(Partition):
 
 def divided(rows: Rows, marked: Mask) -> tuple[Rows, Rows]:
     """Return the `rows` that the mask `marked`, bool [N], does not have, and those that it has, both in order."""
-    is_marked = marked[rows]
+    return divided_at(rows, marked[rows])
+
+
+def divided_at(rows: Rows, is_marked: Mask) -> tuple[Rows, Rows]:
+    """Return the `rows` [n] without a mark, and those with one, both in order; `is_marked` is a mask [n] of them."""
     return rows[~is_marked], rows[is_marked]
 
 
@@ -183,17 +258,31 @@ def with_groups(dataset: Dataset, client: ClientRows, among: Rows) -> ClientRows
     return client._replace(train=train, val=val, test=test)
 
 
-def without_share(rows: Rows, share: float, validated: Mask | None = None) -> tuple[Rows, Rows]:
-    """Return `rows` without a share at their end, rounded up, and that share.
+def without_share(
+    rows: Rows, share: float, validated: Mask | None = None, strata: np.ndarray | None = None
+) -> tuple[Rows, Rows]:
+    """Return shuffled `rows` without a share, rounded up, and that share.
 
-    Rows that `validated` marks, bool [N], are never in it and do not count.
+    Args:
+        rows: Rows of a dataset.
+        share: The share of them that is drawn.
+        validated: Rows that are never drawn and do not count, bool [N].
+        strata: The classes, int64 [N], in whose proportions rows are drawn; None: the last ones are drawn.
     """
-    if validated is None:
-        count = floor_share(len(rows), 1 - share)
+    if validated is not None:
+        train, test = without_share(rows[~validated[rows]], share, None, strata)
+        return np.concatenate([train, rows[validated[rows]]]), test
+    count = floor_share(len(rows), 1 - share)
+    if strata is None:
         return rows[:count], rows[count:]
-    others, val = divided(rows, validated)
-    train, test = without_share(others, share)
-    return np.concatenate([train, val]), test
+    if validated is not None:
+        others, val = divided(rows, validated)
+        train, test = without_share(others, share, None, strata)
+        return np.concatenate([train, val]), test
+    count = floor_share(len(rows), 1 - share)
+    if strata is None:
+        return rows[:count], rows[count:]
+    return divided_at(rows, stratified(rows, len(rows) - count, strata))
 
 
 def describe_validation(dataset: Dataset, clients: list[ClientRows]) -> str:

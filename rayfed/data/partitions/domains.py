@@ -53,8 +53,12 @@ class Domains(Partition):
     def test_source(self, dataset: Dataset) -> str:
         return describe_tests(dataset, self.test)
 
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        return bool(self.test)
+
     def split(self, dataset: Dataset) -> list[ClientRows]:
-        pools = self._pools(dataset)
+        strata = self.strata(dataset)
+        pools = self._pools(dataset, strata)
         validated = self.given_validation(dataset)
         if validated is None:
             of_domains = [pool.train for pool in pools.values()]
@@ -67,7 +71,7 @@ class Domains(Partition):
             trains = self.assign_rows(dataset, pool.train, position)
             tests = self._equal_parts(pool.test)
             for train, test in zip(trains, tests, strict=True):
-                clients.append(self.client_rows(len(clients), domain, train, test, validated))
+                clients.append(self.client_rows(len(clients), domain, train, test, validated, strata))
         return clients
 
     def assign_rows(self, dataset: Dataset, rows: Rows, position: int) -> list[Rows]:
@@ -79,7 +83,7 @@ class Domains(Partition):
         parts = np.array_split(rows, self.parts or self.clients_per_domain)
         return parts[: self.clients_per_domain]
 
-    def _pools(self, dataset: Dataset) -> dict[int, "Pool"]:
+    def _pools(self, dataset: Dataset, strata: np.ndarray | None) -> dict[int, "Pool"]:
         """Return the rows of each domain that clients may hold, by its position."""
         pools = {}
         validated = self.given_validation(dataset)
@@ -93,7 +97,7 @@ class Domains(Partition):
             rows = dataset.rows(domain=domain)
             rows = numpy_generator(self.seed, TEST, position).permutation(rows)
             if tested is None:
-                pools[position] = Pool(*without_share(rows, self.test, validated))
+                pools[position] = Pool(*without_share(rows, self.test, validated, strata))
             else:
                 pools[position] = Pool(*divided(rows, tested))
         return pools
@@ -202,10 +206,14 @@ class Classes(Partition):
     def test_source(self, dataset: Dataset) -> str:
         return describe_tests(dataset, None)
 
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        return False
+
     def split(self, dataset: Dataset) -> list[ClientRows]:
         labels, count = dataset.divided_by()
         groups = np.array_split(np.arange(count), self.groups)
         validated = self.given_validation(dataset)
+        strata = self.strata(dataset)
         clients: list[ClientRows] = []
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
@@ -219,7 +227,7 @@ class Classes(Partition):
                 rows = random.permutation(train[is_of_group])
                 tests = test[test_groups == group]
                 capped = rows[: self.per_client]
-                client = self.client_rows(len(clients), domain, capped, tests, validated)
+                client = self.client_rows(len(clients), domain, capped, tests, validated, strata)
                 clients.append(client)
         return clients
 
@@ -250,6 +258,9 @@ class Natural(Partition):
     def test_source(self, dataset: Dataset) -> str:
         return describe_tests(dataset, self.test)
 
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        return bool(self.test)
+
     def split(self, dataset: Dataset) -> list[ClientRows]:
         if dataset.client is None:
             raise UsageError(f"partition=natural: {dataset.name} does not define clients; choose domains or iid")
@@ -259,18 +270,25 @@ class Natural(Partition):
         by_client = rows[np.argsort(owners, kind="stable")]
         ends = np.cumsum(counts)
         validated = self.given_validation(dataset)
+        strata = self.strata(dataset)
         clients = []
         parts = np.split(by_client, ends[:-1])
         for number, held in enumerate(parts):
             if self.test is None:
                 train, test = divided(held, dataset.is_test)
             else:
-                train, test = self._drawn(held, self.test, number, validated)
-            domain = f"client-{file_numbers[number]}"
-            if len(dataset.domains) > 1:
-                domain = dataset.domain_of(held)
-            clients.append(self.client_rows(number, domain, train, test, validated))
+                train, test = self._drawn(held, self.test, number, validated, strata)
+            domain = self._domain(dataset, held, int(file_numbers[number]))
+            clients.append(self.client_rows(number, domain, train, test, validated, strata))
         return clients
+
+    def _domain(self, dataset: Dataset, rows: np.ndarray, client: int) -> str:
+        """Return the domain of a client's rows, or the client's own name if all domains are one."""
+        if len(dataset.domains) > 1:
+            return dataset.domain_of(rows)
+        if dataset.client_names is None:
+            return f"client-{client}"
+        return dataset.client_names[client]
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:
         """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
@@ -293,7 +311,14 @@ class Natural(Partition):
         client = self.client_rows(number, "", train, test)
         return client.train, client.val, client.test
 
-    def _drawn(self, rows: Rows, test: float, client: int, validated: Mask | None = None) -> tuple[Rows, Rows]:
+    def _drawn(
+        self,
+        rows: Rows,
+        test: float,
+        client: int,
+        validated: Mask | None = None,
+        strata: np.ndarray | None = None,
+    ) -> tuple[Rows, Rows]:
         """Return the training rows of a client, and the share `test` of its rows."""
         shuffled = numpy_generator(self.seed, TEST, client).permutation(rows)
-        return without_share(shuffled, test, validated)
+        return without_share(shuffled, test, validated, strata)

@@ -41,6 +41,16 @@ class File(Partition):
 
     file: str = option(help="path of the Parquet file")
 
+    def __post_init__(self) -> None:
+        if self.redraw:
+            raise UsageError(
+                f"partition.redraw=true: {self.file} is one split for all seeds; leave redraw out, or choose another "
+                "partition"
+            )
+
+    def draws_tests(self, dataset: Dataset) -> bool | None:
+        return False
+
     def split(self, dataset: Dataset) -> list[ClientRows]:
         table = self._read()
         rows = self._rows(table, dataset)
@@ -49,6 +59,7 @@ class File(Partition):
         is_test, is_val = split_masks(where, table["split"])
         is_train = ~is_test & ~is_val
         validated = self._validated(dataset, rows[is_train])
+        strata = self.strata(dataset)
         clients = []
         for number, file_number in enumerate(np.unique(client)):
             is_own = client == file_number
@@ -63,7 +74,7 @@ class File(Partition):
             if is_val.any() or self.validation == 0:
                 clients.append(ClientRows(number, domain, train, val, test))
             else:
-                clients.append(self.client_rows(number, domain, train, test, validated))
+                clients.append(self.client_rows(number, domain, train, test, validated, strata))
         return clients
 
     def _validated(self, dataset: Dataset, train: np.ndarray) -> np.ndarray | None:

@@ -11,6 +11,7 @@ from rayfed.data.dataset import ClientRows, Dataset, index_within_group, unheld_
 from rayfed.data.partitions.base import describe_validation, partition_hash
 
 MAX_CLIENTS = 60  # clients listed in a table; the others are only counted
+MAX_CLASSES = 10  # whose names are listed
 Cells = tuple[str, ...]
 """A row of the table: client, domain, training, validation and test examples, classes."""
 
@@ -39,7 +40,7 @@ def _heading(dataset: Dataset, clients: list[ClientRows]) -> str:
         plural = "s"
     classes = f"labels {_classes(dataset.labels)}"
     if dataset.has_classes:
-        classes = f"{dataset.num_classes} classes"
+        classes = f"{dataset.num_classes} classes{_class_names(dataset)}"
     shape = " x ".join(map(str, dataset.images.shape[1:]))
     if dataset.layout is not None:
         shape = str(dataset.layout)
@@ -49,6 +50,17 @@ def _heading(dataset: Dataset, clients: list[ClientRows]) -> str:
     if validated:
         parts.append(validated)
     return ", ".join(parts)
+
+
+def _class_names(dataset: Dataset) -> str:
+    """Return " (0 healthy, 1 ill)" if the classes have names."""
+    if dataset.class_names is None:
+        return ""
+    named = [f"{number} {name}" for number, name in enumerate(dataset.class_names)]
+    words = ", ".join(named[:MAX_CLASSES])
+    if len(named) > MAX_CLASSES:
+        words += ", …"
+    return f" ({words})"
 
 
 def _aligned(rows: list[Cells]) -> list[str]:

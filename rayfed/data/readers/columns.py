@@ -137,6 +137,24 @@ def _typed(files: Sequence[Path], name: str, values: pa.ChunkedArray, numbers: s
     return values
 
 
+def class_names(files: Sequence[Path], name: str | list[str]) -> tuple[str, ...] | None:
+    """Return the names of the classes that `labels_of` numbers; None for numbers, or several labels of an example."""
+    if isinstance(name, list) or _is_list(_storage(tables.schema(files[0]).field(name).type)):
+        return None
+    values = _typed(files, name, column(files, name), NUMBERS)
+    if not pa.types.is_string(values.type):
+        return None
+    return _numbered(files, name, values)[1]
+
+
+def encode_clients(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return a column of clients as int64 [rows], and their names by these numbers; None if they are numbers."""
+    clients, names = encode_names(files, name)
+    if names == tuple(map(str, np.unique(clients))):
+        return clients, None
+    return clients, names
+
+
 def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return a column as int64 [rows], and the names; integers are kept, others numbered in alphabetical order."""
     values = _typed(files, name, column(files, name), r"^-?(0|[1-9]\d{0,17})$")

@@ -35,3 +35,5 @@ DATASETS = {
     "csv": "rayfed.data.sets.labelled_table:Table",
     "huggingface": "rayfed.data.sets.labelled_table:HuggingFace",
 }
+TABLES = ("parquet", "csv", "huggingface", "femnist")
+"""The datasets that are tables, whose columns may be standardised."""

@@ -45,6 +45,8 @@ class ImageFiles(DomainSampling):
     """Image files in domains; only those that are kept are decoded."""
 
     default_partition: ClassVar[str] = "domains"
+    stratified: ClassVar[bool] = False
+    """Whether partitions stratify by default; see `Dataset.stratified`."""
 
     size: int = option(64, low=8, help="side to which images are resized")
     mean: list[float] = option([0.0], help=MEAN_HELP)
@@ -98,6 +100,7 @@ class ImageFiles(DomainSampling):
             sources=domains,
             index=index_within_group(domain)[rows],
             ood=self.left_out,
+            stratified=self.stratified,
             **columns,
         )
 
@@ -309,6 +312,7 @@ class ImageFolder(ImageFiles):
     """
 
     name: ClassVar[str] = "imagefolder"
+    stratified: ClassVar[bool] = True
 
     folder: str = option(help="folder that contains the folders of the domains, of the classes, or train and test")
 

@@ -40,8 +40,16 @@ class LabelledTable(ChannelNormalisation):
     domain: str | None = option(None, help="column of the domains")
     num_classes: int | None = option(None, low=1, help="number of classes; null: the file's, else highest label plus 1")
     size: int | None = option(None, low=1, help="side to resize images to; null: they already have one size")
+    standardize: str | None = option(
+        None,
+        choices=("client", "global"),
+        help="scale each column of numbers to mean 0 and sd 1 by training rows alone: those of all clients that train "
+        "(global), or each client's by its own (client)",
+    )
 
     channels: ClassVar[int | None] = None
+    stratified: ClassVar[bool] = True
+    """Whether partitions stratify by default; see `Dataset.stratified`."""
 
     @property
     def _first_label(self) -> str:
@@ -87,7 +95,7 @@ class LabelledTable(ChannelNormalisation):
             tables.check_columns(path, [*features, *label_columns, *named])
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
         per_row = {"source": source, "is_test": is_test, "is_val": is_val, "index": index_within_group(source)}
-        names = dict[str, Any]()
+        names: dict[str, Any] = {"class_names": columns.class_names(files, self.label)}
         if self.domain:
             domain, names["domains"] = columns.encode_names(files, self.domain)
             per_row["domain"] = np.unique(domain, return_inverse=True)[1]
@@ -95,7 +103,7 @@ class LabelledTable(ChannelNormalisation):
             strata, _ = columns.encode_names(files, self.strata)
             _, per_row["strata"] = np.unique(strata, return_inverse=True)
         if self.client:
-            per_row["client"] = columns.encode_names(files, self.client)[0]
+            per_row["client"], names["client_names"] = columns.encode_clients(files, self.client)
         inputs = {}
         for part, x in self.inputs(name, files, parts, len(labels)).items():
             inputs[part] = as_lazy_rows(x)
@@ -109,6 +117,7 @@ class LabelledTable(ChannelNormalisation):
             labels,
             num_classes=num_classes,
             sources=sources,
+            stratified=self.stratified,
             **names,
             **per_row,
             **self.normalisation(channels),
@@ -321,6 +330,7 @@ class Femnist(Published, HubTables):
     client: str | None = option("writer_id", help="column of the clients")
 
     name: ClassVar[str] = "femnist"
+    stratified: ClassVar[bool] = False
     partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.1}
 
     @property

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rayfed.core.errors import UsageError
-from rayfed.records.storage import open_storage
 from rayfed.reports.read import Tables
 from rayfed.reports.summary import DEFAULT_VIEW, View, summarise
 
@@ -36,8 +35,8 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":
-    """Return what charts are drawn from. The arguments are the attributes of `ChartData`.
+def chart_data(tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":
+    """Return what charts are drawn from: the tables of one experiment, and what to show of them.
 
     Raises:
         UsageError: `tables` has several experiments.
@@ -48,8 +47,7 @@ def chart_data(folder: str | Path, tables: Tables, view: View = DEFAULT_VIEW) ->
     names = sorted(set(recorded["experiment"]))
     if len(names) > 1:
         raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
-    home = open_storage(folder).child(names[0])
-    return ChartData(tables, summarise(tables), home, view)
+    return ChartData(tables, summarise(tables), tables.places[names[0]], view)
 
 
 def draw(kind: str, data: "ChartData") -> "Chart":
@@ -64,7 +62,7 @@ def draw(kind: str, data: "ChartData") -> "Chart":
     return chart
 
 
-def plot(folder: str | Path, tables: Tables, path: str | Path, kind: str = "curves", view: View = DEFAULT_VIEW) -> None:
+def plot(tables: Tables, path: str | Path, kind: str = "curves", view: View = DEFAULT_VIEW) -> None:
     """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` is that of `ChartData`.
 
     Raises:
@@ -72,4 +70,4 @@ def plot(folder: str | Path, tables: Tables, path: str | Path, kind: str = "curv
     """
     from rayfed.reports.charts.chart import save
 
-    save(draw(kind, chart_data(folder, tables, view)), path)
+    save(draw(kind, chart_data(tables, view)), path)

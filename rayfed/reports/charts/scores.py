@@ -20,7 +20,8 @@ from rayfed.reports.charts.chart import (
     seeds_words,
     with_methods,
 )
-from rayfed.reports.groups import format_value
+from rayfed.reports.choice import BY_SEED
+from rayfed.reports.groups import format_value, says_which_data
 from rayfed.reports.selection import TRIAL
 from rayfed.reports.summary import RULE_CAPTIONS
 from rayfed.reports.target import gigabytes_sent
@@ -118,10 +119,12 @@ def score_tooltip(data: ChartData) -> list[Any]:
 def of_each_key(data: ChartData) -> Chart:
     """Return a panel for each key that varies. A line is an algorithm with its other values."""
     rows, rule = data.scores()
-    rows = rows[rows["quantity"] == "mean"]
+    rows = rows[(rows["quantity"] == "mean") & (rows["hyperparameters"] != BY_SEED)]
     keys = list(_varying_keys(rows))
     if not keys:
         raise UsageError("plot: no hyperparameter varies in these results, so there is no sensitivity to show")
+    if any(says_which_data(key) for key in keys):
+        rows = rows.assign(chosen=False)  # validation does not choose among data
     drawn = keys[:_MOST_PANELS]
     columns = min(2, len(drawn))
     width = 300 if columns > 1 else WIDTH

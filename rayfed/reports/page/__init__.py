@@ -17,12 +17,14 @@ from rayfed.records.trial_rows import FIXED
 from rayfed.records.trials import recorded_configuration
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
-from rayfed.reports.comparison import compare
-from rayfed.reports.pairs import pairs_columns, pairs_notes, stars_against_best
+from rayfed.reports.choice import BY_SEED
+from rayfed.reports.comparison import Pairs, compare
+from rayfed.reports.pairs import pairs_columns, pairs_notes, pairs_title, stars_against
 from rayfed.reports.published import published_values
-from rayfed.reports.read import Tables, list_experiments, of_experiment, read
+from rayfed.reports.read import Tables, of_experiment, read_by_data
 from rayfed.reports.render import restart_notes
 from rayfed.reports.sections import Section, sections
+from rayfed.reports.selection import FEW_CLIENTS
 from rayfed.reports.summary import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows, nothing_to_show
 from rayfed.reports.tables import Stars
 
@@ -54,15 +56,15 @@ class Picture(NamedTuple):
 class PageView(NamedTuple):
     """What the page shows of one metric and one split.
 
-    The first of `sections` is the participants' table, which has the `stars`. `pairs` has the title, the columns and
-    the notes of the comparison of all pairs. Stars and pairs are empty if nothing can be compared.
+    The first of `sections` is the participants' table, which has the `stars`. `pairs` has the heading, the title, the
+    columns and the notes of each comparison. Stars and pairs are empty if nothing can be compared.
     """
 
     metric: str
     split: str
     sections: list[Section]
     stars: Stars
-    pairs: Mapping[str, Any]
+    pairs: list[Mapping[str, Any]]
     pictures: list[Picture]
 
 
@@ -93,35 +95,42 @@ class Experiment(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The experiments, and all charts in Vega-Lite's JSON."""
+    """The experiments, and all charts in Vega-Lite's JSON; with `baseline`, methods are compared with that alone."""
 
     folder: str
+    baseline: str | None
     experiments: list[Experiment]
     charts: list[Mapping[str, Any]]
 
 
-def write_page(folder: str | Path, experiment: str | None, path: str | Path, view: View = DEFAULT_VIEW) -> None:
+def write_page(
+    folder: str | Path,
+    experiment: str | None,
+    path: str | Path,
+    view: View = DEFAULT_VIEW,
+    baseline: str | None = None,
+) -> None:
     """Write the page on `experiment`, or on every experiment in `folder`.
 
-    It opens with the metric and the split of `view`; its reader can choose others.
+    It opens with the metric and the split of `view`; its reader can choose others. All methods are compared with
+    `baseline` if it is given, and else with each other.
 
     Raises:
         UsageError: There are no results, or the file cannot be written.
     """
-    page = page_html(folder, experiment, view)
+    page = page_html(folder, experiment, view, baseline)
     with writing(path):
         Path(path).write_text(page, encoding="utf-8")
 
 
-def page_html(folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW) -> str:
+def page_html(
+    folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW, baseline: str | None = None
+) -> str:
     """Return what `write_page` writes."""
-    names = list_experiments(folder)
-    if experiment is not None:
-        names = [experiment]
-    tables = read(folder, experiment, select=view.select)
-    page = Page(str(folder), [], [])
-    for name in names:
-        data = chart_data(folder, of_experiment(tables, name), view)
+    tables = read_by_data(folder, experiment, select=view.select)
+    page = Page(str(folder), baseline, [], [])
+    for name in sorted(tables.places):
+        data = chart_data(of_experiment(tables, name), view)
         page.experiments.append(_experiment(page, data, name))
     return _filled_template(page)
 
@@ -156,7 +165,8 @@ def _vega() -> str:
 
 def configurations(tables: Tables) -> Iterator[dict[str, str]]:
     """Yield for each method its label and its configuration as YAML with dotted keys, and the seeds that were run."""
-    for _, group in tables.done.groupby("order"):
+    own = tables.done[tables.done["hyperparameters"] != BY_SEED]
+    for _, group in own.groupby("order"):
         ordered = group.sort_values("seed")
         first = ordered.iloc[0]
         trial = tables.trials[tables.trials["trial"] == first["trial"]].iloc[0]
@@ -218,7 +228,7 @@ def _choices(data: ChartData) -> list[tuple[str, str]]:
 def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, with_ood: bool) -> PageView:
     view = replace(data.view, metric=metric, split=split)
     filter_rows(data.summary.rows, data.tables, view)  # raises where the view has no values
-    pairs, stars = _pairs(data, view)
+    pairs, stars = _pairs(data, view, page.baseline)
     of_sections = view
     if with_ood and data.view.split is None:
         of_sections = replace(view, split=None)
@@ -228,14 +238,31 @@ def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, wi
     return PageView(metric, split, shown, stars, pairs, pictures)
 
 
-def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
-    """Return the comparison of all pairs, and the stars of each method; both are empty if nothing can be compared."""
+def _pairs(data: ChartData, view: View, baseline: str | None) -> tuple[list[Mapping[str, Any]], Stars]:
+    """Return the comparisons of methods, also by domain, and the stars of each method.
+
+    Both are empty if nothing can be compared.
+    """
     try:
-        pairs = compare(data.tables, view, summary=data.summary)
+        pairs = compare(data.tables, view, summary=data.summary, baseline=baseline)
     except UsageError:  # fewer than two methods, or none that can be paired
-        return {}, Stars()
-    title = f"{pairs.split} {pairs.metric}, {pairs.caption}"
-    return {"title": title, "columns": pairs_columns(pairs), "notes": pairs_notes(pairs)}, stars_against_best(pairs)
+        return [], Stars()
+    stars = stars_against(pairs)
+    shown = [_comparison(pairs, "Differences, intervals and tests")]
+    with suppress(UsageError):  # a single domain
+        by_domain = compare(data.tables, view, summary=data.summary, baseline=baseline, by="domain")
+        if len({pair.site for pair in by_domain.comparisons}) <= FEW_CLIENTS:
+            shown.append(_comparison(by_domain, "The same for each domain"))
+    return shown, stars
+
+
+def _comparison(pairs: Pairs, heading: str) -> Mapping[str, Any]:
+    return {
+        "heading": heading,
+        "title": pairs_title(pairs),
+        "columns": pairs_columns(pairs),
+        "notes": pairs_notes(pairs),
+    }
 
 
 def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) -> Iterator[Picture]:
