@@ -72,7 +72,7 @@ def _check_scored(summary: Summary, tables: Tables, view: View) -> None:
 
 def reported_values(folder: str | Path, experiment: str | None, view: View = DEFAULT_VIEW) -> pd.DataFrame:
     """Return the values under every rule; no rows if no trial is done yet. The errors are those of `render`."""
-    tables = read(folder, experiment, select=view.select)
+    tables = read_by_data(folder, experiment, select=view.select)
     summary = summarise(tables)
     if summary.rows.empty:
         return pd.DataFrame()
