@@ -68,9 +68,9 @@ def test_test_patients_have_the_classes_of_their_hospital_where_each_has_three_p
 
 
 def test_inputs_may_be_standardised_by_all_training_patients_or_stay_as_they_are():
-    plain = HeartDisease(standardise="none").load()
+    plain = HeartDisease(standardize="none").load()
     assert plain.images[0].tolist() == pytest.approx([63, 1, 145, 233, 1, 150, 0, 2.3, 0, 0, 0, 0, 1])
-    pooled = HeartDisease(standardise="pooled").load()
+    pooled = HeartDisease(standardize="pooled").load()
     trained = pooled.images[~pooled.is_test].astype(float)
     np.testing.assert_allclose(trained.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(trained.std(0, ddof=1), 1, atol=1e-6)

@@ -39,7 +39,7 @@ class HeartDisease(DomainSelection):
     The four files come with rayfed, as the UCI Machine Learning Repository (data set 45) has them. Licence: CC BY 4.0.
     """
 
-    standardise: str = option(
+    standardize: str = option(
         "hospital",
         choices=("hospital", "pooled", "none"),
         help="training patients by which inputs are standardised: of the patient's own hospital, or of all of them",
@@ -81,10 +81,10 @@ class HeartDisease(DomainSelection):
 
     def _standardised(self, inputs: list[np.ndarray], tested: list[np.ndarray]) -> list[np.ndarray]:
         """Return the inputs [n, 13] of each hospital, standardised as the option says."""
-        if self.standardise == "none":
+        if self.standardize == "none":
             return inputs
         trained = [values[~test] for values, test in zip(inputs, tested, strict=True)]
-        if self.standardise == "pooled":
+        if self.standardize == "pooled":
             trained = [np.concatenate(trained)] * len(inputs)
         return [standardised(values, by) for values, by in zip(inputs, trained, strict=True)]
 
