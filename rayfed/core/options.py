@@ -444,6 +444,11 @@ def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageEr
     return UsageError(f"{prefix}{name}: no such key; {remedy}")
 
 
+def is_near(wrong: Any, known: Iterable[Any]) -> bool:
+    """Return whether one of the `known` names is close to `wrong`."""
+    return bool(difflib.get_close_matches(str(wrong), list(map(str, known)), n=1))
+
+
 def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:
     """Return "did you mean …?" if one of the `known` names is close to `wrong`, else the list of known names."""
     names = list(dict.fromkeys(str(name) for name in known))

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rayfed.core.errors import UsageError, shown
-from rayfed.core.options import build, checked, no_such_key, option, symbol_of, type_hints
+from rayfed.core.options import build, checked, is_near, no_such_key, option, symbol_of, type_hints
 from rayfed.core.paths import check_name, lasting
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
@@ -471,7 +471,9 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
             if key in SPACE_KEYS:
                 more = "; a single run takes seed=N" if key == "seeds" else ""
                 raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
-            places = places_of(key, tree)
+            places = _groups_with(key)
+            if not places and not is_near(key, keys):
+                places = places_of(key, tree)  # imports what it looks into
             if places:
                 raise UsageError(f"{key}: no such key; did you mean {' or '.join(places)}?")
             raise no_such_key(key, keys)
@@ -485,10 +487,10 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 def places_of(key: str, tree: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that end in `key`: of groups, and else of the components that `tree` names."""
-    word = key.replace("-", "_")
-    in_groups = [f"{group}.{word}" for group, kind in GROUPS.items() if word in _field_names(kind)]
+    in_groups = _groups_with(key)
     if in_groups:
         return in_groups
+    word = key.replace("-", "_")
     places = []
     for kind, default in {"algorithm": "fedavg", **COMPONENTS}.items():
         group = tree.get(kind)
@@ -502,6 +504,12 @@ def places_of(key: str, tree: Mapping[str, Any]) -> list[str]:
         elif symbol is not None:
             places.append(f"{kind}.{symbol[1]} ({symbol[0]})")
     return places
+
+
+def _groups_with(key: str) -> list[str]:
+    """Return the dotted keys of groups that end in `key`."""
+    word = key.replace("-", "_")
+    return [f"{group}.{word}" for group, kind in GROUPS.items() if word in _field_names(kind)]
 
 
 def _field_names(kind: Any) -> set[str]:

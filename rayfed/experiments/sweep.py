@@ -186,12 +186,23 @@ def plan_sweep(
     _check_packages(space)
     tuning = tuning or Tuning()
     check_tuning(space, configs, tuning)
-    first, given = configs[0], given or Given()
+    given = given or Given()
     if given and space.published is not None:
         raise UsageError(
             "published: is about the data, the model and the loss of the file; leave out those of your own"
         )
     names = [trial_name(config) for config in configs]
+    _check_arms(configs, names)
+    notes_of_plans, identities = _check_plans(space, configs, given)
+    jobs: tuple[Job, ...] = ()
+    if not space.adaptive:
+        jobs = _jobs_to_run(configs, names, identities)
+    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state, tuning)
+
+
+def _check_arms(configs: Sequence[Config], names: Sequence[str]) -> None:
+    """Raise UsageError if arms differ in what all share, or if two trials are one."""
+    first = configs[0]
     for key in ("results", "experiment", "select", "faults"):
         if any(getattr(config, key) != getattr(first, key) for config in configs):
             raise UsageError(f"{key}: all arms of a sweep share it; give it outside the arms")
@@ -200,20 +211,32 @@ def plan_sweep(
         raise UsageError(f"arms: two trials have the same configuration ({same}); each must differ in more than rounds")
     for config in configs:
         check_tracking(config.tracking, first.results)
-    notes_of_plans, identities = _check_plans(space, configs, given)
-    if space.adaptive:
-        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, tuning)
-    names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
-    by_name = dict(zip(names, configs, strict=True))
-    rows = [row for row in check_rounds(by_name) if row["trial"] in by_name and row["status"] == "done"]
-    reached = {row["trial"]: row.get("rounds") or 0 for row in rows}
-    done = {row["trial"] for row in rows if row["stop_reason"] or reached[row["trial"]] >= by_name[row["trial"]].rounds}
-    jobs = tuple(
-        Job(trial=name, config=replace(config), identity=identity)
-        for name, config, identity in zip(names, configs, identities, strict=True)
-        if not (first.resume and name in done)
-    )
-    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state, tuning)
+
+
+def _jobs_to_run(
+    configs: Sequence[Config], names: Sequence[str], identities: Sequence[Mapping[str, Any]]
+) -> tuple[Job, ...]:
+    """Return the jobs of the trials; with resume=true, without those that are done."""
+    own_names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
+    by_name = dict(zip(own_names, configs, strict=True))
+    done = _done(by_name)
+    jobs = []
+    for name, config, identity in zip(own_names, configs, identities, strict=True):
+        if not (config.resume and name in done):
+            jobs.append(Job(trial=name, config=replace(config), identity=identity))
+    return tuple(jobs)
+
+
+def _done(configs: Mapping[str, Config]) -> set[str]:
+    """Return the trials that have all their rounds, or stopped early; `configs` are by the names of trials."""
+    done = set()
+    for row in check_rounds(configs):
+        name = row["trial"]
+        if name not in configs or row["status"] != "done":
+            continue
+        if row["stop_reason"] or (row.get("rounds") or 0) >= configs[name].rounds:
+            done.add(name)
+    return done
 
 
 def _check_packages(space: Space) -> None:

@@ -351,7 +351,9 @@ class TestInterrupts:
         second = lambda: len(list(here.glob("results/run/rounds/*.parquet"))) > 1  # noqa: E731
         code, _, err = interrupted(process, second, signal.SIGTERM)
         assert code == 143, err
-        words = [line for line in err.splitlines() if not line.startswith(("trials ", "dashboard", "[20"))]  # Ray's log
+        words = [
+            line for line in err.splitlines() if not line.startswith(("trials ", "note: ", "dashboard", "[20"))
+        ]  # Ray's log
         assert words[1:] == ["rayfed: interrupted after 1 of 6 trials; the same command with resume=true continues"]
         assert sorted(pd.read_parquet(here / "results/run/trials")["status"]) == ["done", "interrupted"]
 
