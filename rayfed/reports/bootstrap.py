@@ -56,11 +56,13 @@ def parts_of(rows: pd.DataFrame) -> dict[int, Part]:
     """Return the predictions for each client; `rows` are of the table `predictions`, of one trial, round and point."""
     parts = {}
     for row in rows.to_dict("records"):
-        outputs = np.array(row["outputs"], np.float32).reshape(row["n"], -1)  # copies, as torch wants to own them
+        flat = np.array(row["outputs"], np.float32)  # copies, as torch wants to own them
+        outputs = flat.reshape(row["n"], -1)
         labels = np.array(row["labels"], np.float32)
         if row["kind"] in ("labels", "numbers"):
             labels = labels.reshape(row["n"], -1)
-        parts[int(row["client"])] = Part(str(row["domain"]), outputs, labels)
+        client = int(row["client"])
+        parts[client] = Part(str(row["domain"]), outputs, labels)
     return parts
 
 
@@ -80,7 +82,8 @@ def replicated(parts: Mapping[int, Part], metric: str, options: Mapping[str, Any
         count = len(part.outputs)
         whole = scores(part.outputs, part.labels, np.arange(count)[None])
         drawn = scores(part.outputs, part.labels, _draws(client, count))
-        replicates[client] = Replicated(part.domain, float(whole[0]), drawn, part.labels)
+        value = float(whole[0])
+        replicates[client] = Replicated(part.domain, value, drawn, part.labels)
     return replicates
 
 
@@ -124,7 +127,8 @@ def _rankings(metric: Any, outputs: np.ndarray, labels: np.ndarray, draws: np.nd
     has_others = ~positive.all(0) | (not metric.needs_others)
     defined = positive.any(0) & has_others
     values = np.full(len(draws), np.nan)
-    values[defined] = metric.of_scores(drawn[:, defined], positive[:, defined])
+    of_defined = metric.of_scores(drawn[:, defined], positive[:, defined])
+    values[defined] = of_defined
     return values
 
 

@@ -29,8 +29,10 @@ def chosen_groups(rows: pd.DataFrame, done: pd.DataFrame, keys: list[str], crite
         keys: Columns of `rows`, experiment and algorithm among them. A group without alternatives is always chosen.
         criteria: The metric of each experiment that chooses.
     """
-    is_selected = ~rows["unseen"] & (rows["rule"] == "selected") & (rows["quantity"] == "mean")
-    scores = criterion_rows(rows[is_selected], criteria).merge(_choosable(done), on=["experiment", "order"])
+    of_participants = ~rows["unseen"] & (rows["rule"] == "selected")
+    is_selected = of_participants & (rows["quantity"] == "mean")
+    scores = criterion_rows(rows[is_selected], criteria)
+    scores = scores.merge(_choosable(done), on=["experiment", "order"])
     cost = ranking_cost(scores["mean"], scores["higher_is_better"])
     ordered = scores.assign(cost=cost).sort_values(["cost", "order"])
     best = ordered.drop_duplicates(keys)[[*keys, "order"]]
@@ -53,7 +55,10 @@ def _with_same_seeds(of_algorithm: pd.DataFrame) -> set[int]:
     """Return the groups of an algorithm that have the most seeds; none if these are not the same seeds."""
     seeds = _seeds_of_groups(of_algorithm)
     most = max(len(of_group) for of_group in seeds.values())
-    largest = {order: of_group for order, of_group in seeds.items() if len(of_group) == most}
+    largest = {}
+    for order, of_group in seeds.items():
+        if len(of_group) == most:
+            largest[order] = of_group
     if len(set(largest.values())) > 1:
         return set()
     return set(largest)
@@ -63,7 +68,8 @@ def _seeds_of_groups(of_algorithm: pd.DataFrame) -> dict[int, frozenset[tuple[in
     """Return the seeds, with their left-out domains, of each group."""
     seeds = {}
     for order, group in of_algorithm.groupby("order"):
-        seeds[int(order)] = frozenset(zip(group["seed"], group[LEFT_OUT], strict=True))
+        pairs = zip(group["seed"], group[LEFT_OUT], strict=True)
+        seeds[int(order)] = frozenset(pairs)
     return seeds
 
 
@@ -81,10 +87,12 @@ def seed_notes(done: pd.DataFrame) -> Iterator[str]:
             )
             continue
         counted = of_algorithm[of_algorithm["order"].isin(choosable)]
-        names = ", ".join(str(seed) for seed in sorted(counted["seed"].unique()))
+        numbers = sorted(counted["seed"].unique())
+        names = ", ".join(map(str, numbers))
+        share = f"{len(choosable)} of {len(seeds)} hyperparameters"
         yield (
-            f"{experiment}: of {algorithm}, {len(choosable)} of {len(seeds)} hyperparameters take part in the choice, "
-            f"those with the seeds {names}; the others have fewer seeds."
+            f"{experiment}: of {algorithm}, {share} take part in the choice, those with the seeds {names}; the others "
+            "have fewer seeds."
         )
 
 
@@ -124,7 +132,8 @@ def _best_by_seed(
     candidates: pd.DataFrame, curves: pd.DataFrame, criteria: Mapping[str, str], point: str | None
 ) -> pd.DataFrame:
     """Return the order of the group with the best validation value at each seed: columns order and seed."""
-    shown = (curves["quantity"] == "mean") & ~curves["unseen"] & (curves["point"] == point)
+    is_at_point = ~curves["unseen"] & (curves["point"] == point)
+    shown = (curves["quantity"] == "mean") & is_at_point
     scores = criterion_rows(curves[shown], criteria)
     at_best = scores.merge(selected_rounds(scores, criteria))
     of_candidates = at_best.merge(candidates[[*TRIAL, "order", "seed"]], on=TRIAL)
@@ -142,5 +151,7 @@ def by_seed_notes(done: pd.DataFrame) -> Iterator[str]:
     for (experiment, algorithm), rows in chosen.merge(names, on=TRIAL).groupby(_ALGORITHM):
         words = []
         for name, seeds in rows.groupby("name")["seed"]:
-            words.append(f"{name} at seeds {', '.join(map(str, sorted(seeds.unique())))}")
-        yield f"{experiment}: {algorithm}, {BY_SEED}: {'; '.join(words)}."
+            numbers = ", ".join(map(str, sorted(seeds.unique())))
+            words.append(f"{name} at seeds {numbers}")
+        choices = "; ".join(words)
+        yield f"{experiment}: {algorithm}, {BY_SEED}: {choices}."

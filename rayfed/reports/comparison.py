@@ -130,7 +130,10 @@ def compare(
     elif baseline is not None:
         reference = find_group(baseline, groups, where="baseline")
         labels = _with_values(groups, scores) | {reference: baseline}
-        pairs = [(reference, order) for order in _ranked(scores, labels, shown) if order != reference]
+        pairs = []
+        for order in _ranked(scores, labels, shown):
+            if order != reference:
+                pairs.append((reference, order))
     else:
         labels = _with_values(groups, scores)
         ranked = _ranked(scores, labels, shown)
@@ -191,17 +194,21 @@ def _scores(tables: Tables, shown: pd.DataFrame, view: View, by: str | None) -> 
     means = _by_seed(picked[picked["quantity"] == "mean"], tables)
     values: dict[Site, pd.DataFrame] = {None: means}
     if by is not None:
-        values = {site: _by_seed(rows, tables) for site, rows in _rows_of_sites(tables, picked, by)}
+        values = {}
+        for site, rows in _rows_of_sites(tables, picked, by):
+            values[site] = _by_seed(rows, tables)
         if len(values) < 2:
             only = ", ".join(map(str, values)) or "none"
-            raise UsageError(f"by={by}: the results have one {by} with {split} {metric} ({only}); leave --by out")
+            found = f"the results have one {by} with {split} {metric} ({only})"
+            raise UsageError(f"by={by}: {found}; leave --by out")
     trials = tables.trials.merge(tables.done[[*TRIAL, "order"]], on=TRIAL)
+    replicates = Replicates(tables, picked, split, metric, rule)
     return _Scores(
         values=values,
         means=means,
         data=_data(trials),
         trials=trials,
-        replicates=Replicates(tables, picked, split, metric, rule),
+        replicates=replicates,
         split=split,
         metric=metric,
         rule=rule,
@@ -216,7 +223,8 @@ def _picked_rows(tables: Tables, view: View) -> tuple[pd.DataFrame, str]:
     trials = done[TRIAL].drop_duplicates()
     curves = tables.curves[~tables.curves["unseen"]].merge(trials, on=TRIAL)
     picked = pick_rounds(scores_of(curves, view.metric, view.split, criteria), criteria)
-    rows = filter_rows(picked.merge(done[[*TRIAL, *_GROUP, "seed"]], on=TRIAL), tables, view)
+    groups = done[[*TRIAL, *_GROUP, "seed"]]
+    rows = filter_rows(picked.merge(groups, on=TRIAL), tables, view)
     rule = view.rule or _default_rule(rows)
     return rows[rows["rule"] == rule], rule
 
@@ -231,7 +239,8 @@ def _default_rule(rows: pd.DataFrame) -> str:
 def _by_seed(rows: pd.DataFrame, tables: Tables) -> pd.DataFrame:
     """Return the values of `rows`: a row per seed, a column per `order`."""
     keys = ["metric", "higher_is_better", "quantity"]
-    distinct = rows[[*TRIAL, *keys, "value"]].drop_duplicates([*TRIAL, *keys])
+    columns = [*TRIAL, *keys]
+    distinct = rows[[*columns, "value"]].drop_duplicates(columns)
     values = seed_values(distinct, tables.done, keys)
     return values.pivot_table(index="seed", columns="order", values="value")
 
@@ -251,14 +260,18 @@ def _rows_of_sites(tables: Tables, picked: pd.DataFrame, by: str) -> Iterator[tu
         frame = scores.frame()
         frame = frame[~frame["unseen"] & (frame["client"] >= 0)]
         texts = frame.astype(dict.fromkeys([*TRIAL, "point", "split", "metric"], str))
-        parts.append(texts[[*keys, "client", "value"]].merge(places, on=keys))
+        of_clients = texts[[*keys, "client", "value"]]
+        parts.append(of_clients.merge(places, on=keys))
     for client, rows in pd.concat(parts).groupby("client"):
         yield int(client), rows.dropna(subset="value")
 
 
 def _data(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that decide which client holds which examples, as text by order and seed."""
-    columns = [name for name in trials if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
+    columns = []
+    for name in trials:
+        if name.startswith(_PAIRED) and name not in _NOT_PAIRED:
+            columns.append(name)
     values = trials[columns].astype(object)
     texts = values.where(values.notna(), None).map(str)
     return texts.groupby([trials["order"], trials["seed"]]).agg(_joined)
@@ -324,13 +337,15 @@ def _compared_pairs(
         except UsageError as error:
             if strict and site is None:
                 raise
-            notes.append(f"{title} is missing: {str(error).removeprefix('compare: ')}.")
+            reason = str(error).removeprefix("compare: ")
+            notes.append(f"{title} is missing: {reason}.")
             continue
         comparisons.append(comparison)
         notes += [note for note in more if note not in notes]
         left_out = _seeds_of_one(scores.values[site], orders)
         if left_out:
-            notes.append(f"{title}: only the seeds that both have count; left out: {', '.join(map(str, left_out))}.")
+            seeds = ", ".join(map(str, left_out))
+            notes.append(f"{title}: only the seeds that both have count; left out: {seeds}.")
     if not comparisons:
         raise UsageError(f"compare: no two methods can be paired; {notes[0]}")
     return comparisons, notes
@@ -355,9 +370,8 @@ def _compared(
     values = scores.values[site]
     for order in orders:
         if order not in values:
-            raise UsageError(
-                f"compare: {labels[order]} has no {scores.split} {scores.metric} under rule={scores.rule}; use final"
-            )
+            lacks = f"{labels[order]} has no {scores.split} {scores.metric}"
+            raise UsageError(f"compare: {lacks} under rule={scores.rule}; use final")
     first, second = orders
     both = values[[first, second]].dropna()
     if len(both) < 2:
@@ -392,16 +406,18 @@ def _check_same_data(data: pd.DataFrame, orders: tuple[int, int], labels: Mappin
     """Raise UsageError if the clients of two methods held different examples at `seed`."""
     first, second = (data.loc[(order, seed)] for order in orders)
     for column in first.index[first != second]:
-        values = [f"{of[column]} for {labels[order]}" for of, order in zip((first, second), orders, strict=True)]
-        raise UsageError(
-            f"compare: {column} is {' and '.join(values)} at seed {seed}; pairs need the same clients and examples"
-        )
+        values = []
+        for of, order in zip((first, second), orders, strict=True):
+            values.append(f"{of[column]} for {labels[order]}")
+        both = " and ".join(values)
+        raise UsageError(f"compare: {column} is {both} at seed {seed}; pairs need the same clients and examples")
 
 
 def _tested(scores: _Scores, orders: tuple[int, int], differences: pd.Series, site: Site) -> tuple[Tested, list[str]]:
     """Return the test that fits the splits of the seeds, and a note where another one had to do."""
     trials = scores.trials
-    of_pair = trials["order"].isin(orders) & trials["seed"].isin(differences.index)
+    has_seed = trials["seed"].isin(differences.index)
+    of_pair = trials["order"].isin(orders) & has_seed
     splits = splits_of(trials[of_pair])
     if splits.kind in (REDRAWN, REASSIGNED):
         if splits.test_ratio is not None:
@@ -467,7 +483,9 @@ def find_group(name: str, rows: pd.DataFrame, where: str = "compare") -> int:
     if of_algorithm.empty:
         known = suggestion(name, [*labels, *groups["algorithm"]])
         raise UsageError(f"{where}: no trials of {name} are done; {known}")
-    names = [f'"{label}"' for label in labels[of_algorithm.index]]
+    names = []
+    for label in labels[of_algorithm.index]:
+        names.append(f'"{label}"')
     raise UsageError(
         f"{where}: {name} ran with several hyperparameters and validation chose none; give one of {'; '.join(names)}"
     )

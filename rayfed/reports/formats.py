@@ -50,7 +50,9 @@ def text_table(table: ResultTable, *, width: int) -> str:
         if parts[-1] and _total_width([*parts[-1], column]) > room:
             parts.append([])
         parts[-1].append(column)
-    texts = [format_table([*labels, *columns], width) for columns in parts]
+    texts = []
+    for columns in parts:
+        texts.append(format_table([*labels, *columns], width))
     return "\n\n".join(texts)
 
 
@@ -63,7 +65,10 @@ def _label_columns(table: ResultTable) -> list[Column]:
     names: list[str] = []
     previous = None
     for name in table.algorithms:
-        names.append("" if name == previous else name)
+        if name == previous:
+            names.append("")
+        else:
+            names.append(name)
         previous = name
     columns = [Column("algorithm", names, right=False)]
     if any(table.hyperparameters):
@@ -86,9 +91,14 @@ def _number_columns(table: ResultTable, between: str) -> list[Column]:
 
 def _aligned(cells: Sequence[str]) -> list[str]:
     """Return `cells`, padded on the right to the width of the longest stars, so that their numbers are aligned."""
-    stars = [len(cell) - len(cell.rstrip("*")) for cell in cells]
+    stars = []
+    for cell in cells:
+        stars.append(len(cell) - len(cell.rstrip("*")))
     most = max(stars)
-    return [cell + BLANK * (most - count) for cell, count in zip(cells, stars, strict=True)]
+    padded = []
+    for cell, count in zip(cells, stars, strict=True):
+        padded.append(cell + BLANK * (most - count))
+    return padded
 
 
 def _wrapped_header(name: str, cells: Sequence[str]) -> str:
@@ -118,7 +128,9 @@ def markdown_columns(columns: Mapping[str, Sequence[str]]) -> str:
     """Return columns of text by header as a table; the first is aligned left, the rest right."""
     rule = ["---", *["---:"] * (len(columns) - 1)]
     rows = zip(*columns.values(), strict=True)
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows)]
+    lines = []
+    for cells in (columns, rule, *rows):
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -147,12 +159,13 @@ def latex_table(table: ResultTable, caption: str, label: str, legend: str = "") 
     lines = [r"\begin{table}", r"  \centering"]
     for command in _narrower(len(columns)):
         lines.append(f"  {command}")
+    heading = " & ".join(columns)
     lines += [
         f"  \\caption{{{latex_text(caption)}}}",
         f"  \\label{{tab:{reference}}}",
         f"  \\begin{{tabular}}{{{alignment}}}",
         r"    \toprule",
-        f"    {' & '.join(columns)} \\\\",
+        f"    {heading} \\\\",
         r"    \midrule",
     ]
     for cells in zip(*columns.values(), strict=True):

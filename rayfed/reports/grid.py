@@ -15,14 +15,24 @@ def edge_words(tried: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     for algorithm, rows in chosen.groupby("algorithm"):
         of_algorithm = tried[tried["algorithm"] == algorithm]
         for key in of_algorithm:
-            values = _numbers(of_algorithm[key]) if "." in key else set()
-            taken = _numbers(rows[key]) if values else set()
+            if "." in key:
+                values = _numbers(of_algorithm[key])
+            else:
+                values = set()
+            if values:
+                taken = _numbers(rows[key])
+            else:
+                taken = set()
             side = _side(values, taken)
             if side:
                 name = key.removeprefix(ALGORITHM_PREFIX)
-                words = f"{name}={format_value(taken.pop())}, the {side} of {len(values)} values"
+                value = format_value(taken.pop())
+                words = f"{name}={value}, the {side} of {len(values)} values"
                 methods.setdefault(words, []).append(str(algorithm))
-    return [f"{words} ({', '.join(names)})" for words, names in methods.items()]
+    told = []
+    for words, names in methods.items():
+        told.append(f"{words} ({', '.join(names)})")
+    return told
 
 
 def _numbers(values: pd.Series) -> set[float]:

@@ -44,7 +44,10 @@ def experiments_by_data(trials: pd.DataFrame) -> pd.Series:
     values = values.where(values.notna(), None)
     experiments = trials["experiment"].copy()
     for experiment, rows in trials.groupby("experiment"):
-        varying = [name for name in names if _varies(values.loc[rows.index, name])]
+        varying = []
+        for name in names:
+            if _varies(values.loc[rows.index, name]):
+                varying.append(name)
         if _PARTITION_FILE in varying and _has_one_split_per_seed(rows):  # files of the same contents
             varying.remove(_PARTITION_FILE)
         if varying:
@@ -85,9 +88,12 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
         ranks = tuple(_sort_key(values.at[index, key]) for key in keys)
         labels.append(label)
         sort_keys.append((str(base.at[index, "algorithm"]), ranks, label))
-    position = {key: 2 * place for place, key in enumerate(sorted(set(sort_keys)))}
+    position = {}
+    for place, key in enumerate(sorted(set(sort_keys))):
+        position[key] = 2 * place
     base["hyperparameters"] = pd.Series(labels, dtype=str)
-    base["order"] = pd.Series([position[key] for key in sort_keys], dtype="int64")
+    numbers = [position[key] for key in sort_keys]
+    base["order"] = pd.Series(numbers, dtype="int64")
     return base.join(_columns_that_vary(values, shown))
 
 
@@ -110,7 +116,9 @@ def _hyperparameters(trials: pd.DataFrame) -> pd.DataFrame:
     values = values.where(values.notna(), None)
     if LEFT_OUT in trials:
         words = {True: None, False: "each in turn"}
-        left_out = [words[domain == ""] for domain in _left_out_domains(trials)]
+        left_out = []
+        for domain in _left_out_domains(trials):
+            left_out.append(words[domain == ""])
         values[LEFT_OUT] = pd.Series(left_out, dtype=object)  # with `map`, pandas would turn None into NaN
     return values
 
@@ -120,7 +128,8 @@ def _varying_keys(base: pd.DataFrame, values: pd.DataFrame) -> list[list[str]]:
     names = sorted(values, key=lambda name: not name.startswith(ALGORITHM_PREFIX))
     shown: list[list[str]] = [[] for _ in range(len(base))]
     for _, group in base.groupby(["experiment", "algorithm"]):
-        varying = [name for name in names if _varies(values.loc[group.index, name])]
+        of_group = values.loc[group.index]
+        varying = [name for name in names if _varies(of_group[name])]
         for index in group.index:
             shown[index] = varying
     return shown
@@ -197,13 +206,15 @@ def _unfinished_notes(groups: pd.DataFrame) -> Iterator[str]:
             total += count
             words.append(f"{count} {status}")
     if words:
-        yield f"{total} of {len(groups)} trials are not done and do not count: {', '.join(words)}."
+        states = ", ".join(words)
+        yield f"{total} of {len(groups)} trials are not done and do not count: {states}."
 
 
 def _stopped_notes(trials: pd.DataFrame) -> Iterator[str]:
     stopped = trials[trials["stop_reason"].notna()]
     for row in stopped.head(_MOST_REASONS).to_dict("records"):
-        rounds = f"round {int(row['rounds_done'])} of {int(row['rounds'])}"
+        done = int(row["rounds_done"])
+        rounds = f"round {done} of {int(row['rounds'])}"
         yield f"{row['trial']} stopped early, after {rounds}: {row['stop_reason']}."
     more = len(stopped) - _MOST_REASONS
     if more > 0:
@@ -212,34 +223,51 @@ def _stopped_notes(trials: pd.DataFrame) -> Iterator[str]:
 
 def _repeated_notes(repeated: int) -> Iterator[str]:
     if repeated:
-        words = "1 trial does" if repeated == 1 else f"{repeated} trials do"
+        words = "1 trial does"
+        if repeated != 1:
+            words = f"{repeated} trials do"
         yield f"{words} not count, because a later one has the same hyperparameters and seed."
 
 
 def _criterion_notes(trials: pd.DataFrame, criteria: Mapping[str, str]) -> Iterator[str]:
     for experiment, metrics in _different(trials, "selection_metric"):
+        names = ", ".join(metrics)
         yield (
-            f"{experiment}: trials differ in select.metric ({', '.join(metrics)}); rounds and hyperparameters are "
-            f"chosen by {criteria[experiment]}; --select METRIC chooses by another."
+            f"{experiment}: trials differ in select.metric ({names}); rounds and hyperparameters are chosen by "
+            f"{criteria[experiment]}; --select METRIC chooses by another."
         )
 
 
 def _difference_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
     """Yield a note on each experiment whose methods differ in values that no method varies, such as their models."""
-    trials = counted[[*TRIAL, "algorithm"]].merge(trials.drop(columns="algorithm"), on=TRIAL)
+    others = trials.drop(columns="algorithm")
+    trials = counted[[*TRIAL, "algorithm"]].merge(others, on=TRIAL)
     values = _hyperparameters(trials)
-    names = [name for name in values if not name.startswith(_OF_METHODS) and name != LEFT_OUT]
+    names = []
+    for name in values:
+        if not name.startswith(_OF_METHODS) and name != LEFT_OUT:
+            names.append(name)
     for experiment, rows in trials.groupby("experiment"):
         texts = values.loc[rows.index, names].map(format_value)
-        of_methods = texts.groupby(rows["algorithm"]).agg(lambda column: tuple(sorted(set(column))))
-        words = [_by_value(name, column) for name, column in of_methods.items() if _differs(column)]
+        by_method = texts.groupby(rows["algorithm"])
+        of_methods = by_method.agg(_values_in)
+        words = []
+        for name, column in of_methods.items():
+            if _differs(column):
+                words.append(_by_value(name, column))
         if words:
             yield f"{experiment}: methods differ in {', '.join(words)}."
 
 
+def _values_in(column: pd.Series) -> tuple[str, ...]:
+    """Return the different values of a column, sorted."""
+    return tuple(sorted(set(column)))
+
+
 def _differs(of_methods: pd.Series) -> bool:
     """Return whether methods have different values, and each method only one."""
-    return bool(of_methods.map(len).max() == 1 and of_methods.nunique() > 1)
+    is_one_each = of_methods.map(len).max() == 1
+    return bool(is_one_each and of_methods.nunique() > 1)
 
 
 def _by_value(name: str, of_methods: pd.Series) -> str:
@@ -252,10 +280,13 @@ def _by_value(name: str, of_methods: pd.Series) -> str:
 
 def _code_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
     """Yield a note on each group whose trials ran with different code of the user."""
-    hashed = counted.merge(trials[[*TRIAL, "code_hash"]], on=TRIAL).dropna(subset=["code_hash"])
+    hashes = trials[[*TRIAL, "code_hash"]]
+    hashed = counted.merge(hashes, on=TRIAL).dropna(subset=["code_hash"])
     for _, group in hashed.groupby(["experiment", "order"]):
         if group["code_hash"].nunique() > 1:
-            versions = [_seeds_of_code(str(digest), of_code) for digest, of_code in group.groupby("code_hash")]
+            versions = []
+            for digest, of_code in group.groupby("code_hash"):
+                versions.append(_seeds_of_code(str(digest), of_code))
             name = _group_name(*group.iloc[0][["experiment", "algorithm", "hyperparameters"]])
             yield f"{name}: your own code has changed between seeds (code_hash {'; '.join(versions)})."
 
@@ -263,7 +294,8 @@ def _code_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
 def _seeds_of_code(digest: str, trials: pd.DataFrame) -> str:
     seeds = sorted(trials["seed"].unique())
     plural = "s" * (len(seeds) > 1)
-    return f"{digest} at seed{plural} {', '.join(map(str, seeds))}"
+    numbers = ", ".join(map(str, seeds))
+    return f"{digest} at seed{plural} {numbers}"
 
 
 def _evaluation_notes(counted: pd.DataFrame) -> Iterator[str]:

@@ -66,13 +66,18 @@ def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
     title = pairs_title(pairs)
     notes = pairs_notes(pairs)
     if format == "markdown":
-        escaped = {name: [_escaped(cell) for cell in cells] for name, cells in columns.items()}
+        escaped = {}
+        for name, cells in columns.items():
+            escaped[name] = [_escaped(cell) for cell in cells]
         return "\n\n".join([title, markdown_columns(escaped), *map(_escaped, notes)])
-    left = ("difference of",) if pairs.by is None else ("difference of", pairs.by)
+    left = ["difference of"]
+    if pairs.by is not None:
+        left.append(pairs.by)
+    remarks = " ".join(notes)
     parts = [
         textwrap.fill(title, width),
         plain_table(columns, left=left, width=width),
-        textwrap.fill(" ".join(notes), width),
+        textwrap.fill(remarks, width),
     ]
     text = "\n\n".join(parts)
     if format == "latex":  # a comment
@@ -115,7 +120,10 @@ def _cells(pair: Comparison, pairs: Pairs) -> dict[str, str]:
     high = _signed(pair.tested.high, pairs.metric)
     cells["mean"] = _signed(pair.tested.mean, pairs.metric)
     cells["95 % interval"] = f"{low} to {high}"
-    cells["d_z"] = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
+    if math.isnan(pair.effect):
+        cells["d_z"] = "-"
+    else:
+        cells["d_z"] = f"{pair.effect:+.2f}"
     cells["wins"] = f"{pair.wins} of {len(pair.differences)}"
     cells["p"] = _p_text(pair.p_value)
     cells["p (Wilcoxon)"] = _p_text(pair.p_wilcoxon)

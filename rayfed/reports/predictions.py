@@ -64,7 +64,8 @@ class Replicates:
             return {}
         rows = self._files.of(home, str(place["trial"]))
         is_shown = (rows["round"] == place["round"]) & (rows["point"] == place["point"])
-        return parts_of(rows[is_shown & (rows["split"] == self._split) & (rows["client"] >= 0)])
+        is_here = is_shown & (rows["split"] == self._split)
+        return parts_of(rows[is_here & (rows["client"] >= 0)])
 
     @cached_property
     def _files(self) -> "PredictionFiles":
@@ -73,7 +74,8 @@ class Replicates:
     def _options(self, experiment: str, trial: str) -> dict[str, Any]:
         """Return the options of the metric that the trial recorded."""
         trials = self._tables.trials
-        row = trials[(trials["experiment"] == experiment) & (trials["trial"] == trial)].iloc[0]
+        is_trial = (trials["experiment"] == experiment) & (trials["trial"] == trial)
+        row = trials[is_trial].iloc[0]
         prefix = f"metrics.{self._metric}."
         options = {}
         for name, value in row.items():
@@ -94,7 +96,10 @@ class PredictionFiles:
         key = home.location, trial
         if key != self._last:
             folder = home.child("predictions")
-            files = [file for file in folder.files() if file.rpartition("-")[0] == trial and file.endswith(".parquet")]
+            files = []
+            for file in folder.files():
+                if file.rpartition("-")[0] == trial and file.endswith(".parquet"):
+                    files.append(file)
             tables = [read_parquet(folder, file) for file in sorted(files)]
             self._rows = pa.concat_tables([PREDICTIONS_SCHEMA.empty_table(), *tables]).to_pandas()
             self._last = key

@@ -52,12 +52,16 @@ class TrialScores:
         return self
 
     def rows(self) -> pa.Table:
-        tables = [_printable(decompressed(file)) for file in self._files]
+        tables = []
+        for file in self._files:
+            tables.append(_printable(decompressed(file)))
         return pa.concat_tables([_NO_ROWS, *tables])
 
     def frame(self) -> pd.DataFrame:
         """Return the rows with categories in place of strings."""
-        tables = [_printable(decompressed(file, _STRINGS)) for file in self._files]
+        tables = []
+        for file in self._files:
+            tables.append(_printable(decompressed(file, _STRINGS)))
         frame = pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
         if self._experiment is None:
             return frame
@@ -94,7 +98,8 @@ def count_scores(metrics: pd.DataFrame) -> pd.DataFrame:
 
     scored = pd.DataFrame({"group": group, "client": metrics["client"]})
     scored = scored[is_client & ~missing].drop_duplicates()
-    hashes = pd.Series(pd.util.hash_array(scored["client"].to_numpy()), scored["group"], dtype="uint64")
+    of_clients = pd.util.hash_array(scored["client"].to_numpy())
+    hashes = pd.Series(of_clients, scored["group"], dtype="uint64")
     sums = hashes.groupby(level=0).sum()  # a sum does not depend on the order
     cohort = sums.reindex(of_group.index, fill_value=0)
 
@@ -157,9 +162,12 @@ class Tables:
         of_rounds = []
         for key in zip(self.rounds["experiment"], self.rounds["trial"], strict=True):
             of_rounds.append(renamed.get(key, key[0]))
-        places = {name: self.places[own] for name, own in zip(names, before, strict=True)}
+        places = {}
+        for name, own in zip(names, before, strict=True):
+            places[name] = self.places[own]
+        renamed_scores = [scores.renamed(renamed) for scores in self.scores]
         return Tables(
-            scores=[scores.renamed(renamed) for scores in self.scores],
+            scores=renamed_scores,
             rounds=self.rounds.assign(experiment=of_rounds),
             trials=self.trials.assign(experiment=names),
             places=places,
@@ -210,7 +218,9 @@ class Tables:
     def notes(self) -> list[str]:
         """Sentences on trials that do not count, or cannot be read, or that validation cannot compare."""
         counted, notes = self._countable
-        faults = [f"Left out: {line}." for _, line in self.faults]
+        faults = []
+        for _, line in self.faults:
+            faults.append(f"Left out: {line}.")
         return [*faults, *notes, *seed_notes(counted), *by_seed_notes(self.done)]
 
     @cached_property
@@ -228,17 +238,21 @@ class Tables:
         by_seed = self.done[self.done["hyperparameters"] == BY_SEED]
         own_orders = self.groups[[*TRIAL, "order"]].rename(columns={"order": "own"})
         for row in by_seed.merge(own_orders, on=TRIAL).to_dict("records"):
-            points[row["experiment"], row["order"]] = points[row["experiment"], row["own"]]
+            own = points[row["experiment"], row["own"]]
+            points[row["experiment"], row["order"]] = own
         return points
 
     @cached_property
     def _own_points(self) -> dict[tuple[str, int], str]:
-        groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
-        scored = self.counts.loc[~self.counts["unseen"], [*TRIAL, "point"]].drop_duplicates()
+        in_order = self.groups.sort_values(["started", "trial"], kind="stable")
+        groups = in_order[[*TRIAL, "order"]]
+        of_participants = ~self.counts["unseen"]
+        scored = self.counts.loc[of_participants, [*TRIAL, "point"]].drop_duplicates()
         present = scored.merge(groups, on=TRIAL)
         present = present.assign(place=present["point"].map(POINTS.index))
         present = present.sort_values("place", ascending=False)
-        declared = groups.merge(self.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
+        own = self.trials[[*TRIAL, "default_eval_point"]]
+        declared = groups.merge(own, on=TRIAL).dropna()
         declared = declared.rename(columns={"default_eval_point": "point"})
         points: dict[tuple[str, int], str] = {}
         for row in [*present.to_dict("records"), *declared.to_dict("records")]:  # the last row of a group counts
@@ -258,7 +272,9 @@ def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, s
     for experiment, of_experiment in trials.groupby("experiment"):
         named = sorted(set(of_experiment["selection_metric"].dropna()))
         usual = {"loss", "accuracy"} & present.get(experiment, set())
-        criterion = "loss" if usual == {"loss"} else "accuracy"
+        criterion = "accuracy"
+        if usual == {"loss"}:
+            criterion = "loss"
         if len(named) == 1:
             criterion = named[0]
         criteria[str(experiment)] = criterion
@@ -292,15 +308,20 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
             rows += _with_lost(readable, home)
             faults += [(home.name, line) for line in lines.values()]
     all_rounds = pd.concat(rounds or [ROUNDS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
-    tables = Tables(scores or [TrialScores([])], all_rounds, _printable(trials_table(rows)).to_pandas(), places, faults)
+    all_trials = _printable(trials_table(rows)).to_pandas()
+    tables = Tables(scores or [TrialScores([])], all_rounds, all_trials, places, faults)
     if select is None:
         return tables
     is_validation = tables.counts["split"] == "val"
     known = sorted(tables.counts.loc[is_validation, "metric"].unique())
     if select not in known:
-        others = sorted(tables.counts.loc[tables.counts["metric"] == select, "split"].unique())
-        found = f", though {others[0]} data have it" if others else ""
-        raise UsageError(f"select={select}: no such metric on validation data{found}; {suggestion(select, known)}")
+        has_metric = tables.counts["metric"] == select
+        others = sorted(tables.counts.loc[has_metric, "split"].unique())
+        found = ""
+        if others:
+            found = f", though {others[0]} data have it"
+        near = suggestion(select, known)
+        raise UsageError(f"select={select}: no such metric on validation data{found}; {near}")
     return tables.with_trials(tables.trials.assign(selection_metric=select))
 
 
@@ -322,7 +343,8 @@ def read_by_data(folder: str | Path, experiment: str | None = None, *, select: s
         return tables
     known = sorted(tables.places)
     if experiment not in known:
-        raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {suggestion(experiment, known)}")
+        near = suggestion(experiment, known)
+        raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
     return of_experiment(tables, experiment)
 
 
@@ -337,8 +359,14 @@ def of_experiment(tables: Tables, name: str) -> Tables:
     """Return the rows of one experiment."""
     rounds = tables.rounds[tables.rounds["experiment"] == name].reset_index(drop=True)
     trials = tables.trials[tables.trials["experiment"] == name].reset_index(drop=True)
-    scores = [of_trial for of_trial in tables.scores if (of_trial.counts["experiment"] == name).any()]
-    faults = [fault for fault in tables.faults if fault[0] in (name, _without_data(name))]
+    scores = []
+    for of_trial in tables.scores:
+        if (of_trial.counts["experiment"] == name).any():
+            scores.append(of_trial)
+    faults = []
+    for fault in tables.faults:
+        if fault[0] in (name, _without_data(name)):
+            faults.append(fault)
     return Tables(scores, rounds, trials, tables.places, faults)
 
 
@@ -361,9 +389,8 @@ def _homes(folder: str | Path, experiment: str | None) -> dict[str, Storage]:
     names = list_experiments(folder)
     if experiment is not None:
         if experiment not in names:
-            raise UsageError(
-                f"experiment={experiment}: no such experiment in {folder}; {suggestion(experiment, names)}"
-            )
+            near = suggestion(experiment, names)
+            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
         names = [experiment]
     storage = open_storage(folder)
     return {name: storage.child(name) for name in names}
@@ -385,10 +412,15 @@ def list_experiments(folder: str | Path) -> list[str]:
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({one_line(error)})") from error
     if is_experiment:
-        place = str(folder) if is_url(folder) else str(Path(folder).resolve())
+        if is_url(folder):
+            place = str(folder)
+        else:
+            place = str(Path(folder).resolve())
         parent, _, name = place.rstrip("/").rpartition("/")
         raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
-    what = "no results in it" if found else "no such folder of results"
+    what = "no such folder of results"
+    if found:
+        what = "no results in it"
     raise UsageError(f"{folder}: {what}; give the folder that runs write to, as in results={folder}")
 
 
@@ -409,7 +441,9 @@ def _scores_of(home: Storage) -> list[TrialScores]:
 
 def _read_all(home: Storage, name: str) -> list[pd.DataFrame]:
     """Return the table `name` of an experiment as one frame, or nothing if it has no files."""
-    tables = [read_parquet(home.child(name), file, schema=_SCHEMAS[name]) for file in _files(home, name)]
+    tables = []
+    for file in _files(home, name):
+        tables.append(read_parquet(home.child(name), file, schema=_SCHEMAS[name]))
     if not tables:
         return []
     return [_printable(pa.concat_tables(tables)).to_pandas()]
@@ -422,21 +456,29 @@ def _printable(table: pa.Table) -> pa.Table:
     """
     for place, field in enumerate(table.schema):
         is_category = pa.types.is_dictionary(field.type)
-        kind = field.type.value_type if is_category else field.type
+        if is_category:
+            kind = field.type.value_type
+        else:
+            kind = field.type
         if not pa.types.is_string(kind) or field.name in _OF_SEVERAL_LINES:
             continue
         names = table.column(place).unique().cast(pa.string()).to_pylist()
         if all(name is None or name.isprintable() for name in names):
             continue
-        escaped = [name and printable(name) for name in table.column(place).cast(pa.string()).to_pylist()]
+        escaped = []
+        for name in table.column(place).cast(pa.string()).to_pylist():
+            escaped.append(name and printable(name))
         column = pa.array(escaped, pa.string())
-        table = table.set_column(place, field.name, column.dictionary_encode() if is_category else column)
+        if is_category:
+            column = column.dictionary_encode()
+        table = table.set_column(place, field.name, column)
     return table
 
 
 def _files(home: Storage, name: str) -> list[str]:
     files = home.child(name).files()
-    return sorted(file for file in files if file.endswith(".parquet") and file[0] not in "._")
+    parquet = [file for file in files if file.endswith(".parquet")]
+    return sorted(file for file in parquet if file[0] not in "._")
 
 
 def _with_lost(rows: list[dict[str, Any]], home: Storage) -> list[dict[str, Any]]:

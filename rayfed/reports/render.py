@@ -56,7 +56,8 @@ def render(
         return _as_csv(summary, tables, view)
     published = published_values(folder, set(tables.trials["experiment"]))
     shown = sections(tables, summary, view, stars, published)
-    notes = [*_absent_experiments(summary, shown, view), *summary.notes, *restart_notes(folder, experiment), *failures]
+    absent = _absent_experiments(summary, shown, view)
+    notes = [*absent, *summary.notes, *restart_notes(folder, experiment), *failures]
     if format == "latex":
         return _as_latex(shown, notes)
     if format == "markdown":
@@ -106,7 +107,8 @@ def _as_markdown(shown: Iterable[Section], notes: Sequence[str]) -> str:
     parts = []
     for section in shown:
         title = section.title.replace("*", "\\*")
-        legend = " ".join(filter(None, [section.legend, section.emphasis])).replace("*", "\\*")
+        words = filter(None, [section.legend, section.emphasis])
+        legend = " ".join(words).replace("*", "\\*")
         parts += [title, markdown_table(section.table), legend, *section.notes]
     return "\n\n".join(filter(None, [*parts, *notes]))
 
@@ -130,8 +132,11 @@ def failure_notes(trials: pd.DataFrame) -> list[str]:
     failed = failed.fillna({"error": "no error recorded"})
     words = []
     for (status, error), group in failed.groupby(["status", "error"], sort=False):
-        others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        words.append(f"{group['trial'].iloc[0]}{others} {status} ({error})")
+        others = ""
+        if len(group) > 1:
+            others = f" and {len(group) - 1} more"
+        first = group["trial"].iloc[0]
+        words.append(f"{first}{others} {status} ({error})")
     if not words:
         return []
     shown = words[:_FAILURES_SHOWN]
@@ -147,7 +152,9 @@ def restart_notes(folder: str | Path, experiment: str | None) -> list[str]:
     counts = restarts.value_counts()
     words = []
     for trial, count in counts.head(_FAILURES_SHOWN).items():
-        times = "1 time" if count == 1 else f"{count} times"
+        times = "1 time"
+        if count != 1:
+            times = f"{count} times"
         words.append(f"{trial} {times}")
     if not words:
         return []
@@ -168,10 +175,13 @@ def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) 
 
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
-    names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
+    recorded = set(tables.trials["experiment"])
+    names = sorted(recorded | set(tables.counts["experiment"]))
     place = str(folder)
     if not is_url(place):
         place = absolute(lasting(folder)).as_posix()
-    name = names[0] if names else "EXPERIMENT"
+    name = "EXPERIMENT"
+    if names:
+        name = names[0]
     path = f"{join(place, name)}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

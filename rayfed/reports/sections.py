@@ -87,7 +87,9 @@ def sections(
         experiment = str(name)
         metric = str(of_experiment["metric"].iloc[0])
         maker = _SectionMaker(experiment, tables, summary, metric, published.get(experiment), only_chosen=view.chosen)
-        stars_here = None if stars is None else stars.get(experiment)
+        stars_here = None
+        if stars is not None:
+            stars_here = stars.get(experiment)
         main = maker.section(of_experiment, view.rule, stars_here)
         parts.append(main)
         parts += maker.unseen(main.split)
@@ -146,7 +148,8 @@ class _SectionMaker:
         self._shown = self._rows[self._rows["metric"] == metric]
         self._criterion = tables.criteria[name]
         self._counts = tables.counts[tables.counts["experiment"] == name]
-        done = tables.done.loc[tables.done["experiment"] == name, [*TRIAL, "order", "seed", "leave_out"]]
+        is_here = tables.done["experiment"] == name
+        done = tables.done.loc[is_here, [*TRIAL, "order", "seed", "leave_out"]]
         described = tables.trials[[*TRIAL, "partition_hash", "clients_scored"]]
         self._done = done.merge(described, on=TRIAL)
 
@@ -167,12 +170,13 @@ class _SectionMaker:
         ]
         if split != OOD:
             notes = [*_not_shown(self._rows_to_show(), rows, shown, what), *notes]
+        own_legend = self._legend(table, shown, split, rule)
         return Section(
             experiment=self.name,
             split=split,
             title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._mean_caption(table)}",
             table=table,
-            legend=_sentences([*self._legend(table, shown, split, rule), _stars_legend(stars), *table.remarks]),
+            legend=_sentences([*own_legend, _stars_legend(stars), *table.remarks]),
             label=f"{self.name}: {what}",
             notes=(*notes, *last_notes),
             emphasis=_emphasis(table),
@@ -190,12 +194,14 @@ class _SectionMaker:
 
     def _coverage_notes(self, shown: pd.DataFrame, split: str) -> list[str]:
         """Return notes on clients whose examples leave the metric undefined, for the table and for the choice."""
-        trials = self._done.loc[self._done["order"].isin(shown["order"]), TRIAL].drop_duplicates()
+        is_shown = self._done["order"].isin(shown["order"])
+        trials = self._done.loc[is_shown, TRIAL].drop_duplicates()
         counts = self._counts[~self._counts["unseen"]].merge(trials, on=TRIAL)
         notes = []
         words = coverage_words(counts, split, self.metric)
         if words:
-            notes.append(f"AVG and worst of {split} {self.metric} are over {words}{self._without(shown, split)}.")
+            without = self._without(shown, split)
+            notes.append(f"AVG and worst of {split} {self.metric} are over {words}{without}.")
         words = coverage_words(counts, "val", self._criterion)
         if words:
             notes.append(f"Validation {self._criterion}, which chooses, is over {words}.")
@@ -203,7 +209,8 @@ class _SectionMaker:
 
     def _without(self, shown: pd.DataFrame, split: str) -> str:
         """Return ", without a, b", the domains that have other scores on a split and none of the metric."""
-        here = self._rows[self._rows["order"].isin(shown["order"]) & (self._rows["split"] == split)]
+        is_shown = self._rows["order"].isin(shown["order"])
+        here = self._rows[is_shown & (self._rows["split"] == split)]
         of_domains = here[here["quantity"].str.startswith(DOMAIN)]
         scored = set(of_domains["quantity"])
         defined = set(of_domains.loc[of_domains["metric"] == self.metric, "quantity"])
@@ -242,7 +249,8 @@ class _SectionMaker:
 
     def _unseen_section(self, rows: pd.DataFrame, split: str, point: str, caption: str) -> Section:
         table = make_table(rows, self.metric)
-        what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
+        scores = f"{split} {self.metric}{unit(self.metric)}"
+        what = f"unseen clients, {caption}: {scores}"
         return Section(
             experiment=self.name,
             split=split,
@@ -259,7 +267,10 @@ class _SectionMaker:
         if rows.empty:
             return
         has_rule = rows["rule"].eq(rule).any()
-        yield self.section(rows, rule if has_rule else None)
+        if has_rule:
+            yield self.section(rows, rule)
+        else:
+            yield self.section(rows, None)
 
     def _mean_caption(self, table: ResultTable) -> str:
         in_table = self._done["order"].isin(table.orders)
@@ -309,7 +320,10 @@ class _SectionMaker:
         for name, of_algorithm in rounds.groupby("algorithm")["round"]:
             low = of_algorithm.min()
             high = of_algorithm.max()
-            span = f"{low} to {high}" if high > low else f"{low}"
+            if high > low:
+                span = f"{low} to {high}"
+            else:
+                span = f"{low}"
             words.append(f"{name} {span}")
         return f"Rounds chosen: {', '.join(words)}."
 
@@ -321,8 +335,14 @@ def _sentences(parts: list[str]) -> str:
 def _column_legend(table: ResultTable, *, of_server: bool) -> Iterator[str]:
     """Yield what the columns after those of domains mean."""
     headers = {column.header for column in table.columns}
-    words = _OF_SERVER if of_server else _OF_CLIENTS
-    yield words[MEAN] if MEAN in headers else words[""]
+    if of_server:
+        words = _OF_SERVER
+    else:
+        words = _OF_CLIENTS
+    if MEAN in headers:
+        yield words[MEAN]
+    else:
+        yield words[""]
     for header in ("worst 10 %", "worst"):
         if header in headers:
             yield words[header]
@@ -341,7 +361,8 @@ def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, wh
     ):
         names = _missing(have, lack)
         if names:
-            notes.append(f"Not shown, because they have no {what} {why}: {'; '.join(names)}.")
+            methods = "; ".join(names)
+            notes.append(f"Not shown, because they have no {what} {why}: {methods}.")
     return notes
 
 
@@ -350,7 +371,8 @@ def _missing(have: pd.DataFrame, lack: pd.DataFrame) -> list[str]:
     missing = have[~have["order"].isin(lack["order"])]
     whole = ~missing["algorithm"].isin(lack["algorithm"])  # no hyperparameters of the algorithm are shown
     with_hyperparameters = missing["algorithm"] + " " + missing["hyperparameters"]
-    labels = missing["algorithm"].where(whole | missing["hyperparameters"].eq(""), with_hyperparameters)
+    has_default = whole | missing["hyperparameters"].eq("")
+    labels = missing["algorithm"].where(has_default, with_hyperparameters)
     return sorted(set(labels))
 
 
@@ -364,7 +386,8 @@ def _points(rows: pd.DataFrame) -> str:
     words = []
     for point in POINTS:
         if point in methods:
-            words.append(f"{point} of {', '.join(sorted(methods[point]))}")
+            names = ", ".join(sorted(methods[point]))
+            words.append(f"{point} of {names}")
     return f"Model scored: {'; '.join(words)}."
 
 

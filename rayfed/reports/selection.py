@@ -71,7 +71,8 @@ def _quantities(values: pd.DataFrame, higher_is_better: pd.Series) -> dict[str, 
     )
     weighted = sums["product"] / sums["n"]
     worst = as_cost(sums["worst"], higher_is_better)  # back to values
-    of_all = {"mean": sums["mean"], "weighted": weighted.where(sums["n"] > 0), "worst": worst}
+    weighted = weighted.where(sums["n"] > 0)
+    of_all = {"mean": sums["mean"], "weighted": weighted, "worst": worst}
     return of_all | _tenths(values)
 
 
@@ -84,7 +85,8 @@ def _tenths(values: pd.DataFrame) -> dict[str, pd.Series]:
     means = {}
     for quantity, best_first in (("best10", True), ("worst10", False)):
         rank = costs.rank(method="first", ascending=best_first)
-        means[quantity] = values[rank <= tenth].groupby("group")["value"].mean()
+        groups = values[rank <= tenth].groupby("group")
+        means[quantity] = groups["value"].mean()
     return means
 
 
@@ -109,10 +111,12 @@ def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFra
     - `best5`: the mean of the five best values of each quantity on the split itself, or of all if there are fewer, as
       FedDebias reports. `round` is that of the best value. Like `oracle`, it looks at test data.
     """
-    means = curves.loc[curves["quantity"] == "mean", [*CURVE, "round", "value"]]
+    is_mean = curves["quantity"] == "mean"
+    means = curves.loc[is_mean, [*CURVE, "round", "value"]]
     selected = selected_rounds(means, criteria)
+    last = means.sort_values("round").drop_duplicates(CURVE, keep="last")
     picks = {
-        "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
+        "final": last,
         "selected": means.merge(selected, on=[*TRIAL, *_MODEL, "round"]),
         "oracle": _best_round(means, CURVE),
     }
@@ -149,7 +153,8 @@ def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
     cost = ranking_cost(curves["value"], curves["higher_is_better"])
     ordered = curves.assign(cost=cost).sort_values(["cost", "round"])
     best = ordered.groupby(series, sort=False).head(BEST)
-    means = best.groupby(series, sort=False).agg(round=("round", "first"), value=("value", "mean"))
+    groups = best.groupby(series, sort=False)
+    means = groups.agg(round=("round", "first"), value=("value", "mean"))
     return means.reset_index().assign(rule="best5")
 
 

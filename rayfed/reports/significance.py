@@ -120,10 +120,14 @@ def _tested(method: str, values: np.ndarray, variance: float, degrees: float) ->
     error = math.sqrt(variance)
     quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, degrees))
     if error > 0:
-        p_value = 2 * float(stats.t.sf(abs(mean) / error, degrees))
+        t = abs(mean) / error
+        p_value = 2 * float(stats.t.sf(t, degrees))
+    elif abs(mean) <= NOISE:
+        p_value = 1.0
     else:
-        p_value = 1.0 if abs(mean) <= NOISE else math.nan
-    return Tested(method, mean, mean - quantile * error, mean + quantile * error, p_value)
+        p_value = math.nan
+    half_width = quantile * error
+    return Tested(method, mean, mean - half_width, mean + half_width, p_value)
 
 
 def wilcoxon(differences: Sequence[float] | np.ndarray) -> float:

@@ -40,7 +40,9 @@ class Splits(NamedTuple):
         if self.seeds < 2:
             return ""
         if self.kind == KEPT:
-            size = "" if self.test_examples is None else f" of {self.test_examples:,} examples"
+            size = ""
+            if self.test_examples is not None:
+                size = f" of {self.test_examples:,} examples"
             return f"The {self.seeds} seeds share one split and its test set{size}: ± is over training alone."
         if self.kind == REDRAWN:
             return f"Each of the {self.seeds} seeds has a split of its own: ± is over splits and training."
@@ -72,7 +74,9 @@ def _kind(trials: pd.DataFrame, *, redraws: bool) -> str:
         return KEPT
     if of_seeds.nunique() < len(of_seeds):
         return UNKNOWN
-    return REDRAWN if redraws else REASSIGNED
+    if redraws:
+        return REDRAWN
+    return REASSIGNED
 
 
 def splits_by_experiment(trials: pd.DataFrame, counted: pd.DataFrame) -> dict[str, Splits]:

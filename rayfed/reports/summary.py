@@ -87,7 +87,8 @@ def _with_mark(rows: pd.DataFrame, choice: pd.DataFrame, name: str) -> pd.DataFr
     """Return `rows` with a column `name` that says whether `choice` has their experiment, order and, if any, point."""
     choice = choice.drop(columns="algorithm")
     keys = list(choice)
-    marked = rows.merge(choice.assign(**{name: True}), on=keys, how="left")
+    marks = choice.assign(**{name: True})
+    marked = rows.merge(marks, on=keys, how="left")
     marked[name] = marked[name].eq(True)
     return marked
 
@@ -97,7 +98,8 @@ def out_of_domain_points(rows: pd.DataFrame) -> dict[tuple[str, int], str]:
     present = rows[(rows["split"] == "ood") & ~rows["unseen"]]
     points = {}
     for (experiment, order), group in present.groupby(["experiment", "order"]):
-        points[str(experiment), int(order)] = min(group["point"].unique(), key=POINTS.index)
+        point = min(group["point"].unique(), key=POINTS.index)
+        points[str(experiment), int(order)] = point
     return points
 
 
@@ -114,7 +116,8 @@ def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
     If the trials of a seed leave out one domain each, the value is their mean, or the worst of them for `worst`.
     """
     rows = values.merge(trials[[*TRIAL, "order", "seed"]], on=TRIAL)
-    groups = rows.groupby(["experiment", "order", "seed", *by])["value"].agg(["mean", "min", "max"]).reset_index()
+    keys = ["experiment", "order", "seed", *by]
+    groups = rows.groupby(keys)["value"].agg(["mean", "min", "max"]).reset_index()
     worst = groups["min"].where(groups["higher_is_better"], groups["max"])
     groups["value"] = worst.where(groups["quantity"] == "worst", groups["mean"])
     return groups.drop(columns=["mean", "min", "max"])
@@ -122,11 +125,15 @@ def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
 
 def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     group = ["experiment", "order"]
-    of_seeds = seed_values(values, trials, by).groupby([*group, *by])["value"]
+    of_each_seed = seed_values(values, trials, by)
+    of_seeds = of_each_seed.groupby([*group, *by])["value"]
     statistics = of_seeds.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
     described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(group)
     is_by_seed = described["hyperparameters"] == BY_SEED
-    keys = [name for name in described if name not in (*group, "algorithm", "hyperparameters")]
+    keys = []
+    for name in described:
+        if name not in (*group, "algorithm", "hyperparameters"):
+            keys.append(name)
     described[keys] = described[keys].astype(object).mask(is_by_seed, None)
     merged = described.merge(statistics, on=group)
     return merged.sort_values([*group, *by], ignore_index=True)
@@ -225,8 +232,12 @@ def _points_of_rows(rows: pd.DataFrame, tables: Tables, view: View, of_ood: Mapp
         return pd.Series(view.point, index=rows.index)
     by_default = tables.points_to_show
     points = []
-    for experiment, order, split in zip(rows["experiment"], rows["order"], rows["split"], strict=True):
-        of_split = of_ood if split == "ood" else by_default
+    keys = zip(rows["experiment"], rows["order"], rows["split"], strict=True)
+    for experiment, order, split in keys:
+        if split == "ood":
+            of_split = of_ood
+        else:
+            of_split = by_default
         points.append(of_split[experiment, order])
     return pd.Series(points, index=rows.index, dtype=object)
 
@@ -247,18 +258,25 @@ def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, st
     """
     groups = {}
     for name, means in rows[rows["quantity"] == "mean"].groupby("rule"):
-        groups[str(name)] = set(zip(means["order"], means["seeds"], strict=True))
+        pairs = zip(means["order"], means["seeds"], strict=True)
+        groups[str(name)] = set(pairs)
     if rule is None:
-        rule = "selected" if groups.get("selected") == groups["final"] else "final"
+        rule = "final"
+        if groups.get("selected") == groups["final"]:
+            rule = "selected"
     if rule not in groups:
-        why = "; without validation scores in the round that selected picks, use final" if rule == "selected" else ""
+        why = ""
+        if rule == "selected":
+            why = "; without validation scores in the round that selected picks, use final"
         raise UsageError(f"rule={rule}: {suggestion(rule, groups)}{why}")
     return rows[rows["rule"] == rule], rule
 
 
 def unit(metric: str) -> str:
     """Return ", %" for metrics that are shown in percent."""
-    return ", %" if is_fraction(metric) else ""
+    if is_fraction(metric):
+        return ", %"
+    return ""
 
 
 def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
@@ -314,13 +332,16 @@ def coverage_words(counts: pd.DataFrame, split: str, metric: str) -> str:
     """
     on_split = counts[(counts["split"] == split) & (counts["clients"] > 0)]
     defined = on_split["clients"] - on_split["missing"]
-    places = [on_split[name] for name in (*TRIAL, "point", "round")]
+    places = []
+    for name in (*TRIAL, "point", "round"):
+        places.append(on_split[name])
     most = defined.groupby(places).transform("max")
     lacks = (on_split["metric"] == metric) & (defined < most)
     if not lacks.any():
         return ""
     fewest = sorted(set(defined[on_split["metric"] == metric]))
-    return f"{_span(fewest)} of {int(most[lacks].max())} clients"
+    all_clients = int(most[lacks].max())
+    return f"{_span(fewest)} of {all_clients} clients"
 
 
 def _span(numbers: list[int]) -> str:
@@ -337,10 +358,12 @@ def score_notes(counts: pd.DataFrame, rows: pd.DataFrame, rule: str) -> list[str
         values = group["values"].sum()
         missing = group["missing"].sum()
         if missing:
-            algorithms = sorted(group.loc[group["missing"] > 0, "algorithm"].unique())
+            lacks = group["missing"] > 0
+            algorithms = sorted(group.loc[lacks, "algorithm"].unique())
+            share = f"{missing} of {values} values of {split} {metric}"
             notes.append(
-                f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {', '.join(algorithms)}). "
-                "Means leave them out, and rounds in which there is no other value do not count as evaluated."
+                f"{experiment}: {share} are NaN (of {', '.join(algorithms)}). Means leave them out, and rounds in "
+                "which there is no other value do not count as evaluated."
             )
     if rule != "final":
         notes += scored_clients_notes(counts, rows)
@@ -365,4 +388,5 @@ def scored_clients_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
 def _shown(counts: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the counts of the participants' scores that `rows` summarise."""
     keys = ["experiment", "algorithm", "point", "split", "metric"]
-    return counts[~counts["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)
+    of_participants = counts[~counts["unseen"]]
+    return of_participants.merge(rows[keys].drop_duplicates(), on=keys)

@@ -133,7 +133,9 @@ class ResultTable:
         for column in self.columns:
             texts[column.header] = []
             for cell in column.cells:
-                text = "-" if cell is None else cell.text(between)
+                text = "-"
+                if cell is not None:
+                    text = cell.text(between)
                 texts[column.header].append(text)
         return self.with_seeds(texts)
 
@@ -171,14 +173,18 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
     for order, group in rows.groupby("order"):
         groups[int(order)] = group.set_index("quantity")
     first = [group.iloc[0] for group in groups.values()]
-    seeds = [int(group.loc["mean", "seeds"]) for group in groups.values()]
+    seeds = []
+    for group in groups.values():
+        seeds.append(int(group.loc["mean", "seeds"]))
 
     domains, remarks = _domains_with_columns(rows)
     columns = _columns(rows, groups, domains, metric)
     remarks += _remove_repeated(columns, domains)
     remarks += _fewer_seeds(columns.values(), seeds)
     if stars:
-        shown = "mean" if "mean" in columns else domains[0]
+        shown = "mean"
+        if "mean" not in columns:
+            shown = domains[0]
         columns[shown] = _with_stars(columns[shown], list(groups), stars)
     return ResultTable(
         algorithms=[str(row["algorithm"]) for row in first],
@@ -226,7 +232,9 @@ def _columns(
     chosen = _not_rejected(rows)
     columns = {}
     for name, header in headers.items():
-        cells = [_cell(group, name, metric) for group in groups.values()]
+        cells = []
+        for group in groups.values():
+            cells.append(_cell(group, name, metric))
         columns[name] = ResultColumn(header, _ranked(cells, chosen, higher_is_better))
     return columns
 
@@ -282,7 +290,9 @@ def _cell(group: pd.DataFrame, quantity: str, metric: str) -> Cell | None:
     if is_fraction(metric):
         scale = 100
         decimals = 2
-    sd = None if math.isnan(row["sd"]) else scale * float(row["sd"])
+    sd = None
+    if not math.isnan(row["sd"]):
+        sd = scale * float(row["sd"])
     return Cell(scale * mean, sd, decimals, seeds=int(row["seeds"]))
 
 
@@ -306,7 +316,9 @@ def _fewer_seeds(columns: Iterable[ResultColumn], seeds: Sequence[int]) -> list[
 def _span(numbers: Sequence[int]) -> str:
     least = min(numbers)
     most = max(numbers)
-    return str(least) if least == most else f"{least} to {most}"
+    if least == most:
+        return str(least)
+    return f"{least} to {most}"
 
 
 def _ranked(cells: Sequence[Cell | None], chosen: Sequence[bool], higher_is_better: bool) -> list[Cell | None]:
@@ -342,6 +354,8 @@ def _number_key(name: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts client_2 before client_10."""
     key = []
     for part in re.split(r"(\d+)", name):
-        number = int(part) if part.isdigit() else 0
+        number = 0
+        if part.isdigit():
+            number = int(part)
         key.append((not part.isdigit(), number, part))
     return key

@@ -22,7 +22,8 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
         UsageError: The metric cannot have this target, or there are no such values.
     """
     curves = tables.curves
-    means = curves[curves["quantity"] == "mean"].merge(tables.done[[*TRIAL, *_GROUP]], on=TRIAL)
+    groups = tables.done[[*TRIAL, *_GROUP]]
+    means = curves[curves["quantity"] == "mean"].merge(groups, on=TRIAL)
     means = filter_rows(means, tables, view)
     if view.chosen:
         shown = filter_rows(summarise(tables).rows, tables, view)
@@ -40,7 +41,10 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
 
 
 def _check_target(target: float, metric: str) -> None:
-    allowed = 0 <= target <= 1 if is_fraction(metric) else not math.isnan(target)
+    if is_fraction(metric):
+        allowed = 0 <= target <= 1
+    else:
+        allowed = not math.isnan(target)
     if not allowed:
         raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
 
@@ -50,11 +54,14 @@ def _title(experiment: str, rows: pd.DataFrame, tables: Tables, target: float) -
     counts = tables.counts[tables.counts["experiment"] == experiment]
     trials = tables.trials[tables.trials["experiment"] == experiment]
     average = average_words(counts, trials, first["split"], first["metric"])
-    side = "at least" if first["higher_is_better"] else "at most"
+    side = "at most"
+    if first["higher_is_better"]:
+        side = "at least"
+    what = f"{first['split']} {first['metric']}, {average}"
     return (
-        f"{experiment}: first evaluated round whose {first['split']} {first['metric']}, {average}, is {side} "
-        f"{target:g}, and GB (10⁹ bytes, down and up, including the setup) sent until its end, at the simulated "
-        "seconds 'clock', if any; mean ± sd over the runs that reached it"
+        f"{experiment}: first evaluated round whose {what}, is {side} {target:g}, and GB (10⁹ bytes, down and up, "
+        "including the setup) sent until its end, at the simulated seconds 'clock', if any; mean ± sd over the runs "
+        "that reached it"
     )
 
 
@@ -90,12 +97,14 @@ def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> st
     columns: dict[str, list[str]] = {}
     for (_, algorithm, hyperparameters), group in rows.groupby(_GROUP):
         gigabytes = group["gigabytes"]
+        decimals = _gigabyte_decimals(gigabytes.mean())
+        seconds = group["clock_seconds"].astype(float)
         cells = {
             "algorithm": algorithm,
             "hyperparameters": hyperparameters,
             "rounds": _mean_text(group["round"], 1),
-            "GB": _mean_text(gigabytes, _gigabyte_decimals(gigabytes.mean())),
-            "clock": _mean_text(group["clock_seconds"].astype(float), 1),
+            "GB": _mean_text(gigabytes, decimals),
+            "clock": _mean_text(seconds, 1),
             "reached": f"{group['round'].count()} of {len(group)}",
         }
         for name, cell in cells.items():

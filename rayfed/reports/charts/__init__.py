@@ -43,7 +43,10 @@ def chart_data(tables: Tables, view: View = DEFAULT_VIEW) -> "ChartData":
     """
     from rayfed.reports.charts.chart import ChartData
 
-    recorded = tables.trials if len(tables.trials) else tables.counts
+    if len(tables.trials):
+        recorded = tables.trials
+    else:
+        recorded = tables.counts
     names = sorted(set(recorded["experiment"]))
     if len(names) > 1:
         raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")

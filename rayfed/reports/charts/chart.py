@@ -187,7 +187,9 @@ def of_methods(chart: Any, rows: pd.DataFrame, caption: str, most: int = MOST_RO
 def row_axis(rows: pd.DataFrame) -> tuple[alt.Y, alt.Step]:
     """Return the y axis of a chart with a row per method, and the height of a row."""
     order = list(rows["row"].unique())
-    lines = [label.count("\n") + 1 for label in order]
+    lines = []
+    for label in order:
+        lines.append(label.count("\n") + 1)
     height = max(24, 15 * max(lines) + 4)
     axis = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(labelLimit=0))
     return axis, alt.Step(height)
@@ -202,6 +204,9 @@ def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[
         cycle, place = divmod(index, len(COLOURS))
         colours.append(COLOURS[place])
         dashes.append(DASHES[cycle % len(DASHES)])
+    values: Any = alt.Undefined
+    if name == "method":
+        values = alt.ExprRef(SHOWN)
     legend = alt.Legend(
         title=None,
         orient="bottom",
@@ -211,10 +216,12 @@ def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[
         symbolSize=400,
         symbolStrokeWidth=2,
         symbolOpacity=1,
-        values=alt.ExprRef(SHOWN) if name == "method" else alt.Undefined,
+        values=values,
     )
-    colour = alt.Color(f"{name}:N", scale=alt.Scale(domain=labels, range=colours), legend=legend)
-    dash = alt.StrokeDash(f"{name}:N", scale=alt.Scale(domain=labels, range=dashes), legend=legend)
+    colour_scale = alt.Scale(domain=labels, range=colours)
+    colour = alt.Color(f"{name}:N", scale=colour_scale, legend=legend)
+    dash_scale = alt.Scale(domain=labels, range=dashes)
+    dash = alt.StrokeDash(f"{name}:N", scale=dash_scale, legend=legend)
     return colour, dash
 
 

@@ -109,22 +109,22 @@ def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndar
     classes].
     """
     client, label = np.nonzero(counts)
-    frame = pd.DataFrame(
-        {
-            "client": np.asarray(clients)[client],
-            "class": label,
-            "domain": np.asarray(domains, dtype=object)[client],
-            "examples": counts[client, label],
-        }
-    )
+    columns = {
+        "client": np.asarray(clients)[client],
+        "class": label,
+        "domain": np.asarray(domains, dtype=object)[client],
+        "examples": counts[client, label],
+    }
+    frame = pd.DataFrame(columns)
     chart = alt.Chart(inline(frame)).properties(width=width, height=240)
     chart = chart.encode(tooltip=["client:Q", "class:Q", "domain:N", "examples:Q"])
     if max(counts.shape) > _MOST_BUBBLES:
         return _heat_map(chart)
+    area = alt.Scale(domainMin=0, range=[0, 260])
     return chart.mark_circle(opacity=0.75).encode(
         x=_axis(alt.X, "client:Q", clients),
         y=_axis(alt.Y, "class:Q", range(counts.shape[1])),
-        size=alt.Size("examples:Q", scale=alt.Scale(domainMin=0, range=[0, 260]), legend=None),
+        size=alt.Size("examples:Q", scale=area, legend=None),
         color=_domain_colour(domains, width),
     )
 
@@ -142,14 +142,17 @@ def _domain_colour(domains: Sequence[str], width: int) -> Any:
     names = list(dict.fromkeys(domains))
     if not 1 < len(names) <= len(COLOURS):
         return alt.value(COLOURS[0])
-    scale = alt.Scale(domain=names, range=list(COLOURS[: len(names)]))
-    legend = alt.Legend(title=None, orient="bottom", columns=max(2, width // 150))
+    colours = list(COLOURS[: len(names)])
+    scale = alt.Scale(domain=names, range=colours)
+    columns = max(2, width // 150)
+    legend = alt.Legend(title=None, orient="bottom", columns=columns)
     return alt.Color("domain:N", scale=scale, legend=legend)
 
 
 def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
     """Return an axis with a label for each of `numbers`, and space around them."""
-    scale = alt.Scale(domain=[min(numbers) - 1, max(numbers) + 1], nice=False)
+    room = [min(numbers) - 1, max(numbers) + 1]
+    scale = alt.Scale(domain=room, nice=False)
     return channel(name, axis=alt.Axis(values=list(numbers)), scale=scale)
 
 
@@ -166,7 +169,8 @@ def last_of_each_method(data: ChartData) -> Chart:
         panels += _map_panels(home, file)
     chart = alt.concat(*panels, columns=2).resolve_scale(color="independent")
     first = files.iloc[0]
-    caption = f"{data.experiment}: map of representations, {first['point']} model, {first['split']} data"
+    what = f"{first['point']} model, {first['split']} data"
+    caption = f"{data.experiment}: map of representations, {what}"
     if len(files) > _MOST_MAPS:
         caption += f"; {len(files) - _MOST_MAPS} more methods are not drawn"
     return Chart(chart, caption)
@@ -179,19 +183,24 @@ def _map_files(home: Storage, trials: pd.DataFrame) -> pd.DataFrame:
         match = _FILE.fullmatch(file)
         if match:
             rows.append({**match.groupdict(), "file": file})
-    files = pd.DataFrame(rows, columns=[*_FILE.groupindex, "file"]).astype({"round": int})
+    columns = [*_FILE.groupindex, "file"]
+    files = pd.DataFrame(rows, columns=columns).astype({"round": int})
     files = files.merge(trials, on="trial")
-    ordered = files.sort_values(["order", "seed", "round"], ascending=[True, True, False], kind="stable")
+    keys = ["order", "seed", "round"]
+    ordered = files.sort_values(keys, ascending=[True, True, False], kind="stable")
     return ordered.drop_duplicates("order")
 
 
 def _map_panels(home: Storage, file: pd.Series) -> list[Any]:
     """Return two panels of a map: by domain, or by point for a map of several points, and by class."""
     points = read_map(home, str(file["file"]))
-    origin = "point" if file["point"] == "joint" else "domain"
+    origin = "domain"
+    if file["point"] == "joint":
+        origin = "point"
     panels = []
     for column, words in ((origin, origin), ("label", "class")):
-        title = [method_label(file), f"seed {file['seed']}, round {file['round']}: by {words}"]
+        which = f"seed {file['seed']}, round {file['round']}"
+        title = [method_label(file), f"{which}: by {words}"]
         panels.append(_map_panel(points, column).properties(title=title))
     return panels
 
@@ -208,11 +217,13 @@ def _map_panel(points: pd.DataFrame, column: str) -> Any:
     plain = alt.Axis(labels=False, ticks=False, grid=False, title=None)
     around = alt.Scale(zero=False)
     columns = list(dict.fromkeys(["client", "domain", "label", "x", "y", column]))
-    chart = alt.Chart(inline(points[columns])).mark_circle(size=16, opacity=0.7)
+    shown = inline(points[columns])
+    chart = alt.Chart(shown).mark_circle(size=16, opacity=0.7)
+    in_order = list(map(str, names))
     chart = chart.encode(
         x=alt.X("x:Q", axis=plain, scale=around),
         y=alt.Y("y:Q", axis=plain, scale=around),
-        color=alt.Color(f"{column}:N", sort=list(map(str, names)), scale=scale, legend=legend),
+        color=alt.Color(f"{column}:N", sort=in_order, scale=scale, legend=legend),
         tooltip=["client:N", "domain:N", "label:N"],
     )
     return chart.properties(width=WIDTH // 2, height=WIDTH // 2)
@@ -223,16 +234,20 @@ def seconds(data: ChartData) -> Chart:
     rows = some(_seconds_of_methods(data))
     y, height = row_axis(rows)
     base = alt.Chart().encode(y=y)
-    scale = alt.Scale(domain=list(_PARTS), range=list(COLOURS[: len(_PARTS)]))
-    colour = alt.Color("part:N", scale=scale, legend=alt.Legend(title=None, orient="bottom", columns=3))
+    colours = list(COLOURS[: len(_PARTS)])
+    scale = alt.Scale(domain=list(_PARTS), range=colours)
+    legend = alt.Legend(title=None, orient="bottom", columns=3)
+    colour = alt.Color("part:N", scale=scale, legend=legend)
     x = alt.X("seconds:Q", title="wall-clock seconds per round", axis=alt.Axis(tickCount=6))
     tooltip = ["method:N", "part:N", alt.Tooltip("seconds:Q", format=".3~g")]
     bars = base.mark_bar().encode(x=x, color=colour, order="place:Q", tooltip=tooltip)
     text = alt.Text("sum(seconds):Q", format=".3~g")
-    totals = base.mark_text(align="left", dx=4).encode(x=alt.X("sum(seconds):Q"), text=text)
+    end = alt.X("sum(seconds):Q")
+    totals = base.mark_text(align="left", dx=4).encode(x=end, text=text)
     places = rows["part"].map(_PARTS.index)
     frame = rows.assign(place=places)[["method", "row", "part", "place", "seconds"]]
-    chart = alt.layer(bars, totals, data=inline(frame)).properties(width=WIDTH, height=height)
+    layers = alt.layer(bars, totals, data=inline(frame))
+    chart = layers.properties(width=WIDTH, height=height)
     return of_methods(chart, rows, f"{data.experiment}: where the time went, mean over rounds and seeds")
 
 
@@ -248,7 +263,10 @@ def _seconds_of_methods(data: ChartData) -> pd.DataFrame:
 
 def _round_seconds(rounds: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     """Return the mean seconds of a round: a row per order, a column for each of `_PARTS`."""
-    measured = [f"seconds_{part}" for part in _PARTS if part != "other"]
+    measured = []
+    for part in _PARTS:
+        if part != "other":
+            measured.append(f"seconds_{part}")
     rounds = rounds.merge(trials[[*TRIAL, "order"]], on=TRIAL)
     in_training = rounds["stage"] == "round"
     number = rounds[in_training].groupby("order").size()

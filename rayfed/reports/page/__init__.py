@@ -140,18 +140,16 @@ def _filled_template(page: Page) -> str:
 
     import rayfed
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rayfed.reports.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    loader = jinja2.PackageLoader("rayfed.reports.page", "")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals["zip"] = zip
     charts = json.dumps(page.charts, ensure_ascii=False, separators=(",", ":"))
     template = environment.get_template("page.html")
-    return template.render(
-        page=page,
-        charts=charts.replace("<", "\\u003c"),
-        vega=_vega() if page.charts else "",
-        version=rayfed.__version__,
-    )
+    vega = ""
+    if page.charts:
+        vega = _vega()
+    safe_charts = charts.replace("<", "\\u003c")
+    return template.render(page=page, charts=safe_charts, vega=vega, version=rayfed.__version__)
 
 
 @cache
@@ -169,7 +167,8 @@ def configurations(tables: Tables) -> Iterator[dict[str, str]]:
     for _, group in own.groupby("order"):
         ordered = group.sort_values("seed")
         first = ordered.iloc[0]
-        trial = tables.trials[tables.trials["trial"] == first["trial"]].iloc[0]
+        is_first = tables.trials["trial"] == first["trial"]
+        trial = tables.trials[is_first].iloc[0]
         label = " ".join(filter(None, [first["algorithm"], first["hyperparameters"]]))
         yield {"method": label, "yaml": _configuration(trial, ordered["seed"].unique())}
 
@@ -181,7 +180,10 @@ def _configuration(trial: pd.Series, seeds: Sequence[int]) -> str:
     if code:
         head += f" It names code of your own, which must be the same (code_hash {code})."
     recorded = recorded_configuration(trial.to_dict())
-    values = {key: value for key, value in recorded.items() if value != {}}
+    values = {}
+    for key, value in recorded.items():
+        if value != {}:
+            values[key] = value
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
     return f"{head}\n{text}"
 
@@ -189,15 +191,17 @@ def _configuration(trial: pd.Series, seeds: Sequence[int]) -> str:
 def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
     tables = data.tables
     methods = data.summary.rows.drop_duplicates("order")
+    some_by_default = bool(methods["chosen_by_default"].any())
+    partitions = _pictures(page, data, name, {"partition": "Partitions"})
     return Experiment(
         name=name,
         views=_views(page, data, name),
         nothing=nothing_to_show(tables),
         notes=[*data.summary.notes, *restart_notes(page.folder, name)],
         pictures=list(_pictures(page, data, name, _OF_THE_EXPERIMENT)),
-        partitions=list(_pictures(page, data, name, {"partition": "Partitions"})),
+        partitions=list(partitions),
         failures=_failures(tables),
-        few=len(methods) > MOST_LINES and bool(methods["chosen_by_default"].any()),
+        few=len(methods) > MOST_LINES and some_by_default,
         trials=list(_trials(tables)),
         versions=_versions(tables.trials),
         configurations=list(configurations(tables)),
@@ -284,7 +288,8 @@ def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) 
 
 def _failures(tables: Tables) -> dict[int, dict[str, Any]]:
     groups = tables.groups.assign(failed=tables.groups["status"].isin(_FAILED))
-    counts = groups.groupby(["order", "algorithm", "hyperparameters"])["failed"].agg(failed="sum", trials="count")
+    failed = groups.groupby(["order", "algorithm", "hyperparameters"])["failed"]
+    counts = failed.agg(failed="sum", trials="count")
     failures = {}
     for row in counts.reset_index().to_dict("records"):
         if row["failed"]:
@@ -301,7 +306,8 @@ def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
             row[name] = _text(trial.get(name)) or ""
         done = int(last_rounds.get(trial["trial"], 0))
         row["failed"] = trial["status"] in _FAILED
-        row["rounds"] = f"{done} of {_formatted(trial.get('rounds'), '.0f', '?')}"
+        planned = _formatted(trial.get("rounds"), ".0f", "?")
+        row["rounds"] = f"{done} of {planned}"
         row["seconds"] = _formatted(trial.get("seconds"), ".1f", "-")
         yield row
 
@@ -319,7 +325,8 @@ def _versions(trials: pd.DataFrame) -> list[str]:
     for row in trials[names].drop_duplicates().to_dict("records"):
         words = []
         for name, value in row.items():
-            words.append(f"{name.removeprefix('version_')} {_text(value) or '-'}")
+            package = name.removeprefix("version_")
+            words.append(f"{package} {_text(value) or '-'}")
         versions.append(", ".join(words))
     return versions
 
