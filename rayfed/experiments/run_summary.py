@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from rayfed.algorithm import State
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
 from rayfed.data.population import Population
@@ -27,53 +28,105 @@ _POLICIES = {
 
 def run_summary(plan: Plan) -> str:
     """Return a few lines on data, model, batch norm, algorithm, training, placement and results, and the notes."""
-    config, blueprint, population = plan.config, plan.blueprint, plan.population
-    ctx = blueprint.context(population, "cpu")
-    task, algorithm = ctx.task, blueprint.algorithm
-    sizes = blueprint.training_examples(population)[: len(population.participants)]
-    domains = population.participants.domain_names()
-    partition = f"; partition {plan.data_hash}" if plan.data_hash else ""
-    tested = f", {population.test_source}" if population.test_source else ""
-    batch_norms = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
-    download = algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx))
-    policy = _batch_norm_policy(blueprint, download)
-    down = bytes_by_field(download)
-    sent = ", ".join(f"{field} {size_text(size)}" for field, size in down.items()) or "nothing"
-    state = size_text(nbytes(algorithm.join(blueprint.client_context(ctx, population, 0))))
-    epochs, steps = blueprint.local.epochs, blueprint.local.steps
-    local = counted(epochs, "epoch") if epochs else counted(steps or 0, "step")
-    unseen = f"; {counted(population.unseen_clients, 'unseen')} after training" if population.unseen_clients else ""
-    shape = population.layout or " x ".join(map(str, population.shape)) or "scalar"
-    augmented = f"; augmented by {config.augment.name}" if blueprint.augment is not None else ""
-    options = "".join(f", {key} {value}" for key, value in config.loss.options.items())
-    loss_name = plan.loss_label or config.loss.name
-    loss = f", loss {loss_name}{options}" if loss_name != "cross_entropy" or options else ""
-    count = sum(ctx.task.initial_weights()[name].numel() for name in ctx.task.model.parameters)
-    trained = f", {count:,} trained" if ctx.task.model.constants else ""
-    split = f", split at {task.feature_shape}" if task.feature_shape else ""
-    width = str(config.placement.vmap_clients)
-    if width == "auto":
-        is_measured = blueprint.vmap_clients is None
-        width += " (measured before the first training)" if is_measured else " (1: clients cannot train at once)"
-    lines = {
-        "data": f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
-        f"{tested}; {_shortened(domains)}{unseen}{partition}; {_classes(population)}, "
-        f"input shape {shape}{_standardised(population)}{augmented}",
-        "model": f"{plan.model_label or config.model.name}, {plan.cost.parameters:,} parameters{trained}, "
-        f"{plan.cost.macs:,} multiply-accumulates per example{split}",
-        "batch norm": f"{counted(len(batch_norms), 'layer')}, {policy}" if batch_norms else "none in this model",
-        "algorithm": f"{config.algorithm_name}; download per client: {sent}; initial state per client: {state}; "
-        f"scored: {', '.join(plan.evaluation.points)}",
-        "training": f"{counted(blueprint.rounds, 'round')}, {counted(blueprint.cohort, 'client')} per round, "
-        f"{local} with batches of {blueprint.batch_size}, {_optimizer(config)}{loss}",
-        "placement": f"{config.placement.description}, vmap_clients {width}",
-        "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
-    }
+    config = plan.config
+    trial = Trial(plan.blueprint, plan.population)
+    download = _download(trial)
     rows = [
-        *lines.items(),
-        *(("note", note) for note in (*_simulated(config), *unused_gpu([config.placement]), *notes(plan))),
+        ("data", _data(plan)),
+        ("model", _model(plan, trial)),
+        ("batch norm", _batch_norm(plan.blueprint, download)),
+        ("algorithm", _algorithm(plan, trial, download)),
+        ("training", _training(plan)),
+        ("placement", _placement(plan)),
+        ("results", f"{config.results}/{config.experiment}, trial {plan.trial}"),
     ]
+    for note in (*_simulated(config), *unused_gpu([config.placement]), *notes(plan)):
+        rows.append(("note", note))
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
+
+
+def _download(trial: Trial) -> State:
+    """Return what every client receives in the first round."""
+    algorithm = trial.blueprint.algorithm
+    everyone = tuple(range(trial.blueprint.cohort))
+    return algorithm.broadcast(trial.ctx.at(cohort=everyone), algorithm.init(trial.ctx))
+
+
+def _data(plan: Plan) -> str:
+    population = plan.population
+    sizes = plan.blueprint.training_examples(population)[: len(population.participants)]
+    words = f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
+    if population.test_source:
+        words += f", {population.test_source}"
+    words += f"; {_shortened(population.participants.domain_names())}"
+    if population.unseen_clients:
+        words += f"; {counted(population.unseen_clients, 'unseen')} after training"
+    if plan.data_hash:
+        words += f"; partition {plan.data_hash}"
+    shape = population.layout or " x ".join(map(str, population.shape)) or "scalar"
+    words += f"; {_classes(population)}, input shape {shape}{_standardised(population)}"
+    if plan.blueprint.augment is not None:
+        words += f"; augmented by {plan.config.augment.name}"
+    return words
+
+
+def _model(plan: Plan, trial: Trial) -> str:
+    task = trial.ctx.task
+    words = f"{plan.model_label or plan.config.model.name}, {plan.cost.parameters:,} parameters"
+    if task.model.constants:
+        weights = task.initial_weights()
+        trained = sum(weights[name].numel() for name in task.model.parameters)
+        words += f", {trained:,} trained"
+    words += f", {plan.cost.macs:,} multiply-accumulates per example"
+    if task.feature_shape:
+        words += f", split at {task.feature_shape}"
+    return words
+
+
+def _batch_norm(blueprint: Blueprint, download: State) -> str:
+    layers = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
+    if not layers:
+        return "none in this model"
+    return f"{counted(len(layers), 'layer')}, {_batch_norm_policy(blueprint, download)}"
+
+
+def _algorithm(plan: Plan, trial: Trial, download: State) -> str:
+    fields = [f"{field} {size_text(size)}" for field, size in bytes_by_field(download).items()]
+    sent = ", ".join(fields) or "nothing"
+    own = trial.blueprint.algorithm.join(trial.blueprint.client_context(trial.ctx, plan.population, 0))
+    state = size_text(nbytes(own))
+    scored = ", ".join(plan.evaluation.points)
+    name = plan.config.algorithm_name
+    return f"{name}; download per client: {sent}; initial state per client: {state}; scored: {scored}"
+
+
+def _training(plan: Plan) -> str:
+    blueprint = plan.blueprint
+    local = counted(blueprint.local.steps or 0, "step")
+    if blueprint.local.epochs:
+        local = counted(blueprint.local.epochs, "epoch")
+    rounds = f"{counted(blueprint.rounds, 'round')}, {counted(blueprint.cohort, 'client')} per round"
+    batches = f"{local} with batches of {blueprint.batch_size}"
+    return f"{rounds}, {batches}, {_optimizer(plan.config)}{_loss(plan)}"
+
+
+def _loss(plan: Plan) -> str:
+    """Return ", loss NAME, KEY VALUE"; nothing for plain cross-entropy."""
+    name = plan.loss_label or plan.config.loss.name
+    options = "".join(f", {key} {value}" for key, value in plan.config.loss.options.items())
+    if name == "cross_entropy" and not options:
+        return ""
+    return f", loss {name}{options}"
+
+
+def _placement(plan: Plan) -> str:
+    placement = plan.config.placement
+    words = f"{placement.description}, vmap_clients {placement.vmap_clients}"
+    if placement.vmap_clients != "auto":
+        return words
+    if plan.blueprint.vmap_clients is None:
+        return f"{words} (measured before the first training)"
+    return f"{words} (1: clients cannot train at once)"
 
 
 def _classes(population: Population) -> str:

@@ -44,7 +44,6 @@ CEILINGS = {
 # them takes it off the list.
 LARGE = {
     "engine/evaluation.py:scores_and_maps",
-    "experiments/run_summary.py:run_summary",
     "experiments/sweep.py:_check_plans",
     "experiments/space.py:read_space",
 }
