@@ -26,7 +26,7 @@ def test_help_says_what_is_measured(name, capsys):
         script(name).main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    assert {"--rounds", "--minutes", "--studies"} & set(re.findall(r"--[a-z]+", said))
+    assert {"--rounds", "--minutes", "--studies", "--count"} & set(re.findall(r"--[a-z]+", said))
 
 
 def test_the_bare_loop_does_the_work_of_rayfed():

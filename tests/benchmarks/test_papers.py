@@ -236,7 +236,7 @@ NO_ROUNDS = pd.DataFrame({"trial": []})
 
 def tables_of(metrics, rounds, trials):
     """Return tables with these rows of `metrics`, which no file holds."""
-    tables = Tables([], rounds, trials)
+    tables = Tables([], rounds, trials, places={})
     tables.metrics = metrics
     return tables
 

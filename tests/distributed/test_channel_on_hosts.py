@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import rayfed
-from helpers.ray_processes import meanwhile, send, wait_until
+from helpers.ray_processes import meanwhile, processes, wait_until
 from helpers.ray_session import start_ray
 from helpers.sleeping import last_rounds, ran, sleeping_here
 
@@ -126,7 +126,8 @@ def test_a_killed_host_gives_the_same_hash(name):
 
     def kill():
         wait_until(lambda: max(last_rounds(f"killed-{name}"), default=-1) >= 7)
-        send("RayHost", signal.SIGKILL)
+        wait_until(lambda: len(processes("RayHost")) == 2)
+        os.kill(processes("RayHost")[0], signal.SIGKILL)
 
     values = [f"{key}={value}".replace("'", "").replace("True", "true") for key, value in given.items()]
     with meanwhile(kill):
