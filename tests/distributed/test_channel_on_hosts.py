@@ -80,6 +80,7 @@ def test_any_number_of_hosts_gives_one_hash(name):
     assert len(hashes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATE)
 def test_asynchronous_rounds_give_one_hash(name):
     hashes = {digest(LATE[name], f"late-{name}-{hosts}", **{"placement.hosts": hosts}) for hosts in (0, 1, 2, 4)}
@@ -88,6 +89,7 @@ def test_asynchronous_rounds_give_one_hash(name):
     assert rounds["staleness_max"].max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANNELS)
 @pytest.mark.parametrize("hosts", [0, 2])
 def test_a_run_that_resumes_gives_the_same_hash(name, hosts):
@@ -118,6 +120,7 @@ def _done(experiment):
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bounded", "gathered"])
 def test_a_killed_host_gives_the_same_hash(name):
     given = {**COMMON, **CHANNELS[name], "algorithm.name": "sleeping_channel:Sleeping", "rounds": 20}

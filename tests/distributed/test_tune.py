@@ -134,6 +134,7 @@ def rate_of(event):
     return float(rate)
 
 
+@pytest.mark.slow
 def test_a_population_finds_the_rate_and_its_history_is_in_the_tables():
     rates = [0.001, 0.01, 0.05, 0.4]
     scheduler = {"name": "pbt", "interval": 2, "share": 0.25}
@@ -165,6 +166,7 @@ def test_a_population_finds_the_rate_and_its_history_is_in_the_tables():
     assert not list(Path("results/population/checkpoints").rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_pausing_changes_no_bit():
     rates = [0.01, 0.1, 0.2, 0.3, 0.4, 0.45, 0.05, 0.15]
     space = {"local.lr": {"grid": rates}, "search.scheduler": "hyperband", "search.reduction_factor": 2}
@@ -241,6 +243,7 @@ def test_a_users_own_tuner():
         tuner(trainable, {"local.lr": -1.0}, name="b").fit()
 
 
+@pytest.mark.slow
 def test_a_users_own_tuner_is_restored(tmp_path):
     flag = tmp_path / "breaks"
     flag.touch()
