@@ -9,16 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ray
 from _bare import BareLoop, largest_difference
-from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.loop import hosts
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.trial import simulation_on
-from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
 from rayfed.reports.read import read
 
@@ -79,22 +75,15 @@ def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) ->
 
 def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], dict[str, Any]]:
     """Run `plan` as a Tune trial would, and return the training seconds of its `rounds` table and its final weights."""
-    cluster.connect(plan.config.placement, dashboard=False)
-    bundles = reserved(plan.config)
-    group = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
-    try:
-        ray.get(group.ready())
-        recorder = RemoteRecorder(start_recorder(plan.config.results, plan.config.experiment, in_sweep=False))
-        pool = HostPool(bundles, group)
-        simulation = simulation_on(plan, recorder, pool)
+    cluster.connect(plan.config.placement, dashboard=False)  # which the recorder needs, too
+    recorder = RemoteRecorder(start_recorder(plan.config.results, plan.config.experiment, in_sweep=False))
+    with hosts(plan, recorder) as begin:
+        simulation = begin(())
         with simulation.global_settings():
             for record in simulation:
                 if record.stage == "round":
                     after_round()
-        pool.close()
         state = simulation.server_state
-    finally:
-        remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds
     rows = rows[rows.stage == "round"].sort_values("round")
     return rows[[f"seconds_{part}" for part in TRAINING]].sum(axis=1).tolist(), state["weights"]

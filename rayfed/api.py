@@ -130,13 +130,13 @@ def rounds(
 
 def _loop(plan: Plan, given: Given, on_round: OnRound, *, quiet: bool) -> Result:
     """Run `plan`, and call `on_round` after each round."""
-    finished = Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
-    for round in finished:
+    rounds_left = Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
+    for round in rounds_left:
         try:
             on_round(round)
         except BaseException as error:
-            finished.throw(error)
-    return finished.result()
+            rounds_left.throw(error)
+    return rounds_left.result()
 
 
 def _claimed_rounds(plan: Plan, given: Given, *, quiet: bool) -> Generator[Round, None, str]:

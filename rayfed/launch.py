@@ -53,29 +53,38 @@ def rounds(plan: Plan, given: Given, saved: Saved, *, quiet: bool) -> Generator[
             begin = context.enter_context(hosts(plan, recorder))
         else:
             begin = partial(trial.simulation_here, plan, recorder)
-        return (yield from _rounds(begin, plan, given, recorder, saved))
+        return (yield from _rounds(begin, plan, given, recorder, saved, quiet=quiet))
 
 
 def _rounds(
-    begin: Callable[[Saved], trial.Simulation], plan: Plan, given: Given, recorder: Recorder, saved: Saved
+    begin: Callable[[Saved], trial.Simulation],
+    plan: Plan,
+    given: Given,
+    recorder: Recorder,
+    saved: Saved,
+    *,
+    quiet: bool,
 ) -> Generator[Round, None, str]:
     """Yield the rounds of the simulations that `begin` makes: the first one, and those that follow after lost hosts."""
     own_state = OwnGlobalState()
     last = -1  # the last round that was yielded
-    restarts = plan.config.faults.restarts
     simulation = begin(saved)
     records = iter(simulation)
     while True:
         try:
             with one_thread_at_a_time, own_state.turn(), simulation.current_device():
                 record = next(records, None)
-        except HostLost as error:
-            if not restarts:
-                recorder.end(plan.trial, trial.failure(error))
+        except Exception as error:
+            if not simulation.may_go_on_after(error):
                 raise
-            restarts -= 1
-            done = recorder.lost(plan.trial, str(error)).rounds_done
-            note(f"{plan.trial} was lost after round {done} ({error}); it starts again from its last checkpoint")
+            progress = recorder.lost(plan.trial, str(error))
+            is_this_process = not isinstance(error, HostLost)  # whose GPU fails from now on
+            if is_this_process or progress.restarts > plan.config.faults.restarts:
+                recorder.end(plan.trial, {**plan.values(), **trial.failure(error)})
+                raise
+            if not quiet:
+                done = progress.rounds_done
+                note(f"{plan.trial} was lost after round {done} ({error}); it starts again from its last checkpoint")
             simulation = begin(recorder.saved(plan.trial))
             records = iter(simulation)
             continue
@@ -85,7 +94,7 @@ def _rounds(
             continue
         last = record.round
         try:
-            yield Round(record, simulation, given)
+            yield Round(simulation, given)
         except GeneratorExit:
             simulation.leave()
             raise
@@ -177,7 +186,7 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:
             note(line)
 
     say_errors = error_lines(plan.results, plan.experiment, say)
-    with watched(recorder.progress, bars_of_sweep(plan.expected), quiet=quiet):
+    with watched(recorder.progress, bars_of_sweep(plan.expected), quiet=quiet), _recorded(recorder):
         try:
             for job in plan.jobs:
                 error = _run(plan, job, recorder, populations)
@@ -193,9 +202,6 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:
             raise KeyboardInterrupt(
                 f"interrupted after {done} of {plan.expected} trials; the same command with resume=true continues"
             ) from None
-        finally:
-            for line in recorder.close():
-                note(line)
     return [progress.status for progress in recorder.progress()]
 
 

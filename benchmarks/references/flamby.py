@@ -71,26 +71,14 @@ def case(
 def cases() -> list[Case]:
     """Return all comparisons with FLamby."""
     server = {"server_learning_rate": 0.1, **ADAPTIVE}
+    adaptive = {"server_lr": 0.1, **ADAPTIVE}
+    moments = {"beta2": 0.999}
     small = "τ = 1e-8"
     return [
         case("fedavg", "FedAvg", "fed_avg", {}, {}),
         case("fedprox", "FedProx", "fed_prox", {"mu": 0.1}, {"mu": 0.1}),
         case("scaffold", "Scaffold", "scaffold", {"weighting": "examples"}, {}, variant="weighting=examples"),
-        case(
-            "fedadam",
-            "FedAdam",
-            "fed_opt",
-            {"server_lr": 0.1, "beta2": 0.999, **ADAPTIVE},
-            server | {"beta2": 0.999},
-            variant=small,
-        ),
-        case(
-            "fedyogi",
-            "FedYogi",
-            "fed_opt",
-            {"server_lr": 0.1, "beta2": 0.999, **ADAPTIVE},
-            server | {"beta2": 0.999},
-            variant=small,
-        ),
-        case("fedadagrad", "FedAdagrad", "fed_opt", {"server_lr": 0.1, **ADAPTIVE}, server, variant=small),
+        case("fedadam", "FedAdam", "fed_opt", adaptive | moments, server | moments, variant=small),
+        case("fedyogi", "FedYogi", "fed_opt", adaptive | moments, server | moments, variant=small),
+        case("fedadagrad", "FedAdagrad", "fed_opt", adaptive, server, variant=small),
     ]

@@ -7,6 +7,7 @@ from rayfed.cli.arguments import add_values, read_values
 from rayfed.cli.help import VALUES, config_keys
 from rayfed.cli.json_output import Document, add_json, write_json
 from rayfed.experiments.config import Config
+from rayfed.experiments.units import counted
 
 _DESCRIPTION = """\
 Check that an algorithm keeps the contract with the engine: hooks that do not modify their inputs, equal bits from
@@ -44,10 +45,7 @@ def execute(options: argparse.Namespace) -> int:
     if broken == 0:
         print("the contract is kept")
         return 0
-    parts = "parts"
-    if broken == 1:
-        parts = "part"
-    print(f"the contract is broken in {broken} {parts}")
+    print(f"the contract is broken in {counted(broken, 'part')}")
     return 1
 
 

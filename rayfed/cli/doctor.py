@@ -7,6 +7,7 @@ from typing import Any
 
 from rayfed.cli.check import checklist_line
 from rayfed.cli.json_output import Document, add_json, write_json
+from rayfed.experiments.units import counted
 
 _DESCRIPTION = """\
 Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed
@@ -44,10 +45,7 @@ def execute(options: argparse.Namespace) -> int:
     if problems == 0:
         print("no problem found")
         return 0
-    found = "problems"
-    if problems == 1:
-        found = "problem"
-    print(f"{problems} {found} found")
+    print(f"{counted(problems, 'problem')} found")
     return 1
 
 

@@ -105,15 +105,10 @@ def set_singular_vectors(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, ParametrizationList) and any(map(_has_vectors, layer)):
-            count = 1
-            if not layer.is_tensor:
-                count = layer.ntensors
             if layer.is_tensor:
                 weights = [layer.original]
             else:
-                weights = []
-                for i in range(count):
-                    weights.append(getattr(layer, f"original{i}"))
+                weights = [getattr(layer, f"original{number}") for number in range(layer.ntensors)]
             step: Any
             for step in layer:
                 if _has_vectors(step):

@@ -18,7 +18,7 @@ import ray
 import torch
 
 from rayfed.core.errors import HostLost, StorageError
-from rayfed.core.records import SPLITS, Event, Record, Selection
+from rayfed.core.records import Event, Record, Selection
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, ray_nodes
 from rayfed.distributed.fleet import RayFleet
@@ -261,10 +261,7 @@ def result_of(report: RoundReport, selection: Selection, last_gain: float | None
     """
     result: dict[str, Any] = {"round": report.record.round, "training_iteration": report.record.round}
     result |= report.without_domains()
-    for split in SPLITS:
-        mean = report.mean(selection.point, split, selection.metric)
-        if mean is not None:
-            result[split] = mean
+    result |= report.means(selection.metric, selection.point)
     if "val" in result:
         last_gain = result[GAIN] = selection.gain(result["val"])
     if last_gain is not None:

@@ -9,11 +9,9 @@ from torch import nn
 from rayfed.algorithm import State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
-from rayfed.core.records import Record
 from rayfed.core.trees import tree_map
 from rayfed.experiments.trained_model import trained_model
 from rayfed.experiments.trial import Simulation
-from rayfed.records.round_report import RoundReport
 from rayfed.records.tables import metrics_rows, rounds_rows
 
 if TYPE_CHECKING:
@@ -30,41 +28,41 @@ class Round:
         stage: "setup", "round" or "final".
     """
 
-    def __init__(self, record: Record, simulation: Simulation, given: "Given"):
-        self.number = record.round
-        self.stage = record.stage
-        self._record = record
+    def __init__(self, simulation: Simulation, given: "Given"):
+        assert simulation.report is not None, "a round is done"
+        self._report = simulation.report
+        self.number = self._report.record.round
+        self.stage = self._report.record.stage
         self._simulation = simulation
         self._given = given
 
-    @cached_property
+    @property
     def scores(self) -> dict[str, float]:
         """The mean over clients of the metric that chooses rounds (`select.metric`), by split: "val", "test", ….
 
         It is empty in a round that is not scored, and has no "val" where the data have no validation examples.
         """
         selection = self._simulation.plan.evaluation.selection
-        return self._record.means(selection.metric, selection.point)
+        return self._report.means(selection.metric, selection.point)
 
-    @cached_property
+    @property
     def values(self) -> Mapping[str, float]:
         """All means and costs by name, as trackers show them.
 
         A mean over clients is `POINT/SPLIT/METRIC`, such as `global/test/accuracy`; a cost is `round/NAME`, such as
         `round/bytes_up`.
         """
-        return RoundReport.of(self._record).values
+        return self._report.values
 
     @cached_property
     def metrics(self) -> "pd.DataFrame":
         """The rows of this round in the table `metrics`: one value per client, split, point and metric."""
-        report = RoundReport.of(self._record)
-        return metrics_rows([(self.number, report.packed)], self._of_trial).to_pandas()
+        return metrics_rows([(self.number, self._report.packed)], self._of_trial).to_pandas()
 
     @cached_property
     def costs(self) -> "pd.Series":
         """The row of this round in the table `rounds`: seconds, bytes, privacy spent."""
-        return rounds_rows([self._record], self._of_trial).to_pandas().iloc[0]
+        return rounds_rows([self._report.record], self._of_trial).to_pandas().iloc[0]
 
     def model(self, client: int | None = None) -> nn.Module:
         """Return a copy of the model after this round, in evaluation mode and on the CPU; see `Result.model`.

@@ -202,8 +202,8 @@ class Simulation:
         """Note that the loop was left before its end: keep the state of the last round, from which it can go on."""
         if self._server is None or self.done:
             return
-        if self._server.round and not self._is_saved(self._server):
-            self._save()
+        if self._server.round:
+            self.save()
         self._sink.end(self.plan.trial, {"status": "interrupted"})
 
     def save(self) -> int | None:
@@ -214,7 +214,7 @@ class Simulation:
         """
         if self._server is None or self._checkpointer is None:
             return None
-        if self._checkpointer.round != self._server.round:
+        if not self._is_saved(self._server):
             self._save()
         return self._checkpointer.number
 
@@ -322,12 +322,16 @@ class Simulation:
         if self._interval:
             self._interval = max(self._interval, (self._saved_at - began) / _SAVING_SHARE)
 
+    def may_go_on_after(self, error: BaseException) -> bool:
+        """Return whether the trial may start again elsewhere after `error`, which is then not recorded as its end."""
+        return self._replaceable and (isinstance(error, HostLost) or breaks_device(error))
+
     def failed(self, error: BaseException) -> None:
         """Record the end of a trial that `error` ended. A trial that never began keeps its earlier row."""
         plan = self.plan
         if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
             return
-        if self._replaceable and (isinstance(error, HostLost) or breaks_device(error)):
+        if self.may_go_on_after(error):
             return
         if isinstance(error, KeyboardInterrupt):
             if not self.done:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from rayfed.core.records import SERVER, Record
+from rayfed.core.records import SERVER, SPLITS, Record
 from rayfed.records.tables import score_columns, to_bytes
 
 _MOST_DOMAINS = 20  # with a curve of their own; with more, only the mean over all clients has a curve
@@ -55,6 +55,15 @@ class RoundReport:
     def _is_of_domain(self, name: str) -> bool:
         parts = name.split(".")  # metrics and domains may have points, too
         return any(".".join(parts[:end]) in self.values for end in range(1, len(parts)))
+
+    def means(self, metric: str, point: str) -> dict[str, float]:
+        """Return the means of `metric` at `point` by split, of the splits that have scores."""
+        means = {}
+        for split in SPLITS:
+            mean = self.mean(point, split, metric)
+            if mean is not None:
+                means[split] = mean
+        return means
 
     def mean(self, point: str, split: str, metric: str) -> float | None:
         """Return the mean over the participants; None without scores."""

@@ -175,7 +175,7 @@ class TestOnRound:
 @pytest.mark.slow
 class TestOnRay:
     def test_hosts_train_the_same_bits(self, values, whole, tmp_path):
-        """The server runs here, and clients in two processes of Ray; a host that dies is replaced."""
+        """The server runs here, and clients in two processes of Ray."""
         from rayfed.distributed import cluster
 
         several = values | {"placement.hosts": 2, "placement.cpus": 0.5}
@@ -184,3 +184,32 @@ class TestOnRay:
         assert numbers == [1, 2, 3, 4]
         assert rounds.result().weights_hash == whole.weights_hash
         assert cluster.is_private()
+
+    @pytest.mark.parametrize(("restarts", "status"), [(1, "done"), (0, "failed")])
+    def test_a_host_that_dies_is_replaced_as_often_as_faults_say(self, values, whole, restarts, status):
+        import os
+        import signal
+
+        from helpers.ray_processes import processes
+
+        killed = []
+        several = {"placement.hosts": 2, "placement.cpus": 0.5, "checkpoint.every": 1, "faults.restarts": restarts}
+        rounds = rounds_of(values | several)
+        numbers = []
+        try:
+            for round in rounds:
+                numbers.append(round.number)
+                if round.number == 2 and not killed:
+                    killed = processes("RayHost")[:1]
+                    os.kill(killed[0], signal.SIGKILL)
+        except rayfed.HostLost:
+            assert status == "failed"
+        result = rounds.result()
+        assert len(killed) == 1
+        assert result.trials["status"].tolist() == [status]
+        if status == "done":
+            assert numbers == [1, 2, 3, 4]  # none twice
+            assert result.weights_hash == whole.weights_hash
+        else:
+            assert numbers == [1, 2]
+            assert result.trials["error"].item().startswith("HostLost: ")

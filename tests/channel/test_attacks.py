@@ -10,6 +10,7 @@ import torch
 from scipy.stats import norm
 
 from helpers.federations import blobs, blueprint, net, new_server, on_pictures, reshaped, simulate, with_inputs
+from helpers.nine_updates import NINE
 from rayfed.algorithm import Phase
 from rayfed.algorithms.common.channelled import Channelled
 from rayfed.algorithms.fedavg import FedAvg
@@ -33,15 +34,7 @@ from rayfed.channel.updates import Updates
 from rayfed.core.task import Batch, InputSpec
 from rayfed.metrics.attacks import AttackSuccess
 
-HONEST = [  # the honest ones of nine clients
-    [-0.49, -0.62, 0.49, 0.36],
-    [0.11, -0.93, -0.03, 0.7],
-    [-1.34, -0.46, -1.9, -1.29],
-    [-1.84, -0.24, -1.27, 0.27],
-    [0.16, -0.19, -2.52, -0.54],
-    [-0.05, 0.11, -1.53, -0.48],
-    [-0.98, -0.81, 1.06, -0.81],
-]
+HONEST = NINE[2:]
 
 
 def honest(start=0.0):

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from helpers.federations import Point, blobs, blueprint, net, new_server, quadratic, quadratics, simulate
+from helpers.nine_updates import NINE
 from rayfed.algorithms.common.channelled import Channelled
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
@@ -213,19 +214,8 @@ def test_one_norm_over_all_fields_is_clipped():
 
 def test_clipping_beside_pfl():
     """The mean that pfl 0.6.0 makes of these updates in two arrays, each clipped to a norm of 2."""
-    rows = [
-        [3.0, -1.7, 3.73, 0.11],
-        [2.55, -2.99, 4.06, 2.34],
-        [-0.49, -0.62, 0.49, 0.36],
-        [0.11, -0.93, -0.03, 0.7],
-        [-1.34, -0.46, -1.9, -1.29],
-        [-1.84, -0.24, -1.27, 0.27],
-        [0.16, -0.19, -2.52, -0.54],
-        [-0.05, 0.11, -1.53, -0.48],
-        [-0.98, -0.81, 1.06, -0.81],
-    ]
     base = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(1, dtype=torch.float64)}
-    sent = [torch.tensor(row, dtype=torch.float64) for row in rows]
+    sent = [torch.tensor(row, dtype=torch.float64) for row in NINE]
     short = [clipped({"a": row[:3], "b": row[3:]}, base, 2.0, 2) for row in sent]
     mean = torch.stack([torch.cat([one["a"], one["b"]]) for one in short]).mean(0)
     pfl = [-0.20996512267748968, -0.5107385828571283, -0.18782108931335387, -0.06180768241321493]

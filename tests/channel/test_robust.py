@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from helpers.nine_updates import NINE
 from rayfed.channel.robust import (
     Bulyan,
     CentredClipping,
@@ -19,18 +20,6 @@ from rayfed.channel.robust import (
     TrimmedMean,
 )
 from rayfed.channel.updates import Updates
-
-COHORT = [  # two of nine far away
-    [3.0, -1.7, 3.73, 0.11],
-    [2.55, -2.99, 4.06, 2.34],
-    [-0.49, -0.62, 0.49, 0.36],
-    [0.11, -0.93, -0.03, 0.7],
-    [-1.34, -0.46, -1.9, -1.29],
-    [-1.84, -0.24, -1.27, 0.27],
-    [0.16, -0.19, -2.52, -0.54],
-    [-0.05, 0.11, -1.53, -0.48],
-    [-0.98, -0.81, 1.06, -0.81],
-]
 
 
 def updates_of(rows, weights=None, start=0.0):
@@ -66,10 +55,10 @@ def krum_by_hand(rows, f):
 @pytest.mark.parametrize("f", [0, 1, 2, 3])
 @pytest.mark.parametrize("start", [0.0, 7.0])
 def test_krum_picks_the_update_nearest_to_its_neighbours(f, start):
-    order = krum_by_hand(COHORT, f)
-    np.testing.assert_allclose(result(Krum(), COHORT, f, start=start)[0], COHORT[order[0]], atol=1e-11)
-    several = np.mean([COHORT[i] for i in order[:3]], 0)
-    np.testing.assert_allclose(result(Krum(multi=3), COHORT, f, start=start)[0], several, atol=1e-11)
+    order = krum_by_hand(NINE, f)
+    np.testing.assert_allclose(result(Krum(), NINE, f, start=start)[0], NINE[order[0]], atol=1e-11)
+    several = np.mean([NINE[i] for i in order[:3]], 0)
+    np.testing.assert_allclose(result(Krum(multi=3), NINE, f, start=start)[0], several, atol=1e-11)
 
 
 def test_krum_of_points_on_a_line():
@@ -93,11 +82,11 @@ def bulyan_by_hand(rows, f):
 
 @pytest.mark.parametrize("f", [0, 1])
 def test_bulyan_averages_what_is_near_the_median_of_what_krum_chooses(f):
-    rows = [*COHORT, [0.3, 0.2, -0.1, 0.0], [-0.2, 0.4, 0.3, 0.1]]
+    rows = [*NINE, [0.3, 0.2, -0.1, 0.0], [-0.2, 0.4, 0.3, 0.1]]
     np.testing.assert_allclose(result(Bulyan(), rows, f)[0], bulyan_by_hand(rows, f), atol=1e-11)
 
 
-@pytest.mark.parametrize("rows", [COHORT, COHORT[:8]])
+@pytest.mark.parametrize("rows", [NINE, NINE[:8]])
 def test_trimmed_means_and_medians_by_coordinate(rows):
     ordered = np.sort(rows, 0)
     for f in (0, 1, 3):
@@ -107,9 +96,9 @@ def test_trimmed_means_and_medians_by_coordinate(rows):
 
 @pytest.mark.parametrize("weights", [None, [0.02, 0.02, 0.2, 0.1, 0.1, 0.16, 0.1, 0.2, 0.1]])
 def test_the_geometric_median_is_scipys_optimum(weights):
-    rows, shares = np.array(COHORT), np.array(weights or [1 / 9] * 9)
+    rows, shares = np.array(NINE), np.array(weights or [1 / 9] * 9)
     best = minimize(lambda v: shares @ np.linalg.norm(rows - v, axis=1), rows.mean(0), method="BFGS", tol=1e-12)
-    found, _ = result(GeometricMedian(iterations=1000), COHORT, weights=weights, start=1.0)
+    found, _ = result(GeometricMedian(iterations=1000), NINE, weights=weights, start=1.0)
     np.testing.assert_allclose(found, best.x, atol=1e-5)
     np.testing.assert_allclose(shares @ np.linalg.norm(rows - found, axis=1), best.fun, rtol=1e-10)
 
@@ -124,7 +113,7 @@ def test_centred_clipping_follows_its_loop_and_goes_on_from_where_it_was(iterati
     rule = CentredClipping(radius=0.8, iterations=iterations)
     shares = [0.3, *[0.1] * 6, 0.05, 0.05]
     centre, memory = np.zeros(4), {}
-    for rows in (COHORT, COHORT[::-1], COHORT):
+    for rows in (NINE, NINE[::-1], NINE):
         for _ in range(iterations):
             gaps = np.array(rows) - centre
             factors = np.minimum(1, 0.8 / np.linalg.norm(gaps, axis=1))
@@ -142,31 +131,31 @@ def test_means_keep_the_bits_of_a_client_that_has_all_the_weight():
 def test_weights_that_sum_to_less_move_the_model_less():
     """Stale replies weigh less in all, so what a rule returns is scaled by their sum, and the rest is the old model."""
     weights = [0.05] * 9
-    whole, _ = result(Median(), COHORT, start=2.0)
-    part, _ = result(Median(), COHORT, weights=weights, start=2.0)
+    whole, _ = result(Median(), NINE, start=2.0)
+    part, _ = result(Median(), NINE, weights=weights, start=2.0)
     np.testing.assert_allclose(part, 0.45 * whole, atol=1e-11)
-    chosen, _ = result(Krum(), COHORT, 2, weights=weights, start=2.0)
-    np.testing.assert_allclose(chosen, 0.45 * np.array(COHORT[krum_by_hand(COHORT, 2)[0]]), atol=1e-11)
+    chosen, _ = result(Krum(), NINE, 2, weights=weights, start=2.0)
+    np.testing.assert_allclose(chosen, 0.45 * np.array(NINE[krum_by_hand(NINE, 2)[0]]), atol=1e-11)
 
 
 def test_rules_beside_blades():
-    """The values of Blades 0.0.1 for COHORT. Its Krum adds up fourth powers of distances, and its `Geomed` multiplies
+    """The values of Blades 0.0.1 for NINE. Its Krum adds up fourth powers of distances, and its `Geomed` multiplies
     its weights into each other; of that rule, the values are those of its function `smoothed_weiszfeld`."""
-    np.testing.assert_allclose(result(Median(), COHORT)[0], [-0.05, -0.62, -0.03, 0.11], atol=1e-12)
+    np.testing.assert_allclose(result(Median(), NINE)[0], [-0.05, -0.62, -0.03, 0.11], atol=1e-12)
     trimmed = [-0.24999999999999994, -0.612, -0.256, -0.056]
-    np.testing.assert_allclose(result(TrimmedMean(), COHORT, 2)[0], trimmed, atol=1e-12)
+    np.testing.assert_allclose(result(TrimmedMean(), NINE, 2)[0], trimmed, atol=1e-12)
     geometric = [-0.2846050090105824, -0.6718758949239121, -0.08408816606211104, 0.08835122399778869]
-    np.testing.assert_allclose(result(GeometricMedian(), COHORT)[0], geometric, atol=1e-9)
+    np.testing.assert_allclose(result(GeometricMedian(), NINE)[0], geometric, atol=1e-9)
     first = [-0.20827873974841138, -0.5019117386893677, -0.13196185784891573, 0.013780431232219312]
     second = [-0.27097035164384375, -0.618881628189885, -0.16960315069676504, 0.015096594828040346]
     rule = CentredClipping(radius=1.0, iterations=2)
-    found, memory = result(rule, COHORT)
+    found, memory = result(rule, NINE)
     np.testing.assert_allclose(found, first, atol=1e-9)
-    np.testing.assert_allclose(result(rule, COHORT, memory=memory)[0], second, atol=1e-9)
-    squared = np.array([[sum((np.array(a) - b) ** 2) for b in COHORT] for a in COHORT]) ** 2
+    np.testing.assert_allclose(result(rule, NINE, memory=memory)[0], second, atol=1e-9)
+    squared = np.array([[sum((np.array(a) - b) ** 2) for b in NINE] for a in NINE]) ** 2
     by_fourth_powers = np.argmin(np.sort(squared, 1)[:, 1:6].sum(1))
-    assert COHORT[by_fourth_powers] == [-0.05, 0.11, -1.53, -0.48]  # Blades' Krum
-    assert krum_by_hand(COHORT, 2)[0] == by_fourth_powers  # the same here
+    assert NINE[by_fourth_powers] == [-0.05, 0.11, -1.53, -0.48]  # Blades' Krum
+    assert krum_by_hand(NINE, 2)[0] == by_fourth_powers  # the same here
 
 
 @pytest.mark.parametrize(
@@ -236,19 +225,19 @@ def test_least_clients():
 
 def test_integers_become_the_largest_of_those_that_count():
     for rule in (Median(), TrimmedMean(), Mean()):
-        fields, _ = rule.combine(updates_of(COHORT), 1, {})
+        fields, _ = rule.combine(updates_of(NINE), 1, {})
         assert fields["weights"]["steps"] == 8
-    fields, _ = Krum().combine(updates_of(COHORT), 2, {})
-    assert fields["weights"]["steps"] == krum_by_hand(COHORT, 2)[0]
+    fields, _ = Krum().combine(updates_of(NINE), 2, {})
+    assert fields["weights"]["steps"] == krum_by_hand(NINE, 2)[0]
 
 
 def test_products_take_a_few_coordinates_at_a_time(monkeypatch):
-    whole = updates_of(COHORT).products()
+    whole = updates_of(NINE).products()
     monkeypatch.setattr("rayfed.channel.updates._COLUMNS", 2)
-    torch.testing.assert_close(updates_of(COHORT).products(), whole)
-    rows = np.array(COHORT)
+    torch.testing.assert_close(updates_of(NINE).products(), whole)
+    rows = np.array(NINE)
     np.testing.assert_allclose(whole.numpy(), rows @ rows.T, atol=1e-12)
-    assert math.isclose(float(whole.trace()), sum(x * x for x in itertools.chain(*COHORT)))
+    assert math.isclose(float(whole.trace()), sum(x * x for x in itertools.chain(*NINE)))
 
 
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(), Bulyan(), CentredClipping(radius=0.8)])

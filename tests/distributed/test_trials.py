@@ -4,12 +4,13 @@ The clients minimise (w - 1)² from w = 0 with one step per round, so a learning
 each.
 """
 
-import numpy as np
 import pytest
 import ray
 import torch
 
 import rayfed
+from helpers import one_weight
+from helpers.one_weight import GIVEN, ROUNDS
 from rayfed.core.errors import UsageError
 from rayfed.distributed import trial as module
 from rayfed.distributed.server_actor import Start
@@ -20,36 +21,7 @@ from rayfed.experiments.sweep import Job
 from rayfed.experiments.trial import Simulation, local_fleet
 from rayfed.records.recorder import Recorder
 
-ROUNDS = 6
-QUICK = {
-    "rounds": ROUNDS,
-    "local.steps": 1,
-    "local.batch_size": 4,
-    "select.metric": "loss",
-    "evaluate.splits": ["val"],
-    "local.lr": 0.1,
-}
-
-
-def half():
-    return np.ones((4, 1), np.float32), np.ones(4, np.float32)
-
-
-def network():
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(module.weight)
-    return module
-
-
-def squared(outputs, y):
-    return ((outputs[:, 0] - y) ** 2).mean()
-
-
-GIVEN = {
-    "clients": [{"train": half(), "val": half(), "test": half()} for _ in range(2)],
-    "model": network,
-    "loss": squared,
-}
+QUICK = one_weight.QUICK | {"local.lr": 0.1}
 
 
 class Here(Recorder):

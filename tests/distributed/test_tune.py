@@ -9,48 +9,17 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search import Searcher
 
 import rayfed
+from helpers.one_weight import GIVEN, QUICK, ROUNDS, squared
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
 
 pytestmark = pytest.mark.ray
-
-ROUNDS = 6
-QUICK = {
-    "rounds": ROUNDS,
-    "local.steps": 1,
-    "local.batch_size": 4,
-    "select.metric": "loss",
-    "evaluate.splits": ["val"],
-}
-
-
-def half():
-    return np.ones((4, 1), np.float32), np.ones(4, np.float32)
-
-
-def network():
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(module.weight)
-    return module
-
-
-def squared(outputs, y):
-    return ((outputs[:, 0] - y) ** 2).mean()
-
-
-GIVEN = {
-    "clients": [{"train": half(), "val": half(), "test": half()} for _ in range(2)],
-    "model": network,
-    "loss": squared,
-}
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,13 @@ def check_classes(asked: int, present: int, dataset: Dataset) -> None:
         raise UsageError(f"partition.classes_per_client={asked}: {dataset.name} has {present} classes")
 
 
+def present_classes(dataset: Dataset, rows: Rows, asked: int) -> dict[int, Rows]:
+    """Return the rows of each class that has some, after checking that a client asks for no more classes."""
+    stacks = {label: stack for label, stack in enumerate(by_class(dataset, rows)) if len(stack)}
+    check_classes(asked, len(stacks), dataset)
+    return stacks
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelK(PooledPartition):
     """NIID-Bench's #C = k (Li et al. 2022, section 4.1): every client has `classes_per_client` classes.
@@ -142,9 +149,8 @@ class LabelK(PooledPartition):
 
     def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
-        stacks = by_class(dataset, rows)
-        present = [label for label, stack in enumerate(stacks) if len(stack)]
-        check_classes(self.classes_per_client, len(present), dataset)
+        stacks = present_classes(dataset, rows, self.classes_per_client)
+        present = list(stacks)
         owners = self._owners(present, random)
         assigned: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label, clients in owners.items():
@@ -182,9 +188,8 @@ class PowerLaw(PooledPartition):
 
     def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         random = numpy_generator(self.seed, ASSIGNMENT)
-        stacks = by_class(dataset, rows)
-        present = [label for label, stack in enumerate(stacks) if len(stack)]
-        check_classes(self.classes_per_client, len(present), dataset)
+        stacks = present_classes(dataset, rows, self.classes_per_client)
+        present = list(stacks)
         assigned: list[list[Rows]] = [[] for _ in range(self.clients)]
         for place, label in enumerate(present):
             owners = self._owners(place, len(present))

@@ -9,7 +9,7 @@ from rayfed.experiments.checks.clock import check_bandwidths, check_buffered_rou
 from rayfed.experiments.checks.data import check_augmentation, check_examples, check_labels, check_unseen_clients
 from rayfed.experiments.checks.method import check_lost_clients, check_method
 from rayfed.experiments.checks.model import check_single_examples, check_trainable
-from rayfed.experiments.checks.placement import check_batches_at_once, one_at_a_time, two_at_once
+from rayfed.experiments.checks.placement import check_batches_at_once
 from rayfed.experiments.checks.sampling import check_sampling
 from rayfed.experiments.checks.trial import Trial
 
@@ -46,9 +46,9 @@ def settled(trial: Trial) -> Trial:
     if trial.blueprint.vmap_clients is not None:
         return trial
     try:
-        _check(two_at_once(trial))
+        _check(trial.at_once(2))
     except UsageError:
-        return one_at_a_time(trial)
+        return trial.at_once(1)
     return trial
 
 

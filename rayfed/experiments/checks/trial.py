@@ -1,6 +1,6 @@
 """A trial before it starts, as checks see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rayfed.algorithm import Context, ProblemSpec
@@ -19,6 +19,10 @@ class Trial:
 
     blueprint: Blueprint
     population: Population
+
+    def at_once(self, clients: int) -> "Trial":
+        """Return the trial with so many clients at once."""
+        return Trial(replace(self.blueprint, vmap_clients=clients), self.population)
 
     @property
     def named(self) -> str:

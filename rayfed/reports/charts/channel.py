@@ -9,10 +9,10 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.reports.charts.chart import (
-    COLOURS,
     WIDTH,
     Chart,
     ChartData,
+    colours_with,
     inline,
     lines_of,
     seeds_words,
@@ -93,12 +93,7 @@ def _labels_of_compressions(rows: pd.DataFrame) -> list[str]:
 def _points_of(labels: pd.Series) -> tuple[alt.Color, alt.Shape]:
     """Return colours and shapes that tell labels apart."""
     names = list(dict.fromkeys(labels))
-    colours = []
-    shapes = []
-    for index in range(len(names)):
-        cycle, place = divmod(index, len(COLOURS))
-        colours.append(COLOURS[place])
-        shapes.append(_SHAPES[cycle % len(_SHAPES)])
+    colours, shapes = colours_with(_SHAPES, len(names))
     legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0, symbolSize=60)
     colour = alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
     shape = alt.Shape("line:N", scale=alt.Scale(domain=names, range=shapes), legend=legend)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
 import numpy as np
@@ -24,6 +24,7 @@ MOST_ROWS = 16
 SHOWN = "shown"
 """The name of the parameter that lists the methods to draw."""
 # Okabe and Ito's colours, which can be told apart with every common colour blindness, without the pale yellow.
+T = TypeVar("T")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8B5CF6")
 DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])
 WIDTH = 720
@@ -195,15 +196,21 @@ def row_axis(rows: pd.DataFrame) -> tuple[alt.Y, alt.Step]:
     return axis, alt.Step(height)
 
 
+def colours_with(others: Sequence[T], count: int) -> tuple[list[str], list[T]]:
+    """Return `count` pairs of a colour and one of `others`, as two lists: all colours with the first, and so on."""
+    colours = []
+    beside = []
+    for index in range(count):
+        cycle, place = divmod(index, len(COLOURS))
+        colours.append(COLOURS[place])
+        beside.append(others[cycle % len(others)])
+    return colours, beside
+
+
 def lines_of(rows: pd.DataFrame, name: str, first: Sequence[str] = ()) -> tuple[alt.Color, alt.StrokeDash]:
     """Return colours and dashes that tell the values of the column `name` apart; those in `first` differ most."""
     labels = list(dict.fromkeys([*first, *rows[name]]))
-    colours = []
-    dashes = []
-    for index in range(len(labels)):
-        cycle, place = divmod(index, len(COLOURS))
-        colours.append(COLOURS[place])
-        dashes.append(DASHES[cycle % len(DASHES)])
+    colours, dashes = colours_with(DASHES, len(labels))
     values: Any = alt.Undefined
     if name == "method":
         values = alt.ExprRef(SHOWN)
