@@ -77,20 +77,14 @@ def constant_names(module: nn.Module, *, frozen_batch_norm: bool = False) -> fro
     They are the parameters with `requires_grad=False`, the buffers registered with `persistent=False`, and all tensors
     of batch-norm layers if `frozen_batch_norm`.
     """
-    layers = list(module.modules())
-    transient = []
-    for layer in layers:
-        transient.append((layer._buffers, getattr(layer, "_non_persistent_buffers_set", ())))
     kept = set()
-    for buffers, names in transient:
-        for name, value in buffers.items():
-            if name not in names:
+    for layer in module.modules():
+        transient = getattr(layer, "_non_persistent_buffers_set", ())
+        for name, value in layer._buffers.items():
+            if name not in transient:
                 kept.add(id(value))
     frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-    passing = []
-    for name, value in module.named_buffers():
-        if id(value) not in kept:
-            passing.append(name)
+    passing = [name for name, value in module.named_buffers() if id(value) not in kept]
     constants = frozenset([*frozen, *passing])
     if frozen_batch_norm:
         return constants | batch_norm_names(module)

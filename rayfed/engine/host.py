@@ -18,7 +18,7 @@ from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Predictions
 from rayfed.core.rng import global_state_kept
-from rayfed.core.trees import nbytes, owned
+from rayfed.core.trees import nbytes, owned, without
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStore
@@ -140,11 +140,7 @@ class Host:
         result.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, job, trained, result.states[client], result)
         result.sent[client] = dict(exchange.sent_bytes(up))
-        not_averaged = {}
-        for name, value in up.items():
-            if name not in exchange.averaged:
-                not_averaged[name] = value
-        others = owned(not_averaged)
+        others = owned(without(up, exchange.averaged))
         result.replies.append(Reply(client, ctx.examples, others))
         return {name: up[name] for name in exchange.averaged if name in up}
 
