@@ -170,7 +170,22 @@ class RayFleet:
         of_one_host = -(-request.vmap_clients // len(self._actors))
         request = dataclasses.replace(request, vmap_clients=of_one_host)
         call = self._call("fastest_width", request, down, unicast)
-        (self.vmap_clients,) = self._results([Unit(request.clients)], "measure", call)
+        measuring = {}
+        for position in self._one_of_each_kind():
+            chunk = Chunk(position, [Unit(request.clients)], None)
+            measuring[position] = call(self._actors[position], chunk)
+        widths = []
+        for position, measured in measuring.items():
+            widths.append(self._unpack(self._calls.result(measured, position)))
+        self.vmap_clients = min(widths)
+
+    def _one_of_each_kind(self) -> list[int]:
+        """Return the position of a host for each kind of device; see `HostMethods.kind_of_device`."""
+        asked = [actor.call.remote("kind_of_device") for actor in self._actors]
+        first: dict[Any, int] = {}
+        for position, call in enumerate(asked):
+            first.setdefault(self._calls.result(call, position), position)
+        return list(first.values())
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))

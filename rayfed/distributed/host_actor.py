@@ -20,7 +20,7 @@ from rayfed.core.modules import ALIGNMENT
 from rayfed.core.trees import tensor_bytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import device_for
+from rayfed.engine.device import device_for, device_name
 from rayfed.engine.fleet import ExchangeResult
 from rayfed.engine.host import Host
 
@@ -153,6 +153,10 @@ class HostMethods:
         self._sums: dict[Hashable, ExactSum] = {}
         self.host = Host(blueprint, population, self.device, share=share, position=position)
         return str(ray.util.get_node_ip_address())
+
+    def kind_of_device(self) -> tuple[str, float]:
+        """Return the type of the device, and the GiB of its memory for clients that train at once, to a tenth."""
+        return device_name(self.device), round(self.host.room_for_training / 2**30, 1)
 
     def ask(self, method: str, message: Message, number: int, payload: Message, *large: Message) -> Any:
         """Call a method of the host.

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 import ray
 from ray import tune
 
-from rayfed.core.errors import HostLost, StorageError, UsageError
+from rayfed.core.errors import HostLost, StorageError
 from rayfed.distributed.cluster import connect
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.sent_data import sent_data
-from rayfed.distributed.server_actor import JOB, ServerActor, Start
+from rayfed.distributed.server_actor import ServerActor, Start
 from rayfed.distributed.shared import share
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.experiments.capacity import reserved
@@ -35,10 +35,6 @@ class _Base(NamedTuple):
 
     def with_values(self, values: Mapping[str, Any]) -> Config:
         """Return the configuration with the values that Tune has chosen, by nested or dotted keys."""
-        if JOB in values:
-            raise UsageError(
-                "Tuner.restore: the folder is that of rayfed sweep; the same command with resume=true continues it"
-            )
         chosen = {key: value for key, value in values.items() if not key.startswith("__")}  # Tune's own
         return Config.read(self.config.tree(), chosen)
 

@@ -1,16 +1,21 @@
-"""The trials of a sweep as a list for Ray Tune, and their rounds as files that Tune reads."""
+"""The trials of a sweep as a list for Ray Tune, and what Tune reads in the folder of a sweep."""
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
 from ray.tune.logger import LoggerCallback
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
+from rayfed.core.errors import UsageError
 from rayfed.distributed.server_actor import JOB, SentJob
+from rayfed.records.storage import Storage
 
-_FILE = "result.json"  # by which Tune knows it
+# by which Tune knows them
+_FILE = "result.json"
+_TUNERS_STATE = "tuner.pkl"
 _OWN_COLUMNS = ("trial_id", "time_total_s", "time_this_iter_s", "timestamp", "date", "done")
 
 
@@ -55,6 +60,22 @@ class RoundsFile(LoggerCallback):
         file = self._files.pop(trial, None)
         if file is not None:
             file.close()
+
+
+class _Refused:
+    """Is unpickled into an exception."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise UsageError("Tuner.restore: the folder is one of rayfed; the same command with resume=true continues it")
+
+
+def refuse_restore(folder: Storage) -> None:
+    """Let `Tuner.restore` say that rayfed restores its own sweeps, since Tune has no states of their trials."""
+    folder.write(_TUNERS_STATE, pickle.dumps(_Refused()))
 
 
 def _is_number(value: Any) -> bool:

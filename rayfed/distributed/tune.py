@@ -42,7 +42,7 @@ from rayfed.distributed.sent_data import sent_data
 from rayfed.distributed.server_actor import JOB, ServerActor, sent
 from rayfed.distributed.shared import Shared, share
 from rayfed.distributed.trial import ENDED, RAISED
-from rayfed.distributed.trial_list import JobList, RoundsFile
+from rayfed.distributed.trial_list import JobList, RoundsFile, refuse_restore
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import reserved
@@ -62,6 +62,7 @@ from rayfed.records.trials import mark_interrupted, recorded_value
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
+_TUNES_FOLDER = "tune"  # in that of the experiment
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
 _MOST_PENDING = 200  # trials of a search, whose choices learn nothing from each other
 _WAITING_SECONDS = 30.0  # without a trial that runs, until a line says what the cluster has not freed
@@ -208,6 +209,7 @@ class _Trials(tune.Callback, tune.Stopper):
         ctrl_c = on_signal(signal.SIGINT, note_ctrl_c, signal.default_int_handler)
         try:
             tuner = self._tuner(space, files, work, searcher)
+            refuse_restore(open_storage(self._folder).child(self._experiment, _TUNES_FOLDER))
             seeded = global_generators_seeded(self._space.search.seed, "schedulers")  # some of Tune's draw from them
             with watched(self._look, bars, quiet=self._quiet), sigterm, ctrl_c, seeded:
                 return tuner.fit()
@@ -229,7 +231,8 @@ class _Trials(tune.Callback, tune.Stopper):
     def _tuner(
         self, space: Mapping[str, Any], files: SentFiles, work: Mapping[str, Any], searcher: "Searcher | None"
     ) -> tune.Tuner:
-        search, storage = self._space.search, open_storage(self._folder).child(self._experiment)
+        search = self._space.search
+        storage = open_storage(self._folder).child(self._experiment)
         chosen = scheduler_of(self._space, self._configs, self._tuning.scheduler)
         keep_credentials_here()
         is_buffered = chosen.scheduler is None
@@ -264,7 +267,7 @@ class _Trials(tune.Callback, tune.Stopper):
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
-                name="tune",
+                name=_TUNES_FOLDER,
                 storage_path=storage.path if storage.local is None else str(Path(storage.location).resolve()),
                 storage_filesystem=storage.filesystem if storage.local is None else None,
                 verbose=0,

@@ -111,6 +111,13 @@ def _check_share(gpus: float, memory: int, context: int, model: nn.Module | None
         raise UsageError(f"{gpus:.3g} of this GPU is {here}, but {needs}; {remedy} has hosts")
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name of the type of a GPU, "cpu" for every CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
 def peak_bytes(device: torch.device) -> int:
     """Return the most GPU memory that this process's tensors took since the last call; 0 on a CPU."""
     if device.type != "cuda":
@@ -147,7 +154,7 @@ def prefers_channels_last(device: torch.device, *, bf16: bool) -> bool:
 def check_bf16(device: torch.device) -> None:
     """Raise UsageError if a GPU cannot compute in bfloat16; every CPU can."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(device)
+        name = device_name(device)
         raise UsageError(f"local.precision=bf16: {name} cannot compute in bfloat16; use local.precision=float32")
 
 

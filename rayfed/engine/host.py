@@ -96,6 +96,11 @@ class Host:
         self.data = HostData(population, task, held_out_share=held_out, seed=self.seed, room=room)
         peak_bytes(self.ctx.task.device)  # leaves out what another simulation of this process took
 
+    @property
+    def room_for_training(self) -> float:
+        """The bytes that clients may take which train at once: half of the memory, beside data and states."""
+        return 2 * room_for(None, self.ctx.task.device, self._share)
+
     def empty_sum(self) -> ExactSum:
         """Return a sum for the averaged fields of clients."""
         return ExactSum(untrained=self.ctx.task.untrained)
@@ -302,7 +307,7 @@ class Host:
             for phase, rows in drawn:
                 phases.append((phase, rows[:_MEASURED_STEPS]))
             job = Job(client, part, phases, work, ctx, state, fields)
-            room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
+            room = self.room_for_training
             # a block has copies of them
             inputs = 0
             if isinstance(part.x, Tensor):

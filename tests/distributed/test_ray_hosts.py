@@ -163,6 +163,29 @@ def test_a_measured_number_of_clients_at_once_is_the_same_on_all_hosts(pool):
     assert measured[1:] == outcome(given, SIX, LocalFleet(given, SIX))[1:]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneByOneThere(Busy):
+    """Busy, but a process of Ray cannot train several clients at once."""
+
+    there: str = ""  # Ray's id of the process
+
+    def step(self, ctx, work, down, batch):
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() == self.there:
+            float(batch.x.sum())  # which torch.vmap refuses
+        return super().step(ctx, work, down, batch)
+
+
+def test_the_least_number_of_clients_at_once_counts_among_kinds_of_hosts(pool):
+    """Two hosts share the memory of this machine, but one reserves it whole: they are of two kinds."""
+    weak = pool.actors[1]
+    plan = blueprint(OneByOneThere(there=weak._actor_id.hex()), SIX, vmap_clients=None)
+    unlike = SimpleNamespace(actors=pool.actors, bundles=[{"CPU": 1}, {"CPU": 4}])
+    fleet = SharedFleet(plan, SIX, unlike, 2)
+    measured, given = outcome(plan, SIX, fleet), dataclasses.replace(plan, vmap_clients=1)
+    assert fleet.vmap_clients == 1
+    assert measured[1:] == outcome(given, SIX, LocalFleet(given, SIX))[1:]
+
+
 def end_alike(plan, people, fleet, points=None):
     """Check that `fleet` computes what this process does, and return its outcome."""
     there = outcome(plan, people, fleet, points)

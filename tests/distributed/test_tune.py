@@ -241,7 +241,8 @@ def test_a_users_own_tuner_is_restored(tmp_path):
 
 def test_the_folder_of_a_sweep_is_not_for_tuner_restore():
     swept("folder", {"local.lr": {"grid": [0.1, 0.5]}})
-    trainable = rayfed.trainable(QUICK, **GIVEN)
     path = os.path.abspath("results/folder/tune")
-    with pytest.raises(Exception, match=r"Invalid `trainable` input to `Tuner.restore"):
-        tune.Tuner.restore(path, trainable, restart_errored=True).fit()
+    words = r"^Tuner\.restore: the folder is one of rayfed; the same command with resume=true continues it$"
+    for trainable in (rayfed.trainable(QUICK, **GIVEN), lambda config: None):
+        with pytest.raises(UsageError, match=words):
+            tune.Tuner.restore(path, trainable, restart_errored=True)
