@@ -202,7 +202,10 @@ class MinMax(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class MinSum(MinMax):
-    """As `minmax`, but the sum of squared distances to all honest updates is at most that of an honest update."""
+    """As `minmax`, but the sum of squared distances to all honest updates is at most that of an honest update.
+
+    The largest sum of an honest update counts, as in the paper; in the authors' code it is the least.
+    """
 
     name: ClassVar[str] = "minsum"
     reference: ClassVar[str] = "Shejwalkar and Houmansadr 2021, Eq. (9) (Min-Sum)"

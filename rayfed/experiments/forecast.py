@@ -24,6 +24,7 @@ from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.plan_channel import for_fewer_clients
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.space import Space
@@ -180,6 +181,7 @@ def _small_form(plan: Plan) -> Plan:
         local = local._replace(epochs=None, steps=min(local.steps, _BATCHES))
     blueprint = replace(
         plan.blueprint,
+        algorithm=for_fewer_clients(plan.blueprint.algorithm, number),
         clock=NO_CLOCK,
         buffered=None,
         cohort=number,
@@ -187,7 +189,7 @@ def _small_form(plan: Plan) -> Plan:
         local=local,
         vmap_clients=min(plan.blueprint.vmap_clients or 1, number),
     )
-    evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={})
+    evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics={}, left_out=frozenset())
     return replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
 
 

@@ -120,6 +120,37 @@ def test_minsum_keeps_to_the_largest_sum_of_squares(direction):
     np.testing.assert_allclose(crafted(MinSum(direction=direction)), expected, atol=1e-5)
 
 
+BESIDE = {  # by the notebooks of Min-Max's and Min-Sum's authors, whose search ends at a width of 1e-5
+    "std": (
+        [-1.708567773857006, -0.9588754730722056, -2.658696972810074, -1.2476929569514394],
+        [-1.533847851946387, -0.8759904664203934, -2.3591225503086353, -1.086573013556944],
+    ),
+    "unit": (
+        [0.6401973532567007, 0.45377419621355325, 0.8237302287953031, 0.2586801946567707],
+        [0.47432416352289186, 0.3362026802397023, 0.6103042284606058, 0.19165694192008503],
+    ),
+    "sign": (
+        [0.5175220380510603, 0.7018077523367745, 0.33609346662248896, 0.8946648951939173],
+        [0.3760182666145562, 0.5603039809002703, 0.1945896951859848, 0.7531611237574132],
+    ),
+}
+
+
+@pytest.mark.parametrize("direction", BESIDE)
+def test_minmax_and_minsum_beside_their_authors(direction):
+    """Their Min-Sum allows the least sum of an honest update; the values are those with the largest, as in Eq. (9)."""
+    minmax, minsum = BESIDE[direction]
+    np.testing.assert_allclose(crafted(MinMax(direction=direction)), minmax, atol=3e-5)
+    np.testing.assert_allclose(crafted(MinSum(direction=direction)), minsum, atol=3e-5)
+
+
+def test_minmax_beside_blades():
+    """The value of Blades (commit 711e8df), whose search ends at a width of 0.01 of γ."""
+    blades = [-1.702154242659444, -0.9558329718499152, -2.6477003452721597, -1.2417786469391063]
+    furthest = 0.01 * np.std(HONEST, 0, ddof=1).max()
+    np.testing.assert_allclose(crafted(MinMax()), blades, atol=furthest)
+
+
 def test_honest_updates_that_agree_leave_no_room():
     values = [{"w": torch.tensor([1.0, 2.0])}] * 3
     same = Updates(values, {"w": torch.zeros(2)}, [1 / 3] * 3)

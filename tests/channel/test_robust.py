@@ -86,6 +86,18 @@ def test_bulyan_averages_what_is_near_the_median_of_what_krum_chooses(f):
     np.testing.assert_allclose(result(Bulyan(), rows, f)[0], bulyan_by_hand(rows, f), atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (0, [0.12444444444444439, -0.87, 0.23222222222222225, 0.0733333333333333]),
+        (1, [-0.322, -0.488, -1.45, 0.192]),
+    ],
+)
+def test_bulyan_beside_flower(f, expected):
+    """The values of Flower 1.22.0 for NINE."""
+    np.testing.assert_allclose(result(Bulyan(), NINE, f)[0], expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [NINE, NINE[:8]])
 def test_trimmed_means_and_medians_by_coordinate(rows):
     ordered = np.sort(rows, 0)

@@ -47,6 +47,17 @@ class TestProbe:
         assert torch.equal(torch.get_rng_state(), state)
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize("rule", ["mean", "krum", "bulyan"])
+    def test_two_clients_stand_for_a_cohort_with_attackers_and_a_robust_rule(self, rule):
+        attacked = {"attack": {"name": "alie", "clients": [5, 7]}, "robust.name": rule}
+        twelve = {"partition.name": "iid", "partition.clients": 12}
+        assert probe(plan(**twelve, **attacked)).step > 0
+
+    def test_two_clients_stand_for_a_poisson_cohort(self):
+        sampled = {"sampling.name": "poisson", "cohort_share": 0.5, "algorithm.weighting": "equal"}
+        ten = {"partition.name": "iid", "partition.clients": 10}
+        assert probe(plan(**ten, **sampled, **{"privacy.sigma": 1, "privacy.delta": 0.01})).step > 0
+
 
 SPACE = """
 seeds: [0, 1]
