@@ -10,7 +10,7 @@ import copy
 import tempfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -59,6 +59,7 @@ class Setting:
         cohort: The number of clients in a round; None: all of them.
         network: "mlp", "mlp_bn" (with batch norm), "linear", or "cnn" (for images of 8x8 pixels).
         head: "linear", "mlp" (two layers), or "mlp_bn" (two layers with batch norm); for networks "mlp" and "mlp_bn".
+        double: Whether both sides compute in float64, which rayfed does not do by itself; for the network "mlp".
         more: Other keys of rayfed's configuration, such as {"batch_norm": "local"}.
     """
 
@@ -71,6 +72,7 @@ class Setting:
     lr: float = 0.1
     network: str = "mlp"
     head: str = "linear"
+    double: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,8 +95,13 @@ class Setting:
                 return SplitModel(nn.Identity(), nn.Linear(INPUTS, CLASSES), (INPUTS,))
             norm: dict[str, nn.Module] = {"bn1": nn.BatchNorm1d(12)} if self.network == "mlp_bn" else {}
             layers = {"fc1": nn.Linear(INPUTS, 12), **norm, "relu": nn.ReLU(), "fc2": nn.Linear(12, FEATURES)}
+            if self.double:
+                layers = {"widened": Widened(), **layers}
             body = nn.Sequential(OrderedDict(layers))
-            return SplitModel(body, self._head(), (INPUTS,))
+            model = SplitModel(body, self._head(), (INPUTS,))
+            if self.double:
+                model.double()
+            return model
 
     def _head(self) -> nn.Module:
         if self.head == "linear":
@@ -128,6 +135,25 @@ class Setting:
             "results": results,
             **self.more,
         }
+
+
+class Widened(nn.Module):
+    """Turns inputs into float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Let `torch.Tensor.float` and new tensors be float64, so that rayfed computes in it with a model of float64."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+            yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 Draw = tuple[str, Rows]
@@ -366,8 +392,9 @@ def compare(case: Case, checkout: Any) -> Comparison:
         OutOfStep: They did not take the same steps, or do not hold the same weights.
         Unavailable: Code of the other side is missing.
     """
-    trace = record(case.setting, case.watch)
-    ours, theirs = case.ours(trace), case.theirs(checkout, trace)
+    with in_float64() if case.setting.double else nullcontext():
+        trace = record(case.setting, case.watch)
+        ours, theirs = case.ours(trace), case.theirs(checkout, trace)
     difference, where = largest_difference(ours, theirs)
     initial = trace.extra.get("initial") or trace.initial.state_dict()
     moved = [
