@@ -23,6 +23,24 @@ def example_losses(loss: Callable[..., Tensor], logits: Tensor, y: Tensor) -> Ex
 
     None where `loss` is not torch's cross-entropy, or takes no classes here.
     """
+    options = _options_for_classes(loss, logits, y)
+    if options is None:
+        return None
+    losses = F.cross_entropy(logits, y, **(options | {"reduction": "none"}))
+    weights = (y != options["ignore_index"]).double()
+    of_classes = options["weight"]
+    if of_classes is not None:
+        weights = weights * of_classes.double()[y.clamp(min=0)]
+    return ExampleLosses(losses.double(), weights)
+
+
+def has_example_losses(loss: Callable[..., Tensor], logits: Tensor, y: Tensor) -> bool:
+    """Return whether `example_losses` returns losses; nothing is computed."""
+    return _options_for_classes(loss, logits, y) is not None
+
+
+def _options_for_classes(loss: Callable[..., Tensor], logits: Tensor, y: Tensor) -> dict[str, Any] | None:
+    """Return all options of the cross-entropy that `loss` is, if it is one and a mean over classes `y` [n]."""
     if logits.ndim != 2 or y.ndim != 1 or y.is_floating_point():
         return None
     options = _options(loss, logits)
@@ -31,12 +49,7 @@ def example_losses(loss: Callable[..., Tensor], logits: Tensor, y: Tensor) -> Ex
     options = _OPTIONS | options
     if options["reduction"] != "mean":
         return None
-    losses = F.cross_entropy(logits, y, **(options | {"reduction": "none"}))
-    weights = (y != options["ignore_index"]).double()
-    of_classes = options["weight"]
-    if of_classes is not None:
-        weights = weights * of_classes.double()[y.clamp(min=0)]
-    return ExampleLosses(losses.double(), weights)
+    return options
 
 
 def _options(loss: Callable[..., Tensor], logits: Tensor) -> dict[str, Any] | None:
@@ -58,9 +71,29 @@ def _options(loss: Callable[..., Tensor], logits: Tensor) -> dict[str, Any] | No
 
 
 def sums_of_parts(values: Tensor, lengths: list[int]) -> Tensor:
-    """Return the sum over each of consecutive parts of `values` [n, k] with these lengths: [parts, k]."""
-    if len(values) > _LONG * len(lengths):
-        return torch.stack([part.sum(0) for part in values.split(lengths)])
+    """Return the sum over each of consecutive parts of `values` [n, k] with these lengths: [parts, k].
+
+    The bits of a sum depend on the values of its part alone.
+    """
+    if max(lengths) <= _LONG:
+        return _sums_of_short(values, lengths)
+    parts = values.split(lengths)
+    sums: dict[int, Tensor] = {}
+    short = []
+    for place, part in enumerate(parts):
+        if len(part) > _LONG:
+            sums[place] = part.sum(0)
+        else:
+            short.append(place)
+    if short:
+        together = torch.cat([parts[place] for place in short])
+        sums_of_short = _sums_of_short(together, [lengths[place] for place in short])
+        sums |= zip(short, sums_of_short.unbind(), strict=True)
+    return torch.stack([sums[place] for place in range(len(parts))])
+
+
+def _sums_of_short(values: Tensor, lengths: list[int]) -> Tensor:
+    """Return the sums of parts in one operation."""
     on_device = torch.tensor(lengths).to(values.device, non_blocking=True)
     return torch.segment_reduce(values, "sum", lengths=on_device, axis=0, unsafe=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rayfed.core.errors import BadHook, UsageError
-from rayfed.core.example_losses import ExampleLosses, example_losses
+from rayfed.core.example_losses import ExampleLosses, example_losses, has_example_losses
 from rayfed.core.modules import (
     batch_norm_names,
     batch_norm_statistics,
@@ -364,6 +364,10 @@ class Task:
         if self._learned_loss is not None:
             return None
         return example_losses(self._scoring_loss, outputs, y)
+
+    def has_example_losses(self, outputs: Tensor, y: Tensor) -> bool:
+        """Return whether `example_losses` returns losses; nothing is computed."""
+        return self._learned_loss is None and has_example_losses(self._scoring_loss, outputs, y)
 
     def _measured(
         self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool = True

@@ -128,6 +128,9 @@ class Host:
                     total.add_all(list(averaged.values()), weights)
                 averaged = {}
         self._synchronise()
+        began_to_read = time.perf_counter()
+        result.scored.read()
+        result.scoring[self.position] += time.perf_counter() - began_to_read
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
         return result
@@ -165,7 +168,7 @@ class Host:
             began = time.perf_counter()
             model = self.algorithm.trained_model(ctx, trained.work, next_state, job.down)
             scored = self._score_clients(ctx, [client], model, "trained", request.score_splits, due)
-            result.scored.add(scored.read())
+            result.scored.add(scored)
             if measures_training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began

@@ -23,6 +23,7 @@ from rayfed.core.example_losses import sums_of_parts
 from rayfed.core.outputs import labels_with_loss, scored_values, with_loss
 from rayfed.core.records import Predictions, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
+from rayfed.core.task import Task
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
 from rayfed.metrics.base import (
@@ -47,6 +48,8 @@ On a CPU the outputs of a layer should fit its cache: the four-layer CNN on imag
 batches of 83, and 90 in batches of 200. A GPU needs larger batches.
 """
 _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
+_HELD = {"cpu": 2**16, "cuda": 2**22}
+"""The numbers in the outputs that are held until those of other models are known."""
 _UNIT = 2.0**-10
 """The unit in which gradients of summed losses are added up: a power of two that keeps them where sums are exact."""
 
@@ -68,6 +71,7 @@ class Scored:
     collected: list[Representations] = field(default_factory=list)
     unread: list["Unread"] = field(default_factory=list)
     predictions: list[Predictions] = field(default_factory=list)
+    _held: int = 0  # numbers in the outputs of `unread`
 
     def add(self, other: "Scored") -> None:
         """Append what `other` has."""
@@ -75,9 +79,15 @@ class Scored:
         self.collected += other.collected
         self.unread += other.unread
         self.predictions += other.predictions
+        for unread in other.unread:
+            if unread.outputs is not None:
+                self._held += unread.outputs.logits.numel()
+                if self._held > _most_held(unread.outputs.logits.device):
+                    self._compute_numbers()
 
     def read(self) -> "Scored":
         """Append the scores that are still on the device, after a single wait for it, and return this object."""
+        self._compute_numbers()
         if self.unread:
             numbers = torch.cat([unread.numbers for unread in self.unread])
             rows = iter(numbers.tolist())
@@ -86,12 +96,45 @@ class Scored:
         self.unread = []
         return self
 
+    def _compute_numbers(self) -> None:
+        """Compute the numbers of all models whose outputs are held, with as many operations as for one of them."""
+        held = []
+        for unread in self.unread:
+            if unread.outputs is not None:
+                held.append((unread, unread.outputs))
+        for _, group in itertools.groupby(held, key=lambda pair: pair[1].form):
+            pairs = list(group)
+            found = _numbers_of_models([outputs for _, outputs in pairs])
+            for (unread, _), numbers in zip(pairs, found, strict=True):
+                unread.numbers = numbers
+                unread.outputs = None
+        self._held = 0
 
-class Unread(NamedTuple):
+
+def _most_held(device: torch.device) -> int:
+    return _HELD.get(device.type, _HELD["cpu"])
+
+
+class ModelOutputs(NamedTuple):
+    """The outputs of a model for all examples of some parts [examples, classes], and the labels of each part."""
+
+    task: Task
+    logits: Tensor
+    labels: list[Tensor]
+
+    @property
+    def form(self) -> tuple[int, int]:
+        """What models have in common that are scored together."""
+        return id(self.task), self.logits.shape[1]
+
+
+@dataclass
+class Unread:
     """Scores of a model at `point` whose numbers are still on the device.
 
     Attributes:
         numbers: The accuracy of each part, NaN if no label counts, its loss, and whether it has one: [parts, 3].
+        outputs: The outputs of which the numbers are still to be computed, together with those of other models.
         places: The columns of the scores of each part that say whose it is.
         examples: The number of examples of each part.
         more: The values of further metrics on each part.
@@ -99,6 +142,7 @@ class Unread(NamedTuple):
     """
 
     numbers: Tensor
+    outputs: ModelOutputs | None
     places: list[dict[str, Any]]
     examples: list[int]
     more: list[list[Value]]
@@ -155,32 +199,34 @@ def unread_scores(
     all have the weight 0. The parts share batches, which is several times as fast for small parts, unless an example's
     output depends on its batch.
     """
+    task = ctx.task
     lengths = [len(part) for part in parts]
-    numbers = None
+    held = None
     more: list[list[Value]] = [[] for _ in parts]
     outputs: Iterable[Tensor] = predictions(algorithm, ctx, model, parts)
-    if parts and ctx.task.outputs.kind == "classes":
+    if parts and task.outputs.kind == "classes":
         whole = _all_predictions(algorithm, ctx, model, parts)
         outputs = whole.split(lengths)
-        numbers = _numbers_of_all(ctx, whole, parts, lengths)
-    if numbers is None or metrics or kept is not None:
-        rows = []
+        if task.has_example_losses(whole, parts[0].y):
+            held = ModelOutputs(task, whole, [part.y for part in parts])
+    rows = []
+    if held is None or metrics or kept is not None:
         for place, (part, logits) in enumerate(zip(parts, outputs, strict=True)):
-            scored = scored_values(ctx.task.outputs, logits, part.y)
-            if numbers is None:
+            scored = scored_values(task.outputs, logits, part.y)
+            if held is None:
                 rows.append(_numbers(ctx, model, logits, part, scored))
             values = _measured(metrics, logits, part, scored)
             if kept is not None and part.split in TESTED and scored is not None:
-                kept.append(_predictions(ctx.task.outputs.kind, *scored, part, point))
-            if ctx.task.outputs.kind == "positions":  # rows count examples
+                kept.append(_predictions(task.outputs.kind, *scored, part, point))
+            if task.outputs.kind == "positions":  # rows count examples
                 values = [value._replace(n=len(part)) for value in values]
             more[place] = values
-        if rows:
-            numbers = torch.stack(rows)
-    if numbers is None:
-        numbers = torch.empty(0, 3, dtype=torch.float64, device=ctx.task.device)
+    if rows:
+        numbers = torch.stack(rows)
+    else:
+        numbers = torch.empty(0, 3, dtype=torch.float64, device=task.device)
     places = [part.place for part in parts]
-    return Unread(numbers, places, lengths, more, ctx.task.outputs.kind in OF_CLASSES, point, selection)
+    return Unread(numbers, held, places, lengths, more, task.outputs.kind in OF_CLASSES, point, selection)
 
 
 def _numbers(ctx: Context, model: Any, logits: Tensor, part: Part, scored: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -194,21 +240,31 @@ def _numbers(ctx: Context, model: Any, logits: Tensor, part: Part, scored: tuple
     return torch.stack([accuracy, loss, has_loss.double()])
 
 
-def _numbers_of_all(ctx: Context, logits: Tensor, parts: Sequence[Part], lengths: list[int]) -> Tensor | None:
-    """Return `_numbers` of all parts [parts, 3] by sums over each of them; None where the loss is no such sum."""
-    y = torch.cat([part.y for part in parts])
-    of_examples = ctx.task.example_losses(logits, y)
-    if of_examples is None:
-        return None
-    ignored = ctx.task.outputs.ignored
+def _numbers_of_models(outputs: Sequence[ModelOutputs]) -> tuple[Tensor, ...]:
+    """Return `_numbers` of the parts of each model [parts, 3], by sums over each part.
+
+    The bits of a part's numbers do not depend on the other models.
+    """
+    task = outputs[0].task
+    labels = []
+    for of_model in outputs:
+        labels += of_model.labels
+    logits = torch.cat([of_model.logits for of_model in outputs])
+    y = torch.cat(labels)
+    of_examples = task.example_losses(logits, y)
+    assert of_examples is not None, "outputs are held where losses of examples are known"
+    ignored = task.outputs.ignored
     counts = torch.ones_like(y, dtype=torch.bool)
     if ignored is not None:
         counts = y != ignored
     is_right = (logits.argmax(1) == y) & counts
-    has_loss = labels_with_loss(y, ctx.task.without_loss)
+    has_loss = labels_with_loss(y, task.without_loss)
     columns = [is_right.double(), counts.double(), of_examples.losses, of_examples.weights, has_loss.double()]
+    lengths = [len(part) for part in labels]
     right, counted, losses, weights, with_a_loss = sums_of_parts(torch.stack(columns, 1), lengths).unbind(1)
-    return torch.stack([right / counted, losses / weights, with_a_loss], 1)
+    numbers = torch.stack([right / counted, losses / weights, with_a_loss], 1)
+    parts_of_models = [len(of_model.labels) for of_model in outputs]
+    return torch.split(numbers, parts_of_models)
 
 
 @torch.no_grad()
@@ -305,13 +361,13 @@ def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[
             for k in range(count + 1):
                 ends.append(k * len(part) // count)
             inputs = (part.normalise(part.x[start:stop]) for start, stop in itertools.pairwise(ends))
-            yield torch.cat([algorithm.predict(ctx, model, x) for x in inputs])
+            yield torch.cat([_predicted(algorithm, ctx, model, x) for x in inputs])
         return
     pieces: list[Tensor] = []  # logits that are not yet yielded
     batches = _batches(parts)
     for part in parts:
         while sum(map(len, pieces)) < len(part):
-            pieces.append(algorithm.predict(ctx, model, next(batches)))
+            pieces.append(_predicted(algorithm, ctx, model, next(batches)))
         if len(pieces) > 1:
             logits = torch.cat(pieces)
         else:
@@ -325,10 +381,15 @@ def _all_predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequ
     if ctx.task.rows_interact:
         outputs = list(predictions(algorithm, ctx, model, parts))
     else:
-        outputs = [algorithm.predict(ctx, model, x) for x in _batches(parts)]
+        outputs = [_predicted(algorithm, ctx, model, x) for x in _batches(parts)]
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat(outputs)
+
+
+def _predicted(algorithm: Algorithm, ctx: Context, model: Any, x: Tensor) -> Tensor:
+    """Return a copy of the outputs: the model may write its next ones to the same memory."""
+    return algorithm.predict(ctx, model, x).clone()
 
 
 def _batches(parts: Sequence[Part]) -> Iterator[Tensor]:

@@ -75,7 +75,7 @@ def test_labels_that_are_no_classes_are_left_to_the_loss():
     assert example_losses(F.cross_entropy, logits[:, :, None], y[:, None]) is None
 
 
-@pytest.mark.parametrize("lengths", [[3, 1, 2], [400, 500]])
+@pytest.mark.parametrize("lengths", [[3, 1, 2], [400, 500], [3, 400, 1, 2, 257, 256]])
 def test_sums_of_parts_are_sums_of_slices(lengths):
     values = torch.arange(2.0 * sum(lengths), dtype=torch.float64).reshape(-1, 2)
     expected, start = [], 0
@@ -83,3 +83,20 @@ def test_sums_of_parts_are_sums_of_slices(lengths):
         expected.append(values[start : start + length].sum(0).tolist())
         start += length
     assert sums_of_parts(values, lengths).tolist() == expected
+
+
+def test_the_bits_of_a_sum_depend_on_its_part_alone():
+    lengths = [3, 400, 1, 100, 257, 256]
+    values = torch.rand(sum(lengths), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sums = sums_of_parts(values, lengths)
+    for part, length, found in zip(values.split(lengths), lengths, sums, strict=True):
+        assert torch.equal(sums_of_parts(part, [length])[0], found)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_bits_of_a_loss_do_not_depend_on_the_other_examples(name):
+    logits, y = drawn()
+    together = example_losses(KNOWN[name], logits, y)
+    for i in range(len(y)):
+        alone = example_losses(KNOWN[name], logits[i : i + 1], y[i : i + 1])
+        assert torch.equal(alone.losses[0], together.losses[i])

@@ -8,13 +8,13 @@ import torch
 
 import rayfed
 from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics, simulate
-from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavg import FedAvg, Solo
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Moment
 from rayfed.core.outputs import UNKNOWN
 from rayfed.data.population import Examples
 from rayfed.engine import scoring
-from rayfed.engine.fleet import ScoreRequest, scoring_blocks
+from rayfed.engine.fleet import ExchangeRequest, ScoreRequest, scoring_blocks
 from rayfed.engine.host import Host, LocalFleet
 from rayfed.engine.scoring import batch_size, predictions, score
 from rayfed.experiments import plan
@@ -173,6 +173,77 @@ def test_an_evaluation_waits_once(monkeypatch):
     scores = scored_by(plan, people, range(130)).scores
     assert len(scores) == 130 * 4
     assert reads == [(260, 3)]
+
+
+class OneBuffer(torch.nn.Module):
+    """Writes all of its outputs to the same memory, as a model does that replays a CUDA graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+        self.memory = torch.empty(900, 3)
+
+    def forward(self, x):
+        if self.training:
+            return self.layer(x)
+        return self.memory[: len(x)].copy_(self.layer(x).detach())
+
+
+def own_scores(plan, people, groups):
+    """Return the scores of models that are the clients' own, downloaded and after training, by the clients of a call."""
+    scores = []
+    fleet = LocalFleet(plan, people)
+    weights = fleet.host.ctx.task.initial_weights()
+    for clients in groups:
+        states = {client: {"weights": {k: (client + 1) * w for k, w in weights.items()}} for client in clients}
+        fleet.load(states.items())
+        cohort = {"moment": Moment("round", 1), "cohort": clients, "clients": clients}
+        request = ScoreRequest(**cohort, splits=("train", "val", "test"), points=("downloaded",))
+        scores += fleet.score_downloads(request, {"weights": {}}, {}).scores
+        train = ExchangeRequest(**cohort, weights=dict.fromkeys(clients, 1.0), score_splits=("val", "test"))
+        scores += fleet.exchange(train, {"weights": {}}, {}).scored.scores
+    return sorted(scores)
+
+
+def test_scores_of_the_clients_own_models_are_the_same_bits_whoever_is_scored_with_them(monkeypatch):
+    people = blobs(7, sizes=(900, 61, 300, 90, 44, 52, 70))  # up to 480 examples of a part
+    plan = blueprint(Solo(), people, model=OneBuffer(), vmap_clients=1)
+    found = []
+    for held in (scoring._HELD["cpu"], 100):
+        monkeypatch.setitem(scoring._HELD, "cpu", held)
+        for groups in ([tuple(range(7))], [(5, 2), (0,), (6, 1, 3, 4)], [(i,) for i in range(7)]):
+            found.append(own_scores(plan, people, groups))
+    assert len(found[0]) == 7 * 2 * 5
+    assert len({score.value for score in found[0] if score.metric == "loss"}) == 7 * 5
+    for other in found:
+        assert other == found[0]
+    losses = {}
+    for score in found[0]:
+        if (score.point, score.metric) == ("downloaded", "loss"):
+            losses[score.client, score.split] = score.value
+    weights = plan.context(people, "cpu").task.initial_weights()
+    for client, data in enumerate(people.clients):
+        for split in ("train", "val", "test"):
+            part = getattr(data, split)
+            logits = (client + 1) * (torch.from_numpy(part.x) @ weights["layer.weight"].T + weights["layer.bias"])
+            loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(part.y))
+            assert losses[client, split] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_the_numbers_of_all_clients_own_models_are_computed_at_once(monkeypatch):
+    people = blobs(9)
+    plan = blueprint(Solo(), people, model=net(batch_norm=False), vmap_clients=1)
+    lengths, sums = [], scoring.sums_of_parts
+
+    def counted(values, of_parts):
+        lengths.append(of_parts)
+        return sums(values, of_parts)
+
+    monkeypatch.setattr(scoring, "sums_of_parts", counted)
+    scores = own_scores(plan, people, [tuple(range(9))])
+    assert len(scores) == 9 * 2 * 5
+    sizes = [20, 26, 33, 41, 20, 26, 33, 41, 20]
+    assert lengths == [[n for size in sizes for n in (size, 9, 15)], [9, 15] * 9]
 
 
 def clients(count):
