@@ -190,7 +190,7 @@ class OneBuffer(torch.nn.Module):
 
 
 def own_scores(plan, people, groups):
-    """Return the scores of models that are the clients' own, downloaded and after training, by the clients of a call."""
+    """Return the scores of the clients' own models, downloaded and trained; a call scores one of `groups`."""
     scores = []
     fleet = LocalFleet(plan, people)
     weights = fleet.host.ctx.task.initial_weights()
@@ -218,9 +218,9 @@ def test_scores_of_the_clients_own_models_are_the_same_bits_whoever_is_scored_wi
     for other in found:
         assert other == found[0]
     losses = {}
-    for score in found[0]:
-        if (score.point, score.metric) == ("downloaded", "loss"):
-            losses[score.client, score.split] = score.value
+    for one in found[0]:
+        if (one.point, one.metric) == ("downloaded", "loss"):
+            losses[one.client, one.split] = one.value
     weights = plan.context(people, "cpu").task.initial_weights()
     for client, data in enumerate(people.clients):
         for split in ("train", "val", "test"):
