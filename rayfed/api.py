@@ -431,7 +431,11 @@ def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, A
             raise UsageError(f"trial={row['trial']}: was run with {name}=, which is not saved; give it again")
     replaced = {group for group, (_, value) in marks.items() if value is not None}
     replaced |= {"partition"} if given.clients is not None else set()
-    return {key: value for key, value in recorded_configuration(row).items() if key.partition(".")[0] not in replaced}
+    kept = {}
+    for key, value in recorded_configuration(row).items():
+        if key.partition(".")[0] not in replaced or key == "data.without":
+            kept[key] = value
+    return kept
 
 
 def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rayfed.core.registry import resolve
+from rayfed.data import without
 from rayfed.experiments.components import KINDS, description, summary
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
 from rayfed.experiments.published import PublishedOptions
@@ -48,6 +49,7 @@ def config_keys() -> str:
             lines.append(_entry(field.name, default_text(field), field.metadata["help"]))
     for name, group in GROUPS.items():
         lines += _entries(group, f"{name}.")
+    lines.append(_without())
     names = ", ".join(KINDS["metrics"])
     lines.append(_entry("metrics.NAME", "", f"also measure {names}; true, or its keys (rayfed list)"))
     return "\n".join(lines)
@@ -73,7 +75,13 @@ def partition_keys() -> str:
     entries = []
     for field in fields:
         entries.append(_entry(field.name, default_text(field), field.metadata["help"]))
-    return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), *entries])
+    names = _names("data", "partition")
+    return "\n".join(["keys of the configuration that have an effect:", *names, _without(), *entries])
+
+
+def _without() -> str:
+    """Return the entry of the key that every dataset has."""
+    return _entry(f"data.{without.KEY}", "[]", without.HELP)
 
 
 def named_choices(kind: str, *, keys: bool = True) -> str:

@@ -63,6 +63,9 @@ class DomainSelection:
     left_out: tuple[str, ...] = field(default=(), init=False)
     """The domains that no client holds, the "ood" test sets. `leave_out` of the configuration replaces them."""
 
+    absent: tuple[str, ...] = field(default=(), init=False)
+    """The names in `data.without`: what is computed over several domains does not count these."""
+
     def load(self) -> Dataset:
         """Return the examples of the selected domains."""
         raise NotImplementedError
@@ -81,8 +84,15 @@ class DomainSelection:
 
     def without(self, domains: Sequence[str]) -> Self:
         """Return the same options for a dataset of which no client holds `domains`."""
+        return self._with("left_out", domains)
+
+    def marked_absent(self, names: Sequence[str]) -> Self:
+        """Return the same options for a dataset from which clients are left out."""
+        return self._with("absent", names)
+
+    def _with(self, name: str, value: Sequence[str]) -> Self:
         data = copy.copy(self)
-        object.__setattr__(data, "left_out", tuple(domains))
+        object.__setattr__(data, name, tuple(value))
         return data
 
 

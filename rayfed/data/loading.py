@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.core.rng import global_generators_seeded
-from rayfed.data.dataset import ClientRows, Dataset, check_no_leakage, unheld_rows
+from rayfed.data.dataset import ClientRows, ClientView, Dataset, check_no_leakage, unheld_rows
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
 from rayfed.data.on_disk import LazyRows, as_lazy_rows
@@ -24,6 +24,7 @@ from rayfed.data.partitions.stratified import single_rows
 from rayfed.data.population import (
     ClientTable,
     Examples,
+    ListedClients,
     MadeClients,
     PooledExamples,
     Population,
@@ -33,6 +34,7 @@ from rayfed.data.population import (
 from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
 from rayfed.data.sets.synthetic import Synthetic
+from rayfed.data.without import by_domain_or_number, described, names_in, other_options, remaining
 
 QUICK_SECONDS = 2.0  # that a user's own dataset may take to be loaded twice
 _DRAWS_ANEW = "returns something else the second time; draw from a seeded generator, such as np.random.default_rng(0)"
@@ -47,6 +49,7 @@ def build_data(
 ) -> tuple[Any, Any]:
     """Return the dataset and the partition, built from their options but not loaded.
 
+    The option `without` is no option of a dataset, and has no effect here; see `rayfed.data.without`.
     A name is an entry of `DATASETS` or `PARTITIONS`, or a user's own "module:Class": a dataclass whose fields are its
     options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[ClientRows]` for a partition. A dataset
     may define `default_partition` (else "domains") and `partition_defaults`, default options of that partition.
@@ -56,7 +59,7 @@ def build_data(
         UsageError: A name is unknown, or an option is unknown, missing, of a wrong type or out of range.
     """
     kind = _class(data_name, DATASETS, "data", "load")
-    data = build(kind, dict(data_options or {}), where="data")
+    data = build(kind, other_options(data_options), where="data")
     default = getattr(data, "default_partition", "domains")
     if partition_name is None:
         name = default
@@ -94,9 +97,10 @@ def load(
         UsageError: As for `build_data`; also if files are missing or damaged, or the partition cannot divide the data.
     """
     data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
+    without = names_in(data_options)
     if isinstance(data, Synthetic) and data.makes_clients and isinstance(partition, Natural) and not leave_out:
-        return _made_population(data, partition)
-    dataset, held_rows = _partitioned(data, partition, leave_out)
+        return population_without_clients(_made_population(data, partition), without)
+    dataset, held_rows, left_out = _partitioned(data, partition, leave_out, without)
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     clients = client_table(dataset, held_rows)
@@ -123,6 +127,7 @@ def load(
         test_drawn=_draws_tests(partition, dataset),
         layout=layout,
         class_names=dataset.class_names,
+        left_out=left_out,
     )
 
 
@@ -189,10 +194,25 @@ def load_partitioned(
     seed: int = 0,
 ) -> tuple[Dataset, list[ClientRows]]:
     """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
-    return _partitioned(*build_data(data_name, data_options, partition_name, partition_options, seed), leave_out)
+    data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
+    divided = _partitioned(data, partition, leave_out, names_in(data_options))
+    return divided.dataset, divided.clients
 
 
-def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | None) -> tuple[Dataset, list[ClientRows]]:
+class _Divided(NamedTuple):
+    """A dataset, the clients that hold its rows, and in words which ones are left out."""
+
+    dataset: Dataset
+    clients: list[ClientRows]
+    left_out: str
+
+
+def _partitioned(
+    data: Any, partition: Any, leave_out: str | Sequence[str] | None, without: Sequence[str] = ()
+) -> _Divided:
+    """Return the loaded dataset and its clients; `without` are the names in `data.without`."""
+    if without and isinstance(data, DomainSelection):
+        data = data.marked_absent(without)
     if leave_out is not None and isinstance(data, DomainSelection):  # keeps all examples, or refuses for its split
         data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
         leave_out = None
@@ -206,9 +226,11 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
         dataset = dataclasses.replace(dataset, stratified=is_own)
     if isinstance(partition, Partition):
         partition.check_redraw(dataset)
-    clients = checked_clients(dataset, partition)
+    everyone = divided_clients(dataset, partition)
     if not _is_ours(partition):
-        _refuse_changing_split(dataset, partition, partition_hash(dataset, clients))
+        _refuse_changing_split(dataset, partition, everyone)
+    dataset, clients = _remaining_clients(without, dataset, partition, everyone)
+    check_clients(dataset, clients)
     _tell_equal_images(dataset)
     if isinstance(partition, Partition):
         _tell_single_rows(dataset, clients, partition.strata(dataset))
@@ -222,7 +244,43 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
             ids += ", …"
         share = f"{len(untested)} of {len(clients)} clients"
         note(f"{dataset.name}: {share} have no test examples: {ids}")
-    return dataset, clients
+    return _Divided(dataset, clients, described(without, len(clients), len(everyone)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _RenumberedView:
+    """What the remaining clients see, who have other numbers than in the whole partition.
+
+    Attributes:
+        view: The view of the clients by their numbers in the whole partition.
+        numbers: That number of each client.
+    """
+
+    view: ClientView
+    numbers: Sequence[int]
+
+    def domain(self, client: int) -> str:
+        return self.view.domain(self.numbers[client])
+
+    def images(self, client: int, images: np.ndarray) -> np.ndarray:
+        return self.view.images(self.numbers[client], images)
+
+
+def _remaining_clients(
+    names: Sequence[str], dataset: Dataset, partition: Any, clients: list[ClientRows]
+) -> tuple[Dataset, list[ClientRows]]:
+    """Return the dataset and the clients of a partition that `names` do not leave out, numbered anew from 0."""
+    if not names:
+        return dataset, clients
+    domains = [dataset.client_domain(client) for client in clients]
+    columns = by_domain_or_number(domains)
+    if isinstance(partition, Natural):
+        columns = [*partition.names(dataset), domains]
+    places = remaining(names, dataset.name, columns)
+    kept = [clients[place]._replace(id=number) for number, place in enumerate(places)]
+    if dataset.client_view is not None:
+        dataset = dataclasses.replace(dataset, client_view=_RenumberedView(dataset.client_view, places))
+    return dataset, kept
 
 
 def _is_ours(component: object) -> bool:
@@ -267,9 +325,10 @@ def _contents(dataset: Dataset) -> list[str]:
     return [*map(content_hash, parts), hash_of_given]
 
 
-def _refuse_changing_split(dataset: Dataset, partition: Any, before: str) -> None:
-    """Raise UsageError if the user's own partition, of the hash `before`, divides the rows differently again."""
-    if partition_hash(dataset, checked_clients(dataset, partition)) != before:
+def _refuse_changing_split(dataset: Dataset, partition: Any, before: list[ClientRows]) -> None:
+    """Raise UsageError if the user's own partition, which returned `before`, divides the rows differently again."""
+    again = divided_clients(dataset, partition)
+    if partition_hash(dataset, again) != partition_hash(dataset, before):
         raise UsageError(f"partition: {type(partition).__name__}.split {_DRAWS_ANEW}")
 
 
@@ -296,6 +355,13 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
 
 def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
     """Return the clients of a partition, numbered from 0; each has training samples, and no row is used twice."""
+    clients = divided_clients(dataset, partition)
+    check_clients(dataset, clients)
+    return clients
+
+
+def divided_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
+    """Return the clients of a partition, numbered from 0, whose rows are integers."""
     clients = []
     name = type(partition).__name__
     with global_generators_seeded(0, "split"):  # a user's partition may draw from them
@@ -311,6 +377,11 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
         clients.append(ClientRows(number, str(domain), train, val, test))
     if not clients:
         raise UsageError(f"partition: {name} of {dataset.name} has no clients")
+    return clients
+
+
+def check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
+    """Raise UsageError if a client has no training samples, or a row is used twice or may not be held."""
     empty = []
     for client in clients:
         if not len(client.train):
@@ -320,8 +391,8 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
         what = f"client {first.id} ({first.domain}) of {dataset.name} has no training samples"
         more = f"({len(first.test)} test samples only), as {len(empty)} of {len(clients)} clients"
         raise UsageError(
-            f"partition: {what} {more}; use fewer clients, leave their rows out, or draw test examples from all rows, "
-            "as with partition.test=0.25"
+            f"partition: {what} {more}; use fewer clients, leave them out with data.without, or draw test examples "
+            "from all rows, as with partition.test=0.25"
         )
     rows = _held_rows(clients)
     check_rows(dataset, rows)
@@ -331,7 +402,6 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
         count = counts.max()
         raise UsageError(f"partition: row {row} of {dataset.name} is in {count} parts; expected each row in one")
     check_no_leakage(dataset, clients)
-    return clients
 
 
 def _held_rows(clients: Sequence[ClientRows]) -> np.ndarray:
@@ -417,6 +487,23 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     are_left_out = [clients.are_of(domain) for domain in domains]
     remaining = clients.select(~np.logical_or.reduce(are_left_out)).renumbered()
     return dataclasses.replace(population, clients=remaining, tests=tuple(tests))
+
+
+def population_without_clients(population: Population, names: Sequence[str]) -> Population:
+    """Return `population` without the clients that `names` leave out, numbered anew from 0."""
+    if not names:
+        return population
+    clients = population.clients
+    domains = [clients.domain(place) for place in range(len(clients))]
+    places = np.array(remaining(names, population.name, by_domain_or_number(domains)), "<i8")
+    kept = clients.select(places).renumbered()
+    if isinstance(kept.source, ListedClients):  # which has the others, too
+        kept = ClientTable.of(list(kept))
+    digest = population.partition_hash
+    if digest is not None:
+        digest = hashlib.blake2b(digest.encode() + places.tobytes(), digest_size=6).hexdigest()
+    left_out = described(names, len(kept), len(clients))
+    return dataclasses.replace(population, clients=kept, partition_hash=digest, left_out=left_out)
 
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:

@@ -379,6 +379,7 @@ class Population:
             not known.
         class_names: The names of the classes, if the labels are words.
         standardisation: How the inputs were standardised; None: they were not.
+        left_out: The clients that `data.without` leaves out, in words; empty: none.
     """
 
     name: str
@@ -395,6 +396,7 @@ class Population:
     class_names: tuple[str, ...] | None = None
     standardisation: "Standardisation | None" = None
     layout: Layout | None = None
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", ClientTable.of(self.clients))  # any sequence of clients will do

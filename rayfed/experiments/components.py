@@ -21,6 +21,8 @@ from rayfed.core.registry import resolve
 from rayfed.core.round_schedule import ROUND_SCHEDULES
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
+from rayfed.data.without import KEY as WITHOUT
+from rayfed.data.without import names_in
 from rayfed.losses import LOSSES
 from rayfed.metrics import METRICS, PREFIX
 from rayfed.models import MODELS
@@ -58,7 +60,7 @@ BASES = {
 
 _NESTED = {"rayfed.algorithm": "algorithm", "rayfed.channel.compression": "compression"}
 """The modules of classes whose objects are options of other components, with their kind."""
-_BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",)}
+_BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",), "data": (WITHOUT,)}
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,15 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
     name = options.pop("name", default)
     if not isinstance(name, str) and (name, default) != (None, None):
         raise UsageError(f"{where}.name={shown(name)}: expected a string, got {type(name).__name__}{unquoted(name)}")
+    if kind == "data" and WITHOUT in options:
+        names = names_in(options)
+        del options[WITHOUT]
+        if names:
+            options[WITHOUT] = list(names)
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
-    # Beside the options of its class, a model has `weights`, one given in Python a `head`, and a relative of FedAvg
-    # `personal`.
+    # Beside the options of its class, a model has `weights`, one given in Python a `head`, a relative of FedAvg
+    # `personal`, and every dataset `without`.
     also = {key: options.pop(key) for key in _BESIDE.get(kind, ()) if key in options}
     if kind == "algorithm" and also:
         also = {"personal": _globs(also["personal"], resolve(name, ALGORITHMS, where=where), f"{where}.personal")}
@@ -155,7 +162,9 @@ def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> di
         values = {"name": named} if isinstance(named, str) else named
         default = "fedavg" if apart[key] == "algorithm" else "none"
         given[key] = choose(apart[key], values, default, where=f"{where}.{key}")
-    also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
+    also = () if kind in ("partition", "model", "metrics") else ("name",)
+    if kind == "data":
+        also = (WITHOUT,)
     return checked_options(cls, {**options, **given}, where=where, also=also, apart=list(apart))
 
 

@@ -26,11 +26,12 @@ from rayfed.core.rng import floor_share, generator, global_generators_seeded, gl
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only, state_hash
-from rayfed.data.loading import build_data, load, population_without_domain
+from rayfed.data.loading import build_data, load, population_without_clients, population_without_domain
 from rayfed.data.population import SPLITS, Client, MadeClients, Population, class_counts, population_hash
 from rayfed.data.sets import TABLES
 from rayfed.data.standardise import Kind, standardised
 from rayfed.data.user_clients import Clients, user_population
+from rayfed.data.without import names_in, other_options
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock, read_profile
@@ -215,7 +216,7 @@ class Plan:
         """Return the row of the trials table, as far as it is known before the start."""
         values = self.config.tree()
         if self.clients_hash:
-            values["data"] = {"name": f"clients:{self.clients_hash}"}
+            values["data"] |= {"name": f"clients:{self.clients_hash}"}
         if self.model_label:
             values["model"] = {"name": self.model_label}
         if self.loss_label:
@@ -316,6 +317,7 @@ def _population(config: Config, given: Given, loss: Loss, population: Population
         _refuse_named_data(config)
         population = user_population(given.clients, given.num_classes, classes=isinstance(loss, CrossEntropy))
         contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
+        population = population_without_clients(population, names_in(config.data.options))
         population = population_without_domain(population, config.leave_out)
     elif population is None:
         population = load_data(config)
@@ -333,10 +335,11 @@ def _refuse_named_data(config: Config) -> None:
     key = None
     if config.partition.options or config.partition.name is not None:
         key = "partition"
-    elif config.data.options or config.data.name != "mini_digits":
+    elif other_options(config.data.options) or config.data.name != "mini_digits":
         key = "data"
     if key is not None:
-        raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*")
+        kept = " except data.without" * (key == "data")
+        raise UsageError(f"{key}.*: clients= are given in place of data and partition; leave out {key}.*{kept}")
 
 
 def _refuse_empty_clients(population: Population) -> None:

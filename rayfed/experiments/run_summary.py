@@ -59,6 +59,8 @@ def _data(plan: Plan) -> str:
     if population.test_source:
         words += f", {population.test_source}"
     words += f"; {_shortened(population.participants.domain_names())}"
+    if population.left_out:
+        words += f"; left out: {population.left_out}"
     if population.unseen_clients:
         words += f"; {counted(population.unseen_clients, 'unseen')} after training"
     if plan.data_hash:

@@ -76,6 +76,16 @@ def test_feddebias_turns_each_client_and_ten_common_test_sets(digits):
         assert {image.tobytes() for image in test.examples.x} == expected
 
 
+def test_clients_keep_their_angles_where_another_one_is_left_out():
+    whole = load("rotated_mnist", {"recipe": "feddebias"})
+    second = TEN_ANGLES[1]
+    without = load("rotated_mnist", {"recipe": "feddebias", "without": [f"{second}deg"]})
+    kept = [client for client in whole.clients if client.id != 1]
+    assert [client.domain for client in without.clients] == [client.domain for client in kept]
+    for client, expected in zip(without.clients, kept, strict=True):
+        np.testing.assert_array_equal(client.train.x, expected.train.x)
+
+
 def angles(seed, client, images):
     """The number of the angle of each image: rotations by 0 to 90 degrees leave marks that tell them apart."""
     turned = RotationMix((0, 90, 180, 270), 1e6, seed).images(client, images)

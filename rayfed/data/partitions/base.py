@@ -270,12 +270,6 @@ def without_share(
         strata: The classes, int64 [N], in whose proportions rows are drawn; None: the last ones are drawn.
     """
     if validated is not None:
-        train, test = without_share(rows[~validated[rows]], share, None, strata)
-        return np.concatenate([train, rows[validated[rows]]]), test
-    count = floor_share(len(rows), 1 - share)
-    if strata is None:
-        return rows[:count], rows[count:]
-    if validated is not None:
         others, val = divided(rows, validated)
         train, test = without_share(others, share, None, strata)
         return np.concatenate([train, val]), test

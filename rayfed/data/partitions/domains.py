@@ -290,6 +290,14 @@ class Natural(Partition):
             return f"client-{client}"
         return dataset.client_names[client]
 
+    def names(self, dataset: Dataset) -> list[list[str]]:
+        """Return what the dataset calls all clients, in the order of `split`: their names, or else 3 and client-3."""
+        assert dataset.client is not None, "split refuses it"
+        owners = np.unique(dataset.client[dataset.rows()]).tolist()
+        if dataset.client_names is None:
+            return [[str(owner) for owner in owners], [f"client-{owner}" for owner in owners]]
+        return [[dataset.client_names[owner] for owner in owners]]
+
     def sizes(self, counts: np.ndarray) -> np.ndarray:
         """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
         different, places = np.unique(counts, return_inverse=True)

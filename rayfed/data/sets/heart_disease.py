@@ -42,7 +42,7 @@ class HeartDisease(DomainSelection):
     standardize: str = option(
         "hospital",
         choices=("hospital", "pooled", "none"),
-        help="training patients by which inputs are standardised: of the patient's own hospital, or of all of them",
+        help="training patients by which inputs are standardised: of the patient's own hospital, or of all that train",
     )
 
     name: ClassVar[str] = "heart_disease"
@@ -85,7 +85,12 @@ class HeartDisease(DomainSelection):
             return inputs
         trained = [values[~test] for values, test in zip(inputs, tested, strict=True)]
         if self.standardize == "pooled":
-            trained = [np.concatenate(trained)] * len(inputs)
+            nobodys = {*self.left_out, *self.absent}
+            of_clients = []
+            for name, values in zip(self.selected_domains(), trained, strict=True):
+                if name not in nobodys:
+                    of_clients.append(values)
+            trained = [np.concatenate(of_clients)] * len(inputs)
         return [standardised(values, by) for values, by in zip(inputs, trained, strict=True)]
 
 
