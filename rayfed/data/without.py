@@ -1,6 +1,7 @@
 """`data.without`: clients that are left out of the data by name. Imported without torch and NumPy, to check the key."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rayfed.core.errors import UsageError
@@ -24,7 +25,9 @@ def names_in(options: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def other_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options of the dataset's own class."""
-    return {key: value for key, value in (options or {}).items() if key != KEY}
+    others = dict(options or {})
+    others.pop(KEY, None)
+    return others
 
 
 def by_domain_or_number(domains: Sequence[str]) -> list[Sequence[str]]:
@@ -44,13 +47,13 @@ def remaining(names: Sequence[str], data: str, columns: Sequence[Sequence[str]])
     Raises:
         UsageError: No client has such a name, or all clients are left out.
     """
+    everyone = set(range(len(columns[0])))
     left_out: set[int] = set()
     for name in names:
         left_out.update(_places(name, data, columns))
-    everyone = range(len(columns[0]))
-    if len(left_out) == len(everyone):
+    if left_out == everyone:
         raise UsageError(f"data.{KEY}={', '.join(names)}: leaves no client of {data} to train on")
-    return [place for place in everyone if place not in left_out]
+    return sorted(everyone - left_out)
 
 
 def _places(name: str, data: str, columns: Sequence[Sequence[str]]) -> list[int]:
@@ -68,7 +71,7 @@ def _known(name: str, columns: Sequence[Sequence[str]]) -> str:
         known = list(columns[-1])
     if len(known) <= MOST_NAMES:
         return f"known: {', '.join(known)}"
-    everything = [word for column in columns for word in column]
+    everything = list(chain(*columns))
     if is_near(name, everything):
         return suggestion(name, everything)
     return f"known: {', '.join(known[:MOST_NAMES])}, … ({len(known):,} in all)"

@@ -293,10 +293,11 @@ class Natural(Partition):
     def names(self, dataset: Dataset) -> list[list[str]]:
         """Return what the dataset calls all clients, in the order of `split`: their names, or else 3 and client-3."""
         assert dataset.client is not None, "split refuses it"
-        owners = np.unique(dataset.client[dataset.rows()]).tolist()
+        owners = np.unique(dataset.client[dataset.rows()])
         if dataset.client_names is None:
-            return [[str(owner) for owner in owners], [f"client-{owner}" for owner in owners]]
-        return [[dataset.client_names[owner] for owner in owners]]
+            numbers = list(map(str, owners.tolist()))
+            return [numbers, list(map("client-{}".format, numbers))]
+        return [np.array(dataset.client_names)[owners].tolist()]
 
     def sizes(self, counts: np.ndarray) -> np.ndarray:
         """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
