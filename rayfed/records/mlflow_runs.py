@@ -17,8 +17,8 @@ _STATUSES = {"done": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "div
 class MlflowRuns:
     """Logs each trial as a run of MLflow, with the round as the step of its metrics.
 
-    A trial that goes on continues its run. MLflow itself says which steps each metric has, so none is logged twice. A
-    trial that starts anew deletes its earlier run.
+    A trial that goes on continues its run. MLflow itself says which steps each metric has, so none is logged twice, and
+    those that it lacks are logged. A trial that starts anew deletes its earlier run.
 
     Args:
         experiment: The name of the experiment, in MLflow as well.
@@ -56,6 +56,11 @@ class MlflowRuns:
             self._log_configuration(client, run, values)
             self._last[trial] = {}
         self._runs[trial] = client, run
+
+    def holds(self, trial: str) -> int | None:
+        if trial not in self._runs:
+            return None
+        return max(self._last[trial].values(), default=-1)
 
     def record(self, trial: str, round: int, values: Mapping[str, float]) -> None:
         if trial not in self._runs:

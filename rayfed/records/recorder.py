@@ -97,7 +97,7 @@ class Recorder:
             "tracking.wandb": partial(WandbRuns, self._home.local, experiment),
             "tracking.mlflow": partial(MlflowRuns, experiment),
         }
-        self._trackers = Trackers([board], makers)
+        self._trackers = Trackers([board], makers, self._files.values)
 
     def begin(
         self,

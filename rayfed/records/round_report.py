@@ -38,8 +38,7 @@ class RoundReport:
     @classmethod
     def of(cls, record: Record) -> "RoundReport":
         columns = score_columns(record.scores)
-        values = dict(_means(columns))
-        values |= _costs(record)
+        values = values_of(record, columns)
         return cls(replace(record, scores=[]), to_bytes(columns), values)
 
     @property
@@ -68,6 +67,15 @@ class RoundReport:
     def mean(self, point: str, split: str, metric: str) -> float | None:
         """Return the mean over the participants; None without scores."""
         return self.values.get(f"{point}/{split}/{metric}")
+
+
+def values_of(record: Record, columns: pa.RecordBatch) -> dict[str, float]:
+    """Return the values of a round by name.
+
+    Args:
+        columns: Its scores.
+    """
+    return dict(_means(columns)) | _costs(record)
 
 
 def _means(columns: pa.RecordBatch) -> Iterator[tuple[str, float]]:

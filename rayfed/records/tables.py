@@ -9,10 +9,12 @@ strings, which Parquet encodes in the same way.
 
 import dataclasses
 import datetime
+import itertools
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -125,6 +127,8 @@ def string_columns(schema: pa.Schema) -> list[str]:
 
 
 _SCORES = in_memory(pa.schema(_columns(Score)))
+NO_SCORES = pa.RecordBatch.from_pylist([], schema=_SCORES)
+"""The columns of the scores of a round that has none."""
 
 
 def score_columns(scores: Sequence[Score]) -> pa.RecordBatch:
@@ -177,6 +181,27 @@ def rounds_rows(records: Iterable[Record], of_trial: Mapping[str, Any]) -> pa.Ta
     """Return rows of the table `rounds`, as `metrics_rows` does."""
     rows = [{**of_trial, **_round_row(record)} for record in records]
     return pa.Table.from_pylist(rows, schema=in_memory(ROUNDS_SCHEMA))
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """Return the record of a row of the table `rounds`, without what other tables have."""
+    values = {field.name: row[field.name] for field in dataclasses.fields(Record) if field.name in row}
+    values["seconds"] = {part: row[f"seconds_{part}"] for part in SECONDS}
+    values["bytes_down"] = dict(row["bytes_down_by_field"])
+    values["bytes_up"] = dict(row["bytes_up_by_field"])
+    values["busy"] = row["busy_seconds"]
+    values["predicted"] = row["predicted_seconds"]
+    return Record(**values)
+
+
+def scores_by_round(metrics: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the scores of each round of a trial; `metrics` has its rows of that table, in the order of rounds."""
+    numbers = metrics["round"].to_numpy()
+    firsts = np.unique(numbers, return_index=True)[1]
+    scores = metrics.select(_SCORES.names).unify_dictionaries()
+    for first, end in itertools.pairwise([*firsts.tolist(), len(numbers)]):
+        (batch,) = scores.slice(first, end - first).combine_chunks().to_batches()
+        yield int(numbers[first]), batch
 
 
 def predictions_rows(records: Iterable[Record], of_trial: Mapping[str, Any]) -> pa.Table:

@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -27,6 +27,8 @@ _FLUSH_SECONDS = 5.0
 _CLOSE_SECONDS = 120.0  # for slow trackers at the end of a command
 _MOST_CALLS = 100_000  # that wait for a slow tracker
 _LONGEST = 200  # characters of a failure
+ValuesOfRound = tuple[int, Mapping[str, float]]
+"""The number of a round, and its values by name; see `RoundReport`."""
 NOT_IN_TAGS = re.compile(r"[^-/\w.]")
 
 
@@ -34,6 +36,8 @@ class Tracker(Protocol):
     """Shows the rounds of trials somewhere. Its exceptions end what it shows of a trial, and never the trial.
 
     A tracker may have `is_slow`, whether a thread calls it since it waits for a network, and `notes`, lines to print.
+    It may have `holds(trial)`, which returns the last round that it has of a trial that goes on, -1 before the first,
+    and None if the trial was left out. It is then given the recorded rounds that it lacks.
 
     Attributes:
         key: The option that switches it on, for messages.
@@ -56,6 +60,10 @@ class Tracker(Protocol):
         """Close a trial that may be open; `status` is one of `rayfed.records.trials.STATUSES`."""
 
 
+def _none_recorded(trial: str, first: int, last: int) -> Iterable[ValuesOfRound]:
+    return ()
+
+
 class Trackers:
     """Calls trackers. If one fails, its trial goes on without it.
 
@@ -63,10 +71,17 @@ class Trackers:
 
     Args:
         makers: By the key of the option that switches it on, what makes a tracker that is not always there.
+        recorded: Returns the recorded rounds of a trial from one round through another, with their values.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], makers: Mapping[str, Callable[[], Tracker]] | None = None):
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        makers: Mapping[str, Callable[[], Tracker]] | None = None,
+        recorded: Callable[[str, int, int], Iterable[ValuesOfRound]] = _none_recorded,
+    ):
         self._trackers = list(trackers)
+        self._recorded = recorded
         self._makers = dict(makers or {})
         self._failed: set[tuple[str, str]] = set()  # trackers with a trial that they no longer show
         self._failures: dict[str, list[str]] = {}  # by line, the trials
@@ -96,6 +111,13 @@ class Trackers:
     def _begin(self, tracker: Tracker, trial: str, values: Mapping[str, Any], continues: int | None) -> None:
         self._failed.discard((tracker.key, trial))
         tracker.begin(trial, values, continues)
+        holds = getattr(tracker, "holds", None)
+        if continues is None or holds is None:
+            return
+        last = holds(trial)
+        if last is not None:
+            for round, missing in self._recorded(trial, last + 1, continues):
+                tracker.record(trial, round, missing)
 
     def _add_trackers(self, trial: str, values: Mapping[str, Any]) -> None:
         """Make the trackers that the options of a trial name for the first time."""
@@ -194,6 +216,13 @@ class OwnTracker:
         if self._name in ((values.get("tracking") or {}).get("trackers") or []):
             self._made.begin(trial, values, continues)
             self._open.add(trial)
+
+    def holds(self, trial: str) -> int | None:
+        ask = getattr(self._made, "holds", None)
+        if ask is None or trial not in self._open:
+            return None
+        last: int = ask(trial)
+        return last
 
     def record(self, trial: str, round: int, values: Mapping[str, float]) -> None:
         if trial in self._open:

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from rayfed.core.paths import expanded
 from rayfed.records.trials import flattened
 
 _STATE = "rayfed.json"
+_OFFLINE_RUNS = "wandb/offline-run-*"  # where W&B writes them
 
 
 class WandbRuns:
     """Logs each trial as a run of W&B, with the round as its step.
 
-    `FOLDER/wandb/TRIAL/rayfed.json` has the id of the run and the last round that it was given, so that a trial that
-    goes on continues its run, and no round is logged twice. Without a login, runs are written offline.
+    `FOLDER/wandb/TRIAL/rayfed.json` has the id of the run, so that a trial that goes on continues its run. Without a
+    login, runs are written offline. W&B writes them in a process of its own, which loses the last rounds when it is
+    killed. So a trial that goes on writes its offline run anew, and `holds` says which rounds W&B's server has.
 
     Args:
         home: The folder of the experiment, if it is on a disk.
@@ -29,9 +32,8 @@ class WandbRuns:
 
     def __init__(self, home: Path | None, experiment: str):
         self._home, self._experiment = home, experiment
-        self._runs: dict[str, Any] = {}
-        self._states: dict[str, dict[str, Any]] = {}  # of open trials
-        self._files: dict[str, Path] = {}
+        self._runs: dict[str, Any] = {}  # of open trials
+        self._last: dict[str, int] = {}  # their last rounds
         self.notes: list[str] = []
 
     def begin(self, trial: str, values: Mapping[str, Any], continues: int | None) -> None:
@@ -43,17 +45,13 @@ class WandbRuns:
 
         folder = Path(expanded(options.get("folder") or self._home or "")) / "wandb" / trial
         folder.mkdir(parents=True, exist_ok=True)
-        self._files[trial] = folder / _STATE
-        state: dict[str, Any] = {"id": secrets.token_hex(6), "last": -1}
-        if continues is not None and self._files[trial].exists():
-            state = json.loads(self._files[trial].read_text())
-        self._states[trial] = state
+        earlier = list(folder.glob(_OFFLINE_RUNS))
         config = {key: value for key, value in flattened(values) if not key.startswith("tracking.")}
-        self._runs[trial] = wandb.init(
+        run = wandb.init(
             project=project,
             group=self._experiment,
             name=trial,
-            id=state["id"],
+            id=_id_of_run(folder / _STATE, goes_on=continues is not None),
             resume="allow",
             config=config,
             dir=str(folder),
@@ -61,20 +59,23 @@ class WandbRuns:
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
+        for replaced in earlier:
+            shutil.rmtree(replaced, ignore_errors=True)
+        self._runs[trial] = run
+        self._last[trial] = run.step - 1
+
+    def holds(self, trial: str) -> int | None:
+        return self._last.get(trial)
 
     def record(self, trial: str, round: int, values: Mapping[str, float]) -> None:
-        state = self._states.get(trial)
-        if state is None or round <= state["last"]:
+        if trial not in self._runs or round <= self._last[trial]:
             return
         self._runs[trial].log(dict(values), step=round)
-        state["last"] = round
-        made = self._files[trial].with_suffix(".new")
-        made.write_text(json.dumps(state))
-        made.replace(self._files[trial])
+        self._last[trial] = round
 
     def end(self, trial: str, status: str) -> None:
         run = self._runs.pop(trial, None)
-        self._states.pop(trial, None)
+        self._last.pop(trial, None)
         if run is not None:
             run.summary["status"] = status
             run.finish(exit_code=int(status in ("failed", "diverged")))
@@ -90,3 +91,12 @@ class WandbRuns:
                 f"{self.key}: nobody is logged in, so runs are offline; `wandb sync {folder}` uploads them"
             )
         return "offline"
+
+
+def _id_of_run(file: Path, *, goes_on: bool) -> str:
+    """Return the id of a trial's run: that in `file` if the trial goes on, else a new one, which is written there."""
+    if goes_on and file.exists():
+        return str(json.loads(file.read_text())["id"])
+    made = secrets.token_hex(6)
+    file.write_text(json.dumps({"id": made}))
+    return made

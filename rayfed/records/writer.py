@@ -19,17 +19,21 @@ import pyarrow.compute as pc
 from rayfed.core.paths import check_name
 from rayfed.core.records import Event, Record
 from rayfed.records.files import read_parquet, replace_parquet
-from rayfed.records.round_report import RoundReport
+from rayfed.records.round_report import RoundReport, values_of
 from rayfed.records.storage import Storage, open_storage
 from rayfed.records.tables import (
     EVENTS_SCHEMA,
     METRICS_SCHEMA,
+    NO_SCORES,
     PREDICTIONS_SCHEMA,
     ROUNDS_SCHEMA,
     events_rows,
+    in_memory,
     metrics_rows,
     predictions_rows,
+    record_of,
     rounds_rows,
+    scores_by_round,
     string_columns,
 )
 
@@ -101,6 +105,15 @@ class TableFiles:
         if number not in numbers:  # noted last, so that the same rows can be appended again after a full disk
             numbers.append(number)
 
+    def rows_of(self, trial: str, first: int, last: int) -> pa.Table:
+        """Return the rows of a trial from round `first` through round `last`."""
+        tables = [in_memory(self.schema).empty_table()]
+        for number in list(self._numbers_of(trial)):
+            tables.append(read_parquet(self._folder, _file(trial, number), self._strings))
+        rows = pa.concat_tables(tables)
+        is_wanted = pc.and_(pc.greater_equal(rows["round"], first), pc.less_equal(rows["round"], last))
+        return rows.filter(is_wanted)
+
     def keep_through(self, trial: str, round: int | None) -> None:
         """Drop the rows of a trial after `round`; None: all of its rows.
 
@@ -150,6 +163,13 @@ class ExperimentFiles:
         self.rounds = TableFiles(home, "rounds", ROUNDS_SCHEMA, segment_rows)
         self.predictions = TableFiles(home, "predictions", PREDICTIONS_SCHEMA, min(segment_rows, _LONG_ROWS))
         self.events = TableFiles(home, "events", EVENTS_SCHEMA, segment_rows)
+
+    def values(self, trial: str, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the rounds `first` to `last` of a trial with their values, see `RoundReport`, from the tables."""
+        scores = dict(scores_by_round(self.metrics.rows_of(trial, first, last)))
+        for row in self.rounds.rows_of(trial, first, last).to_pylist():
+            record = record_of(row)
+            yield record.round, values_of(record, scores.get(record.round, NO_SCORES))
 
 
 class TrialWriter:

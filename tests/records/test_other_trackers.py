@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -9,67 +10,79 @@ from types import SimpleNamespace
 
 import pytest
 
+import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.records.tracking import Trackers, check_tracking
 
 VALUES = {"algorithm": {"name": "fedprox", "mu": 0.1}, "seed": 0, "default_eval_point": "global"}
-ATTEMPT = """
-import os, sys, time
-from pathlib import Path
-from rayfed.records.mlflow_runs import MlflowRuns
-from rayfed.records.wandb_runs import WandbRuns
-kind, first, last, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-tracker = WandbRuns(Path("."), "e") if kind == "wandb" else MlflowRuns("e")
-option = "project" if kind == "wandb" else "file://" + os.path.abspath("mlruns")
-values = {"algorithm": {"name": "fedprox", "mu": 0.1}, "seed": 0, "tracking": {kind: option}}
-tracker.begin("t", values, None if first == 1 else first - 1)
-for round in range(first, last + 1):
-    tracker.record("t", round, {"global/test/accuracy": round / 10, "round/bytes up": 5.0})
-if how == "ends":
-    tracker.end("t", "done")
-time.sleep(8)  # W&B hands values to a process of its own
-os._exit(0)
+KILLED = """
+import os, signal, sys
+import rayfed
+
+def kill_in_round_5(round):
+    if round.number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+config = {"data.per_domain": 30, "model": {"name": "mlp", "hidden": [4]}, "rounds": 6, "checkpoint.every": 2}
+config |= {"tracking." + sys.argv[1]: sys.argv[2], "experiment": "e"}
+if sys.argv[3] == "killed":
+    rayfed.run(config, on_round=kill_in_round_5)
+else:
+    rayfed.run(config | {"resume": True})
 """
 
 
-def attempts(kind, folder):
-    """Rounds 1 to 4, then a kill; rounds 3 to 6 after the checkpoint of round 2."""
-    for first, last, how in ((1, 4, "killed"), (3, 6, "ends")):
-        command = [sys.executable, "-c", ATTEMPT, kind, str(first), str(last), how]
-        subprocess.run(command, cwd=folder, check=True, timeout=400, env=os.environ | {"WANDB_MODE": "offline"})
+def killed_and_resumed(kind, where, folder):
+    """Kill a run in its fifth round, after the checkpoint of the fourth, resume it, and return its tables."""
+    environment = os.environ | {"WANDB_MODE": "offline"}
+    for how, code in (("killed", -signal.SIGKILL), ("resumed", 0)):
+        command = [sys.executable, "-c", KILLED, kind, where, how]
+        assert subprocess.run(command, cwd=folder, timeout=400, env=environment).returncode == code
+    tables = rayfed.read_results(folder / "results", "e")
+    assert tables.trials["status"].tolist() == ["done"]
+    return tables
+
+
+def accuracies(tables):
+    """The mean test accuracy of each round."""
+    scores = tables.metrics.query("metric == 'accuracy' and split == 'test' and point == 'global'")
+    return scores.groupby("round")["value"].mean().to_dict()
 
 
 @pytest.mark.slow
 def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    attempts("mlflow", tmp_path)
+    tables = killed_and_resumed("mlflow", f"file://{tmp_path}/mlruns", tmp_path)
     client = mlflow.MlflowClient(f"file://{tmp_path}/mlruns")
     (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert (run.info.status, run.info.run_name, run.data.params["algorithm.mu"]) == ("FINISHED", "t", "0.1")
-    for name, value in (("global/test/accuracy", lambda step: step / 10), ("round/bytes_up", lambda step: 5.0)):
-        history = client.get_metric_history(run.info.run_id, name)
-        assert [(metric.step, metric.value) for metric in history] == [(step, value(step)) for step in range(1, 7)]
+    assert (run.info.status, run.info.run_name) == ("FINISHED", tables.trials["trial"].item())
+    assert run.data.params["algorithm.name"] == "fedavg"
+    history = client.get_metric_history(run.info.run_id, "global/test/accuracy")
+    assert {metric.step: metric.value for metric in history} == pytest.approx(accuracies(tables))
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "round/bytes_up")]
+    assert steps == tables.rounds["round"].tolist()
 
 
 @pytest.mark.slow
-def test_wandb_has_no_step_twice(tmp_path):
+def test_wandb_has_every_step_once(tmp_path):
     pytest.importorskip("wandb")
-    attempts("wandb", tmp_path)
-    steps, ids = Counter(), set()
-    for file in tmp_path.rglob("*.wandb"):
-        for record in records_of(file):
-            if record.WhichOneof("record_type") == "run":
-                ids.add(record.run.run_id)
-            if record.WhichOneof("record_type") == "history":
-                values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-                steps[int(values["_step"])] += 1
-                assert float(values["global/test/accuracy"]) == int(values["_step"]) / 10
-    assert len(ids) == 1
-    assert set(steps.values()) == {1}
-    assert {5, 6} <= steps.keys() <= set(range(1, 7))  # what W&B had not written before the kill is lost
+    tables = killed_and_resumed("wandb", "project", tmp_path)
+    (file,) = tmp_path.rglob("*.wandb")  # W&B had not written all that the killed process gave it
+    steps, ids, found = Counter(), set(), {}
+    for record in records_of(file):
+        if record.WhichOneof("record_type") == "run":
+            ids.add(record.run.run_id)
+        if record.WhichOneof("record_type") == "history":
+            values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            step = int(values["_step"])
+            steps[step] += 1
+            if "global/test/accuracy" in values:
+                found[step] = float(values["global/test/accuracy"])
     (state,) = tmp_path.rglob("rayfed.json")
-    assert json.loads(state.read_text())["last"] == 6
+    assert ids == {json.loads(state.read_text())["id"]}
+    assert steps == Counter(tables.rounds["round"].tolist())
+    assert found == pytest.approx(accuracies(tables))
 
 
 def records_of(file):
@@ -139,6 +152,36 @@ def test_an_own_tracker_that_fails_for_one_trial_goes_on_for_others(own):
         *(("a", 1, {"x": 1.0}), ("a", 2, {"x": 1.0})),
         ("end", "a", "done"),
     ]
+
+
+def test_a_tracker_that_says_what_it_holds_is_given_what_it_lacks(own):
+    """Rounds 1 to 4 are in the tables when the trial goes on after the fourth."""
+    asked = []
+
+    def recorded(trial, first, last):
+        asked.append((trial, first, last))
+        return [(round, {"x": float(round)}) for round in range(first, last + 1)]
+
+    trackers = Trackers([], recorded=recorded)
+    chosen = VALUES | {"tracking": {"trackers": [own]}}
+    trackers.begin("a", chosen, 4)  # before the class has `holds`
+    trackers.record("a", 5, {"x": 5.0})
+    trackers.end("a", "lost")
+    trackers.failures()  # waits
+    kind = sys.modules["mine_tracker"].Mine
+    assert asked == []
+    assert kind.calls == [("begin", "a", 4), ("a", 5, {"x": 5.0}), ("end", "a", "lost")]
+    kind.calls.clear()
+    kind.holds = lambda tracker, trial: 2
+    trackers = Trackers([], recorded=recorded)
+    trackers.begin("a", chosen, 4)
+    trackers.begin("left out", VALUES | {"tracking": {"trackers": []}}, 4)
+    trackers.record("a", 5, {"x": 5.0})
+    trackers.begin("anew", chosen, None)
+    trackers.failures()
+    assert asked == [("a", 3, 4)]
+    rounds = [("a", number, {"x": float(number)}) for number in (3, 4, 5)]
+    assert kind.calls == [("begin", "a", 4), *rounds, ("begin", "anew", None)]
 
 
 @pytest.mark.parametrize(

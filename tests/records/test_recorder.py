@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,7 +14,7 @@ from rayfed.records.recorder import Recorder
 from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import Storage
 from rayfed.records.trials import read_trials
-from rayfed.records.writer import WritingBudget
+from rayfed.records.writer import ExperimentFiles, TrialWriter, WritingBudget
 
 VALUES = Config.read({"tracking.tensorboard": False}).tree() | {"default_eval_point": "global"}
 
@@ -230,3 +231,28 @@ def test_a_thousand_trials_begin_without_a_list_of_all_files_for_each(tmp_path, 
         begun(recorder, f"t{number}")
     for table in ("metrics", "rounds", "events"):
         assert sum(path.endswith(f"/e/{table}") for path in calls) == 1
+
+
+def test_the_tables_give_back_what_trackers_were_given(tmp_path):
+    """Rounds with a test set of the server, unseen clients, missing values, domains and costs; in two files."""
+    reports = []
+    for number in range(4):
+        scores = [score(client, client / 7 + number / 3, domain="ab"[client % 2]) for client in range(5)]
+        scores.append(score(SERVER, 0.1 * number, split="test", domain="server"))
+        scores.append(score(7, math.nan, metric="loss"))
+        scores.append(score(8, number / 9, split="test", unseen=True))
+        one = Record(stage="round", round=number, cohort=5, scores=scores, bytes_up={"weights": 7}, busy=[1.0, 2.0])
+        one.seconds["total"], one.epsilon = 0.3, 0.1 * number
+        reports.append(RoundReport.of(one))
+    reports.append(RoundReport.of(Record(stage="final", round=4, cohort=0)))
+    files = ExperimentFiles(str(tmp_path), "e", segment_rows=17)
+    writer = TrialWriter(files, "t", "fedavg", 0)
+    for report in reports:
+        writer.add(report)
+        writer.flush()
+    assert len(list((tmp_path / "e" / "metrics").glob("t-*.parquet"))) > 1
+    found = list(ExperimentFiles(str(tmp_path), "e").values("t", 1, 4))
+    assert [number for number, _ in found] == [1, 2, 3, 4]
+    for number, values in found:
+        np.testing.assert_equal(values, dict(reports[number].values))
+    assert list(ExperimentFiles(str(tmp_path), "e").values("other", 0, 9)) == []
