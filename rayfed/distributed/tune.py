@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from rayfed.distributed.trial import ENDED, RAISED
 from rayfed.distributed.trial_list import JobList, RoundsFile, refuse_restore
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
-from rayfed.experiments.capacity import reserved
+from rayfed.experiments.capacity import reserved, together
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, watched
@@ -360,11 +359,9 @@ def _allow_pending_trials(config: Config) -> None:
     most = most_resources()
     if not config.placement.autoscale or most is None:
         return
-    needed: Counter[str] = Counter()
-    for bundle in reserved(config):
-        needed.update(bundle)
-    fitting = [most.get(name, 0.0) // amount for name, amount in needed.items()]
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(min(_MOST_PENDING, max(1, int(min(fitting)))))
+    needed = together(reserved(config))
+    fitting = min(most.get(name, 0.0) // amount for name, amount in needed.items())
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(min(_MOST_PENDING, max(1, int(fitting))))
 
 
 def _error(trial: Any) -> Any:

@@ -38,13 +38,17 @@ def cluster_address() -> str:
     given = os.environ.get("RAY_ADDRESS", "")
     if given and given != "auto":
         return given
-    return _address_file().read_text().strip() if _address_file().exists() else ""
+    if not _address_file().exists():
+        return ""
+    return _address_file().read_text().strip()
 
 
 def ray_folder() -> Path:
     """Return the folder in which Ray keeps its sessions and the address of a cluster on this machine, by Ray's rule."""
-    tmpdir = os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp"
-    return Path(os.environ.get("RAY_TMPDIR", tmpdir)) / "ray"
+    place = "/tmp"
+    if sys.platform == "linux":
+        place = os.environ.get("TMPDIR", place)
+    return Path(os.environ.get("RAY_TMPDIR", place)) / "ray"
 
 
 def _address_file() -> Path:
@@ -59,7 +63,9 @@ def known_nodes() -> list[Bundle] | None:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return None if cluster_is_running() else this_machine()
+    if cluster_is_running():
+        return None
+    return this_machine()
 
 
 def fits(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> bool:
@@ -68,28 +74,46 @@ def fits(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> bool:
     A bundle lies on one node, and a share of a GPU on one GPU: 3 bundles of 1/2 GPU need 2 GPUs. Ray, too, takes the
     fullest GPU that has room for a share.
     """
-    free = [node.get("CPU", 0.0) for node in nodes]
-    gpus = [[1.0] * int(node.get("GPU", 0.0)) for node in nodes]
-    for bundle in sorted(bundles, key=lambda bundle: (-bundle.get("GPU", 0), -bundle.get("CPU", 0))):
-        share, cpus = bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
-        piece, pieces = min(share, 1.0), math.ceil(share)
-        for position, slots in enumerate(gpus):
-            fullest = sorted(range(len(slots)), key=slots.__getitem__)
-            chosen = [i for i in fullest if slots[i] + 1e-6 >= piece][:pieces]
-            if free[position] + 1e-6 >= cpus and len(chosen) == pieces:
-                free[position] -= cpus
-                for i in chosen:
-                    slots[i] -= piece
-                break
-        else:
+    free = [_FreeNode(node) for node in nodes]
+    return all(_place(bundle, free) for bundle in sorted(bundles, key=_size, reverse=True))
+
+
+def _place(bundle: Bundle, nodes: Sequence["_FreeNode"]) -> bool:
+    """Place a bundle on the first node with room for it, and return whether there is one."""
+    return any(node.take(bundle) for node in nodes)
+
+
+def _size(bundle: Bundle) -> tuple[float, float]:
+    """Return the GPUs and the CPUs of a bundle; the larger pair is the larger bundle."""
+    return bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
+
+
+class _FreeNode:
+    """What is free on a node, at first all of it."""
+
+    def __init__(self, node: Bundle) -> None:
+        self._cpus = node.get("CPU", 0.0)
+        self._gpus = [1.0] * int(node.get("GPU", 0.0))  # the free share of each
+
+    def take(self, bundle: Bundle) -> bool:
+        """Place a bundle here, and return whether it fits."""
+        gpus, cpus = _size(bundle)
+        share = min(gpus, 1.0)
+        count = math.ceil(gpus)
+        fullest_first = sorted(range(len(self._gpus)), key=self._gpus.__getitem__)
+        chosen = [number for number in fullest_first if self._gpus[number] + 1e-6 >= share][:count]
+        if self._cpus + 1e-6 < cpus or len(chosen) < count:
             return False
-    return True
+        self._cpus -= cpus
+        for number in chosen:
+            self._gpus[number] -= share
+        return True
 
 
 def most_on_node(bundle: Bundle, node: Bundle) -> float:
     """Return how many processes that reserve `bundle` fit on an idle node at once; infinity if it reserves nothing."""
     most = math.inf
-    cpus, share = bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)
+    share, cpus = _size(bundle)
     gpus = int(node.get("GPU", 0.0))
     if cpus:
         most = math.floor(node.get("CPU", 0.0) / cpus + 1e-6)
@@ -117,11 +141,26 @@ def bundles(placement: Placement) -> list[Bundle]:
     if not placement.hosts:
         return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus or 0.0))]
     server = _bundle(placement.server_cpus, placement.server_gpus or 0.0)
-    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.hosts))]
+    host = _bundle(placement.cpus, placement.gpus)
+    return [server] + [host] * placement.hosts
+
+
+def together(parts: Iterable[Bundle]) -> Bundle:
+    """Return the sum of bundles."""
+    total: Bundle = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:
-    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    bundle = {}
+    if cpus:
+        bundle["CPU"] = cpus
+    if gpus:
+        bundle["GPU"] = gpus
+    return bundle
 
 
 def reserved(config: Config) -> list[Bundle]:
@@ -129,7 +168,8 @@ def reserved(config: Config) -> list[Bundle]:
 
     A server that trains shares the GPU of the first host, because a thread of a CPU would be too slow.
     """
-    needed, placement = bundles(config.placement), config.placement
+    placement = config.placement
+    needed = bundles(placement)
     shares = placement.hosts and 0 < placement.gpus <= 1 and placement.server_gpus is None
     if shares and config.algorithm.traits.trains_server:
         of_server = round(placement.gpus * _SERVERS_SHARE, 4)  # Ray's precision
@@ -159,9 +199,11 @@ def check_sweep(placements: Iterable[Placement]) -> None:
     check_address()
     for placement in placements:
         check_reserves(placement)
-    if (nodes := known_nodes()) is not None:
-        for placement in placements:
-            check_fits(placement, nodes)
+    nodes = known_nodes()
+    if nodes is None:
+        return
+    for placement in placements:
+        check_fits(placement, nodes)
 
 
 def check_address() -> None:
@@ -191,13 +233,19 @@ def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
     needed = bundles(placement)
     if placement.autoscale or fits(needed, nodes):
         return
-    total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
-    largest = max(needed, key=lambda bundle: (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)))
-    key = "hosts" if placement.hosts else "gpus" if needed[0].get("GPU") else "cpus"
-    there = f"is 1 node with {_amounts(nodes[0])}" if len(nodes) == 1 else f"are {len(nodes)} nodes with "
-    there += "; ".join(map(_amounts, nodes)) if len(nodes) != 1 else ""
+    total = _amounts(together(needed))
+    largest = _amounts(max(needed, key=_size))
+    key = "cpus"
+    if placement.hosts:
+        key = "hosts"
+    elif needed[0].get("GPU"):
+        key = "gpus"
+    there = f"are {len(nodes)} nodes"
+    if len(nodes) == 1:
+        there = "is 1 node"
+    there += f" with {'; '.join(map(_amounts, nodes))}"
     raise UsageError(
-        f"placement.{key}={getattr(placement, key):g}: a trial needs {_amounts(total)}, of which {_amounts(largest)} "
+        f"placement.{key}={getattr(placement, key):g}: a trial needs {total}, of which {largest} "
         f"on one node, but there {there}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         "placement.autoscale=true if nodes can still start"
     )

@@ -60,7 +60,11 @@ BASES = {
 
 _NESTED = {"rayfed.algorithm": "algorithm", "rayfed.channel.compression": "compression"}
 """The modules of classes whose objects are options of other components, with their kind."""
+_NESTED_DEFAULTS = {"algorithm": "fedavg", "compression": "none"}
+"""The name of a nested component that is chosen without one."""
 _BESIDE = {"model": ("head", "weights"), "algorithm": ("personal",), "data": (WITHOUT,)}
+"""The options beside those of the class: a model has `weights`, one given in Python a `head`, a relative of FedAvg
+`personal`, and every dataset `without`."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +82,35 @@ class Component:
     @property
     def choices(self) -> "list[Component]":
         """This component, and those that its options choose."""
-        nested = [value for value in self.options.values() if isinstance(value, Component)]
-        return [self, *(choice for value in nested for choice in value.choices)]
+        choices = [self]
+        for value in self.options.values():
+            if isinstance(value, Component):
+                choices += value.choices
+        return choices
 
     @property
     def values(self) -> dict[str, Any]:
         """The name and the given options as plain values."""
-        plain = {key: value.values if isinstance(value, Component) else value for key, value in self.options.items()}
-        return {"name": self.name, **plain}
+        values = {"name": self.name, **self.options}
+        for key, value in self.options.items():
+            if isinstance(value, Component):
+                values[key] = value.values
+        return values
 
     def build(self) -> Any:
         """Return an object of one of the kinds in `BASES`."""
         cls = class_of(self.kind, self.name or "", f"{self.kind}.name")
-        options = {key: value.build() if isinstance(value, Component) else value for key, value in self.options.items()}
-        patterns = options.pop("personal", ()) if self.kind == "algorithm" else ()
-        built = cls(**options)
+        options = dict(self.options)
+        for key, value in self.options.items():
+            if isinstance(value, Component):
+                options[key] = value.build()
+        if self.kind != "algorithm":
+            return cls(**options)
+        patterns = options.pop("personal", ())
+        algorithm = cls(**options)
         if patterns:
-            vars(built)["personal_weights"] = tuple(patterns)
-        return built
+            vars(algorithm)["personal_weights"] = tuple(patterns)
+        return algorithm
 
 
 def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: str = "") -> Component:
@@ -122,66 +137,101 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
             options[WITHOUT] = list(names)
     if name is None or (":" in name and kind not in BASES):
         return Component(kind, name, options)
-    # Beside the options of its class, a model has `weights`, one given in Python a `head`, a relative of FedAvg
-    # `personal`, and every dataset `without`.
-    also = {key: options.pop(key) for key in _BESIDE.get(kind, ()) if key in options}
-    if kind == "algorithm" and also:
-        also = {"personal": _globs(also["personal"], resolve(name, ALGORITHMS, where=where), f"{where}.personal")}
+    also = {}
+    for key in _BESIDE.get(kind, ()):
+        if key in options:
+            also[key] = options.pop(key)
+    if "personal" in also:
+        also["personal"] = _globs(also["personal"], resolve(name, ALGORITHMS, where=where), f"{where}.personal")
     return Component(kind, name, _checked(kind, name, options, where) | also)
 
 
 def _globs(given: Any, cls: type, where: str) -> list[str]:
     """Return the patterns of names in `algorithm.personal`: a list, or a string with commas."""
     if not hasattr(cls, "personal"):
-        to_base = "give it to algorithm.base" if "base" in type_hints(cls) else "use a method that derives from fedavg"
-        raise UsageError(f"{where}: this method does not say which weights stay with the client; {to_base}")
-    patterns: list[str] = checked(given.split(",") if isinstance(given, str) else given, list[str], {}, where=where)
+        remedy = "use a method that derives from fedavg"
+        if "base" in type_hints(cls):
+            remedy = "give it to algorithm.base"
+        raise UsageError(f"{where}: this method does not say which weights stay with the client; {remedy}")
+    if isinstance(given, str):
+        given = given.split(",")
+    patterns: list[str] = checked(given, list[str], {}, where=where)
     return [pattern.strip() for pattern in patterns]
 
 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of a component with the types that they are declared with."""
-    named = where if kind == "metrics" else f"{where}.name"
+    named = f"{where}.name"
+    if kind == "metrics":
+        named = where
     cls = class_of(kind, name, named)
     if kind == "metrics" and name.startswith(PREFIX):
-        from rayfed.metrics.from_torchmetrics import torch_metric  # imports torch
-
-        options = torch_metric(name.removeprefix(PREFIX), options)
-        checked_options(cls, options, where=where)
-        cls(**options).made()  # refuses what torchmetrics refuses
-        return options
+        return _checked_torch_metric(cls, name, options, where)
     if name not in KINDS[kind]:
         _check_class(kind, cls, f"{named}={name}")
-    required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
-    if kind == "partition" and any(key not in options for key in required):
+    if kind == "partition" and _lacks_options(cls, options):
         return dict(options)  # the dataset may give the missing options
-    apart = _nested_kinds(cls)
-    given = {}
-    for key in (key for key in apart if key in options):
-        named = checked(options[key], str | dict, {}, where=f"{where}.{key}")
-        values = {"name": named} if isinstance(named, str) else named
-        default = "fedavg" if apart[key] == "algorithm" else "none"
-        given[key] = choose(apart[key], values, default, where=f"{where}.{key}")
-    also = () if kind in ("partition", "model", "metrics") else ("name",)
+    nested_kinds = _nested_kinds(cls)
+    values = dict(options)
+    for key, nested_kind in nested_kinds.items():
+        if key in options:
+            values[key] = _choose_nested(nested_kind, options[key], f"{where}.{key}")
+    also: tuple[str, ...] = ("name",)
     if kind == "data":
         also = (WITHOUT,)
-    return checked_options(cls, {**options, **given}, where=where, also=also, apart=list(apart))
+    elif kind in ("partition", "model", "metrics"):
+        also = ()
+    return checked_options(cls, values, where=where, also=also, apart=list(nested_kinds))
+
+
+def _checked_torch_metric(cls: Any, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the options of a metric of torchmetrics."""
+    from rayfed.metrics.from_torchmetrics import torch_metric  # imports torch
+
+    options = torch_metric(name.removeprefix(PREFIX), options)
+    checked_options(cls, options, where=where)
+    cls(**options).made()  # refuses what torchmetrics refuses
+    return options
+
+
+def _lacks_options(cls: type, options: Mapping[str, Any]) -> bool:
+    """Return whether a required option of a dataclass is missing."""
+    return any(is_required(field) and field.name not in options for field in dataclasses.fields(cls))
+
+
+def _choose_nested(kind: str, given: Any, where: str) -> Component:
+    """Return the component that an option of another one gives: its name, or a mapping with its options."""
+    values = checked(given, str | dict, {}, where=where)
+    if isinstance(values, str):
+        values = {"name": values}
+    return choose(kind, values, _NESTED_DEFAULTS[kind], where=where)
 
 
 def _nested_kinds(cls: type) -> dict[str, str]:
     """Return the kinds of the options that are components, by their key."""
-    modules = {}
+    kinds = {}
     for key, hint in type_hints(cls).items():
-        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
-        modules[key] = getattr(kinds[0], "__module__", "")
-    return {key: _NESTED[module] for key, module in modules.items() if module in _NESTED}
+        module = getattr(_without_none(hint), "__module__", "")
+        if module in _NESTED:
+            kinds[key] = _NESTED[module]
+    return kinds
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the first type of a union that is not None, and any other annotation as it is."""
+    for kind in typing.get_args(hint):
+        if kind is not type(None):
+            return kind
+    return hint
 
 
 def class_of(kind: str, name: str, where: str) -> Any:
     """Return the class of a component, whose errors are those of `resolve`."""
     if kind == "metrics" and name.startswith(PREFIX):
-        of_masks = name.startswith(f"{PREFIX}segmentation.")
-        name = f"rayfed.metrics.from_torchmetrics:{'TorchSegmentation' if of_masks else 'TorchMetric'}"
+        wrapper = "TorchMetric"
+        if name.startswith(f"{PREFIX}segmentation."):
+            wrapper = "TorchSegmentation"
+        name = f"rayfed.metrics.from_torchmetrics:{wrapper}"
     return resolve(name, KINDS[kind], where=where)
 
 
@@ -197,7 +247,8 @@ def choose_partition(values: Mapping[str, Any], data: Component) -> Component:
     if values.get("name") is not None or data.name not in DATASETS:
         return choose("partition", values, None)
     default = getattr(resolve(data.name or "", DATASETS, where="data.name"), "default_partition", "domains")
-    options = {key: value for key, value in values.items() if key != "name"}
+    options = dict(values)
+    options.pop("name", None)
     if isinstance(default, str):  # otherwise the default depends on the options of the dataset
         options = choose("partition", options, default).options
     return Component("partition", None, options)
@@ -215,6 +266,10 @@ def summary(kind: str, name: str) -> str:
 def description(kind: str, name: str) -> str:
     """Return the docstring of a component's class, for an algorithm after the text of its module with the equations."""
     cls = resolve(name, KINDS[kind], where=kind)
-    texts = [sys.modules[cls.__module__].__doc__] if kind == "algorithm" else []
-    texts += [] if cls.__doc__.startswith(f"{cls.__name__}(") else [cls.__doc__]  # which dataclasses write
-    return "\n\n".join(inspect.cleandoc(text) for text in texts if text)
+    texts = []
+    module_text = sys.modules[cls.__module__].__doc__
+    if kind == "algorithm" and module_text:
+        texts.append(inspect.cleandoc(module_text))
+    if not cls.__doc__.startswith(f"{cls.__name__}("):  # which dataclasses write
+        texts.append(inspect.cleandoc(cls.__doc__))
+    return "\n\n".join(texts)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rayfed.core.paths import check_name, lasting
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
 from rayfed.experiments.sources import SPACE_KEYS, merged
+from rayfed.experiments.units import counted
 from rayfed.metrics import METRICS, chosen_metrics
 from rayfed.records.storage import check_location
 
@@ -218,7 +219,9 @@ class Placement:
     @property
     def description(self) -> str:
         """Where the clients run, in words: "this process", "1 Ray host", "2 Ray hosts"."""
-        return f"{self.hosts} Ray host{'s' * (self.hosts != 1)}" if self.hosts else "this process"
+        if not self.hosts:
+            return "this process"
+        return counted(self.hosts, "Ray host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,8 +373,12 @@ class Config:
     @property
     def components(self) -> list[Component]:
         """Everything that is chosen by name, the algorithms inside of others included."""
-        chosen = [self.chosen_algorithm, *(getattr(self, key) for key in COMPONENTS), *self.chosen_metrics.values()]
-        return [choice for component in chosen for choice in component.choices]
+        components = self.chosen_algorithm.choices
+        for key in COMPONENTS:
+            components += getattr(self, key).choices
+        for metric in self.chosen_metrics.values():
+            components += metric.choices
+        return components
 
     @classmethod
     def read(cls, *sources: Mapping[str, Any]) -> "Config":
@@ -384,35 +391,29 @@ class Config:
             UsageError: The configuration cannot work; the message names the key.
         """
         tree = _with_home(merged(*sources))
-        scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
-        _check_keys(tree, [*GROUPS, "algorithm", *COMPONENTS, "metrics", *scalars])
-        hints = type_hints(cls)
-        given = {name: f for name, f in scalars.items() if name in tree}
-        values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}
+        _check_keys(tree, [*GROUPS, "algorithm", *COMPONENTS, "metrics", *_scalars()])
+        scalars = _read_scalars(tree)
         groups: dict[str, Any] = {name: build(kind, tree.get(name, {}), where=name) for name, kind in GROUPS.items()}
-        _check_together(SimpleNamespace(**{name: f.default for name, f in scalars.items()} | values | groups))
+        defaults = {name: scalar.default for name, scalar in _scalars().items()}
+        _check_together(SimpleNamespace(**defaults | scalars | groups))
         algorithm = choose("algorithm", tree.get("algorithm", {}), "fedavg")
-        components: dict[str, Any]
-        components = {
-            key: choose(key, tree.get(key, {}), _default_name(key, tree.get(key, {})))
-            for key, name in COMPONENTS.items()
-            if name is not None
-        }
-        components["partition"] = choose_partition(tree.get("partition", {}), components["data"])
-        if components["schedule"].name == "buffered" and ({"cohort", "cohort_share"} & given.keys()):
+        components = _read_components(tree)
+        if components["schedule"].name == "buffered" and ("cohort" in scalars or "cohort_share" in scalars):
             raise UsageError("cohort: schedule.concurrency and schedule.buffer take its place; leave it out")
-        metrics = chosen_metrics(_with_selected(tree.get("metrics", {}), groups["select"].metric))
-        chosen = {name: choose("metrics", options, name, where=f"metrics.{name}") for name, options in metrics.items()}
-        return cls(chosen_algorithm=algorithm, chosen_metrics=chosen, **components, **groups, **values)
+        metrics = _read_metrics(tree.get("metrics", {}), groups["select"].metric)
+        return cls(chosen_algorithm=algorithm, chosen_metrics=metrics, **components, **groups, **scalars)
 
     def tree(self) -> dict[str, Any]:
         """Return every value as a nested dict, defaults included: one column each in the trials table."""
-        algorithm = {"name": self.algorithm_name} | algorithm_values(self.algorithm)
-        groups = {name: dict(vars(getattr(self, name))) for name in GROUPS}
-        scalars = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata}
-        components = {name: getattr(self, name).values for name in COMPONENTS}
-        metrics = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
-        return {"algorithm": algorithm, **components, **groups, "metrics": metrics, **scalars}
+        tree: dict[str, Any] = {"algorithm": {"name": self.algorithm_name} | algorithm_values(self.algorithm)}
+        for key in COMPONENTS:
+            tree[key] = getattr(self, key).values
+        for key in GROUPS:
+            tree[key] = dict(vars(getattr(self, key)))
+        tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
+        for key in _scalars():
+            tree[key] = getattr(self, key)
+        return tree
 
 
 GROUPS: dict[str, type] = {
@@ -449,6 +450,39 @@ CHANNEL_PARTS = ("privacy", "compression", "attack", "robust")
 """The components that work on what travels between clients and server."""
 
 
+@cache
+def _scalars() -> "Mapping[str, dataclasses.Field[Any]]":
+    """Return the options of `Config` that are in no group, by name."""
+    return {field.name: field for field in dataclasses.fields(Config) if field.metadata}
+
+
+def _read_scalars(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in no group that `tree` gives, with their types."""
+    hints = type_hints(Config)
+    values = {}
+    for name, field in _scalars().items():
+        if name in tree:
+            values[name] = checked(tree[name], hints[name], field.metadata, where=name)
+    return values
+
+
+def _read_components(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the components under the keys `COMPONENTS`. The default partition is that of the dataset."""
+    components = {}
+    for key in COMPONENTS:
+        if key != "partition":
+            given = tree.get(key, {})
+            components[key] = choose(key, given, _default_name(key, given))
+    components["partition"] = choose_partition(tree.get("partition", {}), components["data"])
+    return components
+
+
+def _read_metrics(given: Any, selected: str | None) -> dict[str, Component]:
+    """Return the metrics that metrics.* switches on, and the one that chooses unless it is mentioned."""
+    options = chosen_metrics(_with_selected(given, selected))
+    return {name: choose("metrics", values, name, where=f"metrics.{name}") for name, values in options.items()}
+
+
 def _default_name(key: str, given: Mapping[str, Any]) -> str | None:
     """Return the name of a component that is chosen without one; `privacy.epsilon=8` chooses Gaussian noise.
 
@@ -468,21 +502,27 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Raise UsageError for a key that is none of `keys`, or a group that is no mapping."""
     for key in tree:
         if key not in keys:
-            if key in SPACE_KEYS:
-                more = "; a single run takes seed=N" if key == "seeds" else ""
-                raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
-            places = _groups_with(key)
-            if not places and not is_near(key, keys):
-                places = places_of(key, tree)  # imports what it looks into
-            if places:
-                raise UsageError(f"{key}: no such key; did you mean {' or '.join(places)}?")
-            raise no_such_key(key, keys)
+            raise _unknown_key(key, keys, tree)
     for key in (*GROUPS, "algorithm", *COMPONENTS):
         if not isinstance(tree.get(key, {}), Mapping):
             hint = f"did you mean {key}.name={tree[key]}?"
             if key in GROUPS:
                 hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
             raise UsageError(f"{key}={shown(tree[key])}: expected a mapping; {hint}")
+
+
+def _unknown_key(key: str, keys: Sequence[str], tree: Mapping[str, Any]) -> UsageError:
+    """Return the error for a key of `tree` that is none of `keys`, with the keys that may be meant."""
+    if key == "seeds":
+        return UsageError("seeds: a key of search spaces, which rayfed sweep runs; a single run takes seed=N")
+    if key in SPACE_KEYS:
+        return UsageError(f"{key}: a key of search spaces, which rayfed sweep runs")
+    places = _groups_with(key)
+    if not places and not is_near(key, keys):
+        places = places_of(key, tree)  # imports what it looks into
+    if places:
+        return UsageError(f"{key}: no such key; did you mean {' or '.join(places)}?")
+    return no_such_key(key, keys)
 
 
 def places_of(key: str, tree: Mapping[str, Any]) -> list[str]:
@@ -493,16 +533,21 @@ def places_of(key: str, tree: Mapping[str, Any]) -> list[str]:
     word = key.replace("-", "_")
     places = []
     for kind, default in {"algorithm": "fedavg", **COMPONENTS}.items():
+        name = default
         group = tree.get(kind)
-        name = group.get("name", default) if isinstance(group, Mapping) else default
+        if isinstance(group, Mapping):
+            name = group.get("name", default)
         if not isinstance(name, str) or name not in KINDS[kind]:
             continue
         chosen = class_of(kind, name, kind)
-        symbol = symbol_of(key, dataclasses.fields(chosen)) if kind == "algorithm" else None
+        symbol = None
+        if kind == "algorithm":
+            symbol = symbol_of(key, dataclasses.fields(chosen))
         if word in _field_names(chosen):
             places.append(f"{kind}.{word}")
         elif symbol is not None:
-            places.append(f"{kind}.{symbol[1]} ({symbol[0]})")
+            letter, field = symbol
+            places.append(f"{kind}.{field} ({letter})")
     return places
 
 
@@ -527,19 +572,35 @@ def _check_together(settings: Any) -> None:
     _check_clock(settings.availability, settings.clock)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-    for pair in (("local.epochs", "local.steps"), ("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
-        (key, value), (other, share) = ((key, attrgetter(key)(settings)) for key in pair)
-        if value and share != getattr(Config, other, None):
-            raise UsageError(f"{key}={value} and {other}={share} are both given; give one of them")
-    if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
-        given = settings.placement.vmap_clients
-        raise UsageError(f"placement.vmap_clients={given}: give a number of clients, or auto")
-    for key in ("gpus", "server_gpus"):
-        share = getattr(settings.placement, key) or 0
-        slots = round(1 / share) if 0 < share < 1 else 0
-        if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
-            better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)
-            raise UsageError(f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}")
+    for key, other in _EITHER:
+        value = attrgetter(key)(settings)
+        value_of_other = attrgetter(other)(settings)
+        if value and value_of_other != getattr(Config, other, None):
+            raise UsageError(f"{key}={value} and {other}={value_of_other} are both given; give one of them")
+    at_once = settings.placement.vmap_clients
+    if isinstance(at_once, str) and at_once != "auto":
+        raise UsageError(f"placement.vmap_clients={at_once}: give a number of clients, or auto")
+    _check_gpus("placement.gpus", settings.placement.gpus)
+    _check_gpus("placement.server_gpus", settings.placement.server_gpus or 0.0)
+
+
+_EITHER = (("local.epochs", "local.steps"), ("cohort", "cohort_share"), ("unseen_clients", "unseen_share"))
+"""Pairs of keys with the same meaning."""
+
+
+def _check_gpus(key: str, gpus: float) -> None:
+    """Raise UsageError if a number of GPUs is neither an integer nor, within 2%, 1/k for an integer k."""
+    if gpus in (0, 1):
+        return
+    if gpus > 1:
+        is_valid = gpus == int(gpus)
+        better = str(round(gpus))
+    else:
+        slots = round(1 / gpus)
+        is_valid = abs(1 / gpus - slots) <= 0.02 * slots
+        better = f"1/{slots} = {1 / slots:.4g}"
+    if not is_valid:
+        raise UsageError(f"{key}={gpus:g}: must be an integer or 1/k for an integer k, such as {better}")
 
 
 def _with_selected(metrics: Any, selected: str | None) -> Any:
@@ -551,27 +612,44 @@ def _with_selected(metrics: Any, selected: str | None) -> Any:
 
 def _check_clock(availability: AvailabilityOptions, clock: ClockOptions) -> None:
     """Raise UsageError for options that have no effect without a clock, or with this clock."""
-    drawn = {name: getattr(clock, name) for name in ("step_seconds", "speed_spread", "up_mbps", "down_mbps")}
-    if clock.profile is not None and any(drawn.values()):
-        key = next(name for name, value in drawn.items() if value)
-        raise UsageError(f"clock.{key}={drawn[key]:g}: clock.profile says this of every client; give one of them")
-    needing = {"clock.speed_spread": clock.speed_spread, "clock.server_seconds": clock.server_seconds}
-    for key, value in (needing | {"availability.deadline": availability.deadline}).items():
-        if value and clock.profile is None and not any(drawn[name] for name in drawn.keys() - {"speed_spread"}):
+    if clock.profile is not None:
+        for name in ("step_seconds", "speed_spread", "up_mbps", "down_mbps"):
+            value = getattr(clock, name)
+            if value:
+                raise UsageError(f"clock.{name}={value:g}: clock.profile says this of every client; give one of them")
+        return
+    if clock.step_seconds or clock.up_mbps or clock.down_mbps:
+        return
+    needing = {
+        "clock.speed_spread": clock.speed_spread,
+        "clock.server_seconds": clock.server_seconds,
+        "availability.deadline": availability.deadline,
+    }
+    for key, value in needing.items():
+        if value:
             raise UsageError(f"{key}={value:g}: needs a clock; give clock.step_seconds, such as 1")
 
 
 def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
     """Return `tree` with ~ expanded in results, data.*, partition.* and clock.*; shells do not expand it after "="."""
+    tree = dict(tree)
+    for key in ("data", "partition", "clock"):
+        if isinstance(tree.get(key), Mapping):
+            tree[key] = {name: _expanded(value) for name, value in tree[key].items()}
+    results = _expanded(tree.get("results", Config.results))
+    if isinstance(results, str):
+        results = lasting(results)
+    tree["results"] = results
+    return tree
 
-    def expanded(value: Any) -> Any:
-        value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        return os.path.expanduser(value) if isinstance(value, str) else value
 
-    groups = {key: tree[key] for key in ("data", "partition", "clock") if isinstance(tree.get(key), Mapping)}
-    paths = {key: {name: expanded(value) for name, value in group.items()} for key, group in groups.items()}
-    results = expanded(tree.get("results", Config.results))
-    return tree | paths | {"results": lasting(results) if isinstance(results, str) else results}
+def _expanded(value: Any) -> Any:
+    """Return a path or a string with ~ expanded, and anything else as it is."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    return value
 
 
 def algorithm_values(algorithm: Any) -> dict[str, Any]:
@@ -585,6 +663,7 @@ def algorithm_values(algorithm: Any) -> dict[str, Any]:
         if not f.init:
             continue
         value = getattr(algorithm, f.name)
-        nested = isinstance(value, Algorithm)
-        values[f.name] = {"name": value.name} | algorithm_values(value) if nested else value
+        if isinstance(value, Algorithm):
+            value = {"name": value.name} | algorithm_values(value)
+        values[f.name] = value
     return values

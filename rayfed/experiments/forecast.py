@@ -21,7 +21,7 @@ from rayfed.engine.device import device_for
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
-from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes
+from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes, together
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.plan_channel import for_fewer_clients
@@ -287,11 +287,10 @@ def _scored(plan: Plan, share: float = 1.0) -> float:
 
 
 def _reserved(placement: Placement) -> str:
-    needed = bundles(placement)
+    needed = together(bundles(placement))
     amounts = []
     for name in ("CPU", "GPU"):
-        total = sum(bundle.get(name, 0.0) for bundle in needed)
-        if total:
-            amounts.append(f"{total:g} {name}")
+        if name in needed:
+            amounts.append(f"{needed[name]:g} {name}")
     reserved = ", ".join(amounts) or "no reservation"
     return f"{reserved} ({placement.description})"

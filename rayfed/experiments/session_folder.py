@@ -34,7 +34,9 @@ def session_folder() -> Path:
     folder = place / _name()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    return (folder if _is_private(folder) else _new_folder(str(place))) / "ray"
+    if not _is_private(folder):
+        folder = _new_folder(str(place))
+    return folder / "ray"
 
 
 def temporary_folder() -> Path:
@@ -44,7 +46,9 @@ def temporary_folder() -> Path:
         UsageError: RAY_TMPDIR is too long for the paths of sockets.
     """
     place = ray_folder().parent
-    names = "" if _is_private(place) else f"/{_name()}"
+    names = ""
+    if not _is_private(place):
+        names = f"/{_name()}"
     most = _MOST_BYTES - len(names) - len(_SOCKET)
     if len(os.fsencode(place)) <= most:
         return place

@@ -1,5 +1,6 @@
 """The sources of a configuration (YAML files, `key=value` arguments, mappings), merged into one nested dict."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -89,8 +90,10 @@ def _check_aliases(root: yaml.Node) -> None:
 def _children(node: yaml.Node) -> list[yaml.Node]:
     """Return the nodes directly inside a node."""
     if isinstance(node, yaml.MappingNode):
-        return [inner for pair in node.value for inner in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        return list(itertools.chain(*node.value))  # pairs of a key and its value
+    if isinstance(node, yaml.SequenceNode):
+        return list(node.value)
+    return []
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +117,10 @@ def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     items = {str(key): value for key, value in source.items()}
     for key in list(items):
         path = key.split(".")
-        for group in (path[:depth] for depth in range(len(path))):
-            name, inner = ".".join([*group, "name"]), items.get(".".join(group))
+        for depth in range(len(path)):
+            group = ".".join(path[:depth])
+            inner = items.get(group)
+            name = ".".join([*path[:depth], "name"])
             if name in items:
                 yield name, items.pop(name)
             elif isinstance(inner, Mapping) and "name" in inner:
@@ -125,7 +130,8 @@ def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> None:
-    key, rest = path[0], path[1:]
+    """Set the value at a path of keys; errors call the path `where`."""
+    key, *rest = path
     if rest:
         inner = tree.setdefault(key, {})
         if isinstance(inner, str) and key == "base":  # algorithm.base=scaffold, then algorithm.base.server_lr=…
@@ -179,14 +185,25 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
         try:
-            verbatim = text.startswith("*") or _has_comment(text)  # a pattern of names is no alias
-            values[key] = text if verbatim else _parsed(text, key) if text else None
+            values[key] = _argument_value(key, text)
         except _INVALID as error:
             raise UsageError(f"{argument}: {shown(text)} is not valid YAML: {' '.join(str(error).split())}") from error
     return values
 
 
+def _argument_value(key: str, text: str) -> Any:
+    """Return the value that the text of an argument stands for; None without text."""
+    if text.startswith("*") or _has_comment(text):  # a pattern of names is no alias
+        return text
+    if not text:
+        return None
+    return _parsed(text, key)
+
+
 def _has_comment(text: str) -> bool:
     """Return whether YAML would drop the end of `text` as a comment."""
-    ends = [token.end_mark.index for token in yaml.scan(text) if not isinstance(token, yaml.StreamEndToken)]
-    return bool(text[ends[-1] :].strip())
+    end = 0
+    for token in yaml.scan(text):
+        if not isinstance(token, yaml.StreamEndToken):
+            end = token.end_mark.index
+    return bool(text[end:].strip())

@@ -35,6 +35,13 @@ SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt")
 """The names of schedulers; a class of Tune's, or one of the user's own, is written as module:Name."""
 
 
+KindAndBounds = tuple[str, Sequence[Any]]
+"""The kind of a space, such as "grid", with its bounds or values."""
+
+Spaces = Mapping[str, KindAndBounds]
+"""The spaces of an arm by dotted key."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Population:
     """search.scheduler with the name pbt: population-based training (Jaderberg et al. 2017)."""
@@ -77,7 +84,8 @@ class Search:
     max_concurrent: int | None = option(None, low=1, help="trials that run at once; null: as many as fit")
 
     def __post_init__(self) -> None:
-        name, options = self.scheduler_name, self.scheduler_options
+        name = self.scheduler_name
+        options = self.scheduler_options
         if name not in SCHEDULERS and ":" not in name:
             raise UsageError(f"search.scheduler={shown(name)}: {suggestion(name, SCHEDULERS)}, or module:Name")
         if options and name in SCHEDULERS and name != "pbt":
@@ -101,7 +109,9 @@ class Search:
         """The options of the scheduler by name."""
         if isinstance(self.scheduler, str):
             return {}
-        return {name: value for name, value in self.scheduler.items() if name != "name"}
+        options = dict(self.scheduler)
+        del options["name"]
+        return options
 
     @property
     def population(self) -> Population:
@@ -119,7 +129,7 @@ class AdaptiveArm:
     """
 
     tree: dict[str, Any]
-    spaces: Mapping[str, tuple[str, Sequence[Any]]]
+    spaces: Spaces
 
     def filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration with `values` in place of the spaces."""
@@ -127,10 +137,15 @@ class AdaptiveArm:
 
     def corners(self) -> Iterator[dict[str, Any]]:
         """Yield configurations that have every bound and every listed value, to be checked before the start."""
-        lists = {key: list(bounds) for key, (_, bounds) in self.spaces.items()}
-        longest = max((len(values) for values in lists.values()), default=1)
+        longest = 1
+        for _, bounds in self.spaces.values():
+            longest = max(longest, len(bounds))
         for position in range(longest):
-            yield self.filled({key: values[min(position, len(values) - 1)] for key, values in lists.items()})
+            corner = {}
+            for key, (_, bounds) in self.spaces.items():
+                last = len(bounds) - 1
+                corner[key] = bounds[min(position, last)]
+            yield self.filled(corner)
 
 
 @dataclass(frozen=True)
@@ -151,7 +166,7 @@ class Space:
     arms: tuple[tuple[dict[str, Any], ...], ...]
     adaptive: tuple[AdaptiveArm, ...] = ()
     published: PublishedRows | None = None
-    spaces: tuple[Mapping[str, tuple[str, Sequence[Any]]], ...] = ()
+    spaces: tuple[Spaces, ...] = ()
 
     def trials(self) -> Iterator[dict[str, Any]]:
         """Yield every configuration with every seed, seed by seed. So early results compare all arms."""
@@ -163,7 +178,12 @@ class Space:
     @property
     def samples(self) -> list[int]:
         """The number of configurations that a search chooses for each adaptive arm."""
-        return [(self.search.samples or 1) if arm.spaces else 1 for arm in self.adaptive]
+        return [self._samples_of(arm) for arm in self.adaptive]
+
+    def _samples_of(self, arm: AdaptiveArm) -> int:
+        if not arm.spaces:
+            return 1
+        return self.search.samples or 1
 
     @property
     def searched_trials(self) -> int:
@@ -177,51 +197,86 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     Raises:
         UsageError: The space cannot be drawn from; the message names the key.
     """
-    sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in SPACE_KEYS} for s in sources))
-    common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in SPACE_KEYS} for s in sources)
-    search = build(Search, checked(sweep.get("search", {}), dict, {}, where="search"), where="search")
-    if search.kind != "grid" and search.samples is None:
-        raise UsageError(f"search.samples: required for search.kind={search.kind}; give the configurations per arm")
+    sweep = merged(*map(_space_values, sources))
+    search = _read_search(sweep)
     arms = checked(_listed(sweep.get("arms", [{}])), list[dict[str, Any]], {}, where="arms")
     published = published_rows(sweep.get("published"), arms, sources[1:])
-    arms = [{key: value for key, value in arm.items() if key != "published"} for arm in arms]
-    trees = [merged(common, arm, *overrides) for arm in arms]
+    common, *overrides = map(_configuration_values, sources)
+    trees = []
+    for arm in arms:
+        arm.pop("published", None)
+        trees.append(merged(common, arm, *overrides))
     spaces = tuple(dict(_spaces(tree, "")) for tree in trees)
+    for of_arm in spaces:
+        _refuse_grid_of_splits(of_arm)
     adaptive: tuple[AdaptiveArm, ...] = ()
     if search.kind in ("optuna", "tune"):
         adaptive = tuple(map(AdaptiveArm, trees, spaces))
-    for tree in trees:
-        _refuse_grid_of_splits(tree)
-    for key in (key for arm in adaptive for key in arm.spaces):
-        if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
-            raise UsageError(f"{key}: search.kind={search.kind} cannot choose it; give one value, or separate arms")
-    if adaptive:
+        _refuse_fixed(adaptive, search)
         drawn = tuple(tuple(arm.corners()) for arm in adaptive)
     else:
-        drawn = tuple(tuple(_draw(tree, search, number)) for number, tree in enumerate(trees))
-    single = [tree.get("seed", 0) for tree in trees]
-    if "seeds" in sweep and (ignored := [tree["seed"] for tree in trees if "seed" in tree]):
-        raise UsageError(
-            f"seed={shown(ignored[0])}: has no effect beside seeds={shown(sweep['seeds'])}; give one of them"
-        )
-    if any(isinstance(seed, Mapping) or seed != single[0] for seed in single):
-        raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
-    seeds = checked(_listed(sweep.get("seeds", single[:1])), list[int], {"low": 0}, where="seeds")
-    if not seeds or not arms:
-        raise UsageError("seeds and arms: expected lists with at least one entry, such as seeds=[0, 1, 2]")
-    _refuse_twice("seeds", seeds)
+        drawn = tuple(tuple(_draw(arm, trees[arm], spaces[arm], search)) for arm in range(len(trees)))
+    seeds = _read_seeds(sweep, trees)
     if published is not None:
         one_configuration(drawn, published)
-    return Space(search, tuple(seeds), drawn, adaptive, published, spaces)
+    return Space(search, seeds, drawn, adaptive, published, spaces)
 
 
-def _refuse_grid_of_splits(tree: Mapping[str, Any]) -> None:
+def _space_values(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a source that only a search space has."""
+    return {key: value for key, value in source.items() if _is_of_space(key)}
+
+
+def _configuration_values(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a source that a configuration has, with spaces in place of some."""
+    return {key: value for key, value in source.items() if not _is_of_space(key)}
+
+
+def _is_of_space(key: Any) -> bool:
+    return str(key).split(".")[0] in SPACE_KEYS
+
+
+def _read_search(sweep: Mapping[str, Any]) -> Search:
+    """Return the options search.* of a sweep."""
+    options = checked(sweep.get("search", {}), dict, {}, where="search")
+    search = build(Search, options, where="search")
+    if search.kind != "grid" and search.samples is None:
+        raise UsageError(f"search.samples: required for search.kind={search.kind}; give the configurations per arm")
+    return search
+
+
+def _read_seeds(sweep: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the seeds of a sweep: its key `seeds`, or else the `seed` that the configurations of all arms share."""
+    for tree in trees:
+        if "seeds" in sweep and "seed" in tree:
+            seed = shown(tree["seed"])
+            raise UsageError(f"seed={seed}: has no effect beside seeds={shown(sweep['seeds'])}; give one of them")
+    of_arms = [tree.get("seed", 0) for tree in trees]
+    for seed in of_arms:
+        if isinstance(seed, Mapping) or seed != of_arms[0]:
+            raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
+    seeds = checked(_listed(sweep.get("seeds", of_arms[:1])), list[int], {"low": 0}, where="seeds")
+    if not seeds or not trees:
+        raise UsageError("seeds and arms: expected lists with at least one entry, such as seeds=[0, 1, 2]")
+    _refuse_twice("seeds", seeds)
+    return tuple(seeds)
+
+
+def _refuse_grid_of_splits(spaces: Spaces) -> None:
     """Raise UsageError if an arm varies the seed of the partition, by which validation would then choose."""
-    if "partition.seed" in dict(_spaces(tree, "")):
+    if "partition.seed" in spaces:
         raise UsageError(
             "partition.seed: a grid of splits would look like a hyperparameter; give seeds: [0, 1, 2] with "
             "partition.redraw=true, which draws a split for each seed"
         )
+
+
+def _refuse_fixed(arms: Sequence[AdaptiveArm], search: Search) -> None:
+    """Raise UsageError if a search would choose what its trials must share."""
+    for arm in arms:
+        for key in arm.spaces:
+            if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
+                raise UsageError(f"{key}: search.kind={search.kind} cannot choose it; give one value, or separate arms")
 
 
 def configurations(space: Space) -> tuple[Config, ...]:
@@ -230,45 +285,66 @@ def configurations(space: Space) -> tuple[Config, ...]:
     Raises:
         UsageError: One of them cannot work; the message names the key.
     """
-    configs = [Config.read(values) for arm in space.arms for values in arm]
-    return tuple(replace(config, seed=seed) for seed in space.seeds for config in configs)
+    of_one_seed = [Config.read(values) for values in itertools.chain(*space.arms)]
+    configs = []
+    for seed in space.seeds:
+        configs += [replace(config, seed=seed) for config in of_one_seed]
+    return tuple(configs)
 
 
 _FIXED_IN_A_STUDY = ("data", "partition", "evaluate", "placement", "metrics", "leave_out", "unseen_clients")
 """Groups that change what a validation score means, or what a trial reserves."""
 
 
-def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, Any]]:
+def _draw(arm: int, tree: dict[str, Any], spaces: Spaces, search: Search) -> Iterator[dict[str, Any]]:
     """Yield the configurations of arm number `arm`."""
-    spaces = dict(_spaces(tree, ""))
+    rng = generator(search.seed, "search", arm=arm)
     if search.kind == "random" and spaces:
-        assert search.samples is not None, "checked above"
-        rng = generator(search.seed, "search", arm=arm)
-        drawn: set[str] = set()
-        while len(drawn) < min(search.samples, _size(spaces)):
-            values = {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()}
-            if repr(values) not in drawn:  # lists of values may repeat a configuration
-                drawn.add(repr(values))
-                yield _filled(tree, values)
-        return
-    for key, (kind, _) in spaces.items():
+        points = _random_points(spaces, search, rng)
+    else:
+        points = _grid_points(spaces, search, rng)
+    for values in points:
+        yield _filled(tree, values)
+
+
+def _random_points(spaces: Spaces, search: Search, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield `search.samples` different points, or all if there are fewer."""
+    assert search.samples is not None, "checked above"
+    count = min(search.samples, _size(spaces))
+    drawn: set[str] = set()
+    while len(drawn) < count:
+        values = {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()}
+        if repr(values) not in drawn:  # lists of values may repeat a configuration
+            drawn.add(repr(values))
+            yield values
+
+
+def _grid_points(spaces: Spaces, search: Search, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield all points of the grids, or a random subset with `search.samples` of them."""
+    lists = []
+    for key, (kind, values) in spaces.items():
         if kind not in ("grid", "choice"):
             raise UsageError(f"{key}: {kind} needs search.kind=random with search.samples; or give a grid")
-    points = list(itertools.product(*(values for _, values in spaces.values())))
+        lists.append(values)
+    points = list(itertools.product(*lists))
     if search.samples is not None and len(points) > search.samples:
-        rng = generator(search.seed, "search", arm=arm)
-        points = [points[i] for i in sorted(rng.choice(len(points), search.samples, replace=False))]
+        chosen = sorted(rng.choice(len(points), search.samples, replace=False))
+        points = [points[i] for i in chosen]
     for point in points:
-        yield _filled(tree, dict(zip(spaces, point, strict=True)))
+        yield dict(zip(spaces, point, strict=True))
 
 
-def _size(spaces: Mapping[str, tuple[str, Sequence[Any]]]) -> float:
+def _size(spaces: Spaces) -> float:
     """Return how many configurations there are in `spaces`; infinity if a space is continuous."""
     size = 1.0
     for kind, bounds in spaces.values():
         if kind in ("uniform", "loguniform"):
             return math.inf
-        size *= bounds[1] - bounds[0] + 1 if kind == "randint" else len(set(map(repr, bounds)))
+        if kind == "randint":
+            low, high = bounds
+            size *= high - low + 1
+        else:
+            size *= len(set(map(repr, bounds)))
     return size
 
 
@@ -277,27 +353,39 @@ def _filled(tree: Mapping[str, Any], values: Mapping[str, Any], prefix: str = ""
     filled = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        inner = _filled(value, values, f"{path}.") if isinstance(value, Mapping) and path not in values else value
-        filled[key] = values.get(path, inner)
+        if path in values:
+            filled[key] = values[path]
+        elif isinstance(value, Mapping):
+            filled[key] = _filled(value, values, f"{path}.")
+        else:
+            filled[key] = value
     return filled
 
 
-def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[str, Sequence[Any]]]]:
-    """Yield (dotted key, (kind, bounds or values)) of every space in `tree`."""
+def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, KindAndBounds]]:
+    """Yield the dotted key of every space in `tree`, with its kind and its bounds or values."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            kind = next(iter(value), None)
-            if len(value) == 1 and kind in KINDS:
-                yield f"{prefix}{key}", (kind, _bounds(f"{prefix}{key}", kind, value[kind]))
-            else:
-                yield from _spaces(value, f"{prefix}{key}.")
+        if not isinstance(value, Mapping):
+            continue
+        path = f"{prefix}{key}"
+        kind = next(iter(value), None)
+        if len(value) == 1 and kind in KINDS:
+            yield path, (kind, _bounds(path, kind, value[kind]))
+        else:
+            yield from _spaces(value, f"{path}.")
 
 
 def _listed(values: Any) -> Any:
     """Return a range, tuple or array as a list of Python's own values, and anything else as it is."""
     if not isinstance(values, (list, tuple, range, np.ndarray)):
         return values
-    return [item.item() if isinstance(item, np.generic) else item for item in values]
+    return [_python_value(item) for item in values]
+
+
+def _python_value(item: Any) -> Any:
+    if isinstance(item, np.generic):
+        return item.item()
+    return item
 
 
 def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
@@ -308,14 +396,19 @@ def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
         _refuse_twice(f"{key}: grid", values)
     if kind in ("grid", "choice"):
         return values
-    number_type = int if kind == "randint" else float
+    number_type: type = float
+    words = "two numbers"
+    order = "low < high"
+    if kind == "randint":
+        number_type = int
+        words = "two integers"
+    if kind == "loguniform":
+        order = "0 < low < high"
     try:
         low, high = (checked(value, number_type, {}, where=key) for value in values)
     except ValueError:  # a UsageError, or not two
         low = high = 0
     if not low < high or (kind == "loguniform" and low <= 0):
-        words = "two integers" if kind == "randint" else "two numbers"
-        order = "0 < low < high" if kind == "loguniform" else "low < high"
         raise UsageError(f"{key}: {kind} needs {words} [low, high] with {order}, got {shown(values)}")
     return [low, high]
 

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
@@ -57,11 +58,17 @@ def error_lines(results: str, experiment: str, say: Callable[[str], None]) -> Ca
 
     def update(trials: Iterable[Progress]) -> None:
         for trial in trials:
-            if trial.status == "failed" and (kind := re.sub(r"\d+", "0", trial.error or "")) not in said:
-                said.add(kind)
+            if trial.status != "failed":
+                continue
+            kind = re.sub(r"\d+", "0", trial.error or "")
+            if kind in said:
+                continue
+            said.add(kind)
+            line = f"{trial.trial} failed: {trial.error}"
+            if trial.has_traceback:
                 file = traceback_file(results, experiment, trial.trial)
-                where = f"; the full traceback is in {file}" if trial.has_traceback else ""
-                say(f"{trial.trial} failed: {trial.error}{where}")
+                line += f"; the full traceback is in {file}"
+            say(line)
 
     return update
 
@@ -99,12 +106,16 @@ class SweepPlan:
     @property
     def expected(self) -> int:
         """The number of trials to run, with those that a search will choose."""
-        return self.space.searched_trials if self.space.adaptive else len(self.jobs)
+        if self.space.adaptive:
+            return self.space.searched_trials
+        return len(self.jobs)
 
     @property
     def names(self) -> list[str]:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
-        return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
+        if self.space.adaptive:
+            return [SEARCH_LOG]
+        return [job["trial"] for job in self.jobs]
 
     def published(self) -> Published | None:
         """Return the values that somebody published for the trials; None if there are none."""
@@ -128,37 +139,53 @@ class SweepPlan:
         for config in self.configs:
             for key, value in flattened(config.tree()):
                 known.setdefault(key, set()).add(repr(value))
-        searched = {key for arm in self.space.adaptive for key in arm.spaces}
-        varied = [key for key, values in known.items() if len(values) > 1 or key in searched]
-        return list(dict.fromkeys([*_ALWAYS_SHOWN, *varied]))
+        searched = set[str]().union(*(arm.spaces for arm in self.space.adaptive))
+        varied = list(_ALWAYS_SHOWN)
+        for key, values in known.items():
+            if (len(values) > 1 or key in searched) and key not in varied:
+                varied.append(key)
+        return varied
 
     def jobs_of(self, config: Config, populations: "Populations") -> Iterator[Job]:
         """Yield the job of a configuration that a search chose with each seed."""
         for seed in self.space.seeds:
             config = replace(config, seed=seed)
-            plan = _planned_first(config, self.given, populations, names_seed=True) if self.given else None
-            identity = {} if plan is None else _identity(plan)
-            yield Job(trial=str(identity.get("trial", trial_name(config))), config=config, identity=identity)
+            if self.given:
+                plan = _planned_first(config, self.given, populations, names_seed=True)
+                yield Job(trial=plan.trial, config=config, identity=_identity(plan))
+            else:
+                yield Job(trial=trial_name(config), config=config, identity={})
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
-        space, skipped = self.space, ""
-        if space.adaptive:
-            trials, samples = space.searched_trials, counted(space.search.samples or 1, "configuration")
-            chooser = "Optuna"
-            if self.tuning.search_alg is not None:
-                chooser = type(self.tuning.search_alg).__name__
-            what = f"{chooser} chooses {samples} of each of {counted(len(space.adaptive), 'arm')}"
+        seeds = counted(len(self.space.seeds), "seed")
+        if self.space.adaptive:
+            line = f"{counted(self.space.searched_trials, 'trial')}: {self._search_in_words()}; each with {seeds}"
         else:
-            trials, counts = len(self.configs), dict[str, int]()
-            for arm in space.arms:
-                name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
-                counts[name] = counts.get(name, 0) + len(arm)
-            what = f"configurations {', '.join(f'{name} {count}' for name, count in counts.items())}"
-            skipped = f"; {finished} already done" if (finished := trials - len(self.jobs)) else ""
-        first = f"{counted(trials, 'trial')}: {what}; each with {counted(len(space.seeds), 'seed')}{skipped}"
+            line = f"{counted(len(self.configs), 'trial')}: {self._arms_in_words()}; each with {seeds}"
+            finished = len(self.configs) - len(self.jobs)
+            if finished:
+                line += f"; {finished} already done"
+        lines = [line, *self.notes[:MAX_NOTES]]
         more = len(self.notes) - MAX_NOTES
-        return "\n".join([first, *self.notes[:MAX_NOTES], *([f"{more} more notes"] if more > 0 else [])])
+        if more > 0:
+            lines.append(f"{more} more notes")
+        return "\n".join(lines)
+
+    def _search_in_words(self) -> str:
+        """Return "Optuna chooses 20 configurations of each of 2 arms"."""
+        chooser = "Optuna"
+        if self.tuning.search_alg is not None:
+            chooser = type(self.tuning.search_alg).__name__
+        samples = counted(self.space.search.samples or 1, "configuration")
+        return f"{chooser} chooses {samples} of each of {counted(len(self.space.adaptive), 'arm')}"
+
+    def _arms_in_words(self) -> str:
+        """Return "configurations fedavg 1, adcol 3"."""
+        counts: Counter[str] = Counter()
+        for arm in self.space.arms:
+            counts[str(arm[0].get("algorithm", {}).get("name", "fedavg"))] += len(arm)
+        return "configurations " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def plan_sweep(
@@ -217,14 +244,14 @@ def _jobs_to_run(
     configs: Sequence[Config], names: Sequence[str], identities: Sequence[Mapping[str, Any]]
 ) -> tuple[Job, ...]:
     """Return the jobs of the trials; with resume=true, without those that are done."""
-    own_names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
-    by_name = dict(zip(own_names, configs, strict=True))
-    done = _done(by_name)
-    jobs = []
-    for name, config, identity in zip(own_names, configs, identities, strict=True):
-        if not (config.resume and name in done):
-            jobs.append(Job(trial=name, config=replace(config), identity=identity))
-    return tuple(jobs)
+    jobs = {}
+    for name, config, identity in zip(names, configs, identities, strict=True):
+        name = str(identity.get("trial", name))
+        jobs[name] = Job(trial=name, config=replace(config), identity=identity)
+    for name in _done({name: job["config"] for name, job in jobs.items()}):
+        if jobs[name]["config"].resume:
+            del jobs[name]
+    return tuple(jobs.values())
 
 
 def _done(configs: Mapping[str, Config]) -> set[str]:
@@ -265,7 +292,8 @@ class Populations:
     """
 
     def __init__(self, *, keep_all: bool = False, elsewhere: Callable[[str], Population | None] | None = None) -> None:
-        self._keep_all, self._elsewhere = keep_all, elsewhere or (lambda key: None)
+        self._keep_all = keep_all
+        self._elsewhere = elsewhere or (lambda key: None)
         self._known: dict[str, Population] = {}
 
     def plan(self, config: Config, given: Given, *, tried: bool = False) -> Plan:
@@ -287,9 +315,10 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
         UsageError: The trial cannot work here, for example because a file of the data is missing on this machine.
     """
     config = job["config"]
-    # The code of what was given in Python was compared with that of the trial to resume where it was given.
-    plan = populations.plan(replace(config, resume=False) if given else config, given, tried=True)
-    return replace(plan, config=config, keep_state=keep_state, **job["identity"])
+    if given:  # its code was compared with that of the trial to resume where it was given
+        config = replace(config, resume=False)
+    plan = populations.plan(config, given, tried=True)
+    return replace(plan, config=job["config"], keep_state=keep_state, **job["identity"])
 
 
 def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str, Any]:
@@ -308,35 +337,58 @@ def _check_plans(
     Returns:
         The notes for the first seed, and the `identity` of each job.
     """
-    lines: dict[str, None] = {f"note: {note}": None for note in unused_gpu(config.placement for config in configs)}
-    identities: list[Mapping[str, Any]] = []
-    number = len(configs) // len(space.seeds)
-    known = {data_key(config) for config in configs[:number]}
-    checked: set[str] = set()
-    of_first: dict[str | None, Population] = {}
-    for first in range(0, len(configs), number):
-        populations = Populations(keep_all=True)  # the data of one seed at a time
-        for config in configs[first : first + number]:
-            if not given:
-                if (first and data_key(config) in known) or (kind := plan_kind(config)) in checked:
-                    identities.append({})
-                    continue
-                checked.add(kind)
-            plan = _planned_first(config, given, populations, names_seed=bool(first))
-            identities.append(_identity(plan) if given else {})
-            for note in data_notes(plan.population, plan.evaluation, column_names(config)):
-                lines[f"note: seed {config.seed}: {note}" if first else f"note: {note}"] = None
-            if first:
-                continue
-            if space.published is not None:
-                space.published.check_columns({client.domain for client in plan.population.clients})
-            of_first.setdefault(plan.data_hash, plan.population)
-            for key, value in _needing_validation(space.search):
-                check_validated(key, value, plan.population, plan.evaluation.splits)
-            lines |= {f"note: {config.algorithm_name}: {note}": None for note in method_notes(plan)}
-    kept = all(data_key(config) in known for config in configs)
-    shared = split_notes(list(of_first.values()), len(space.seeds), kept=kept)
-    return (*(f"note: {note}" for note in shared), *lines), identities
+    notes = dict.fromkeys(unused_gpu(config.placement for config in configs))
+    identities = []
+    data: dict[str | None, Population] = {}  # of the first seed
+    keys = [data_key(config) for config in configs]
+    per_seed = len(configs) // len(space.seeds)
+    keys_of_first = set(keys[:per_seed])
+    kinds: set[str] = set()
+    for place, config in enumerate(configs):
+        is_first = place < per_seed
+        if place % per_seed == 0:
+            populations = Populations(keep_all=True)  # the data of one seed at a time
+        has_new_data = is_first or keys[place] not in keys_of_first
+        identity: Mapping[str, Any] = {}
+        if given or (has_new_data and _is_new_kind(config, kinds)):
+            plan = _planned_first(config, given, populations, names_seed=not is_first)
+            if is_first:
+                _check_plan(plan, space)
+                data.setdefault(plan.data_hash, plan.population)
+            notes.update(dict.fromkeys(_notes_on(plan, is_first=is_first)))
+            if given:
+                identity = _identity(plan)
+        identities.append(identity)
+    shared = split_notes(list(data.values()), len(space.seeds), kept=set(keys) == keys_of_first)
+    return tuple(f"note: {note}" for note in (*shared, *notes)), identities
+
+
+def _is_new_kind(config: Config, kinds: set[str]) -> bool:
+    """Return whether the kind of a configuration is none of `kinds`, and add it."""
+    kind = plan_kind(config)
+    is_new = kind not in kinds
+    kinds.add(kind)
+    return is_new
+
+
+def _check_plan(plan: Plan, space: Space) -> None:
+    """Raise UsageError if the data lack what the sweep needs: columns of published values, and validation examples."""
+    if space.published is not None:
+        space.published.check_columns({client.domain for client in plan.population.clients})
+    for key, value in _needing_validation(space.search):
+        check_validated(key, value, plan.population, plan.evaluation.splits)
+
+
+def _notes_on(plan: Plan, *, is_first: bool) -> Iterator[str]:
+    """Yield the notes on a plan; with other seeds than the first, only those on the data."""
+    for note in data_notes(plan.population, plan.evaluation, column_names(plan.config)):
+        if is_first:
+            yield note
+        else:
+            yield f"seed {plan.config.seed}: {note}"
+    if is_first:
+        for note in method_notes(plan):
+            yield f"{plan.config.algorithm_name}: {note}"
 
 
 def _needing_validation(search: Search) -> Iterator[tuple[str, str]]:
@@ -356,16 +408,26 @@ def plan_kind(config: Config) -> str:
     """
     tree = config.tree()
     if not own_names(config):  # the user's own code may look at anything
-        rates = [(tree["local"], "lr"), (tree["local"], "weight_decay")]
-        algorithm: Any = config.algorithm
-        kind = type(algorithm)
+        _hide_rates(tree["local"], ("lr", "weight_decay"))
+        kind = type(config.algorithm)
         if kind.check is Algorithm.check and kind.notes is Algorithm.notes:
-            unbounded = [f.name for f in dataclasses.fields(algorithm) if not {"high", "below"} & f.metadata.keys()]
-            rates += [(tree["algorithm"], name) for name in unbounded]
-        for group, name in rates:
-            if isinstance(value := group.get(name), float) and value > 0:
-                group[name] = "above 0"
+            _hide_rates(tree["algorithm"], _unbounded(config.algorithm))
     return json.dumps(tree, sort_keys=True, default=str)
+
+
+def _hide_rates(group: dict[str, Any], names: Iterable[str]) -> None:
+    """Put "above 0" in place of fractional values above 0."""
+    for name in names:
+        value = group.get(name)
+        if isinstance(value, float) and value > 0:
+            group[name] = "above 0"
+
+
+def _unbounded(algorithm: Any) -> Iterator[str]:
+    """Yield the options of an algorithm that have no upper bound."""
+    for declared in dataclasses.fields(algorithm):
+        if "high" not in declared.metadata and "below" not in declared.metadata:
+            yield declared.name
 
 
 def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:
