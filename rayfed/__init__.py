@@ -93,7 +93,9 @@ def _origin(name: str) -> tuple[str, str]:
     module = next((module for module, names in _NAMES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module 'rayfed' has no attribute {name!r}")
-    return module, "read" if name == "read_results" else name
+    if name == "read_results":
+        name = "read"
+    return module, name
 
 
 def __dir__() -> list[str]:

@@ -106,7 +106,9 @@ class ClientData(NamedTuple):
 
         Changes that `prepare` makes to training batches are not included.
         """
-        return self.train if self.augmented is None else self.augmented
+        if self.augmented is None:
+            return self.train
+        return self.augmented
 
 
 NO_DATA = ClientData(None, None)

@@ -148,7 +148,9 @@ def _claimed_rounds(plan: Plan, given: Given, *, quiet: bool) -> Generator[Round
 
 
 def _is_quiet(given: bool | None) -> bool:
-    return not is_watched() if given is None else given
+    if given is None:
+        return not is_watched()
+    return given
 
 
 def _planned_run(config: Config, given: Given, *, quiet: bool, keep_state: bool) -> Plan:
@@ -171,7 +173,9 @@ def _say_outcome(plan: Plan, *, quiet: bool) -> None:
         print(f"placement.vmap_clients=auto: measured {number}", file=sys.stderr, flush=True)
     if not quiet and plan.evaluation.stop_rule is not None:
         reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
-        line = f"stopped early: {reason}" if reason else "early stopping: all rounds ran"
+        line = "early stopping: all rounds ran"
+        if reason:
+            line = f"stopped early: {reason}"
         print(line, file=sys.stderr, flush=True)
 
 
@@ -212,8 +216,9 @@ def sweep(
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
     quiet = _is_quiet(quiet)
-    kind = {} if search_alg is None else {"search.kind": "tune"}
-    drawn = read_space(_values_of(space), kind, overrides)
+    if search_alg is not None:
+        overrides = {"search.kind": "tune", **overrides}
+    drawn = read_space(_values_of(space), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     configs = configurations(drawn)
     tuning = Tuning(tuple(callbacks), scheduler, search_alg)
@@ -400,14 +405,18 @@ def iter_findings(config: Config, given: Given | None = None) -> Iterator[Findin
 
 def _config_of(config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any]) -> Config:
     """Return the configuration that `run` and `check` are called with."""
-    if isinstance(config, Config):
-        return Config.read(config.tree(), overrides) if overrides else config
-    return Config.read(_values_of(config or {}), overrides)
+    if not isinstance(config, Config):
+        return Config.read(_values_of(config or {}), overrides)
+    if overrides:
+        return Config.read(config.tree(), overrides)
+    return config
 
 
 def _values_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """Return the values in a mapping or a YAML file."""
-    return from_file(source) if isinstance(source, (str, Path)) else source
+    if isinstance(source, (str, Path)):
+        return from_file(source)
+    return source
 
 
 def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
@@ -415,7 +424,9 @@ def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
     if name is None and len(names) == 1:
         return names[0]
     if name is None:
-        shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        shown = ", ".join(names[:6])
+        if len(names) > 6:
+            shown += ", …"
         raise UsageError(f"{key}: {where} has {len(names)} ({shown}); give one of them")
     if name not in names:
         raise UsageError(f"{key}={name}: no such {key} in {where}; {suggestion(name, names)}")
@@ -424,18 +435,25 @@ def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
 
 def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, Any]:
     """Return the configuration in a row of the table `trials`, with dotted keys."""
-    marks = {"data": ("clients:", given.clients), "model": ("own:", given.model), "loss": ("own:", given.loss)}
-    for group, (mark, value) in marks.items():
-        if str(row.get(f"{group}.name")).startswith(mark) and value is None:
-            name = group.replace("data", "clients")
+    replaced = set[str]()
+    for name, mark, groups in _GIVEN:
+        if getattr(given, name) is not None:
+            replaced.update(groups)
+        elif str(row.get(f"{groups[0]}.name")).startswith(mark):
             raise UsageError(f"trial={row['trial']}: was run with {name}=, which is not saved; give it again")
-    replaced = {group for group, (_, value) in marks.items() if value is not None}
-    replaced |= {"partition"} if given.clients is not None else set()
     kept = {}
     for key, value in recorded_configuration(row).items():
         if key.partition(".")[0] not in replaced or key == "data.without":
             kept[key] = value
     return kept
+
+
+_GIVEN = (
+    ("clients", "clients:", ("data", "partition")),
+    ("model", "own:", ("model",)),
+    ("loss", "own:", ("loss",)),
+)
+"""What may be given in Python: its name, how the name of its group then begins, and the groups that it replaces."""
 
 
 def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:

@@ -209,7 +209,9 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
     """Run a trial and return its error, which is recorded; None if it ended well."""
     try:
         planned_trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
-        saved = recorder.saved(planned_trial.trial) if planned_trial.config.resume else ()
+        saved: Saved = ()
+        if planned_trial.config.resume:
+            saved = recorder.saved(planned_trial.trial)
         trial.run_trial(planned_trial, recorder, saved=saved)
     except StorageError:
         raise

@@ -87,8 +87,12 @@ class Result:
         results, experiment = plan.config.results, plan.config.experiment
         tables = read(results, experiment)
         metrics, rounds, trials = (table[table["trial"] == plan.trial].reset_index(drop=True) for table in tables)
-        final = _saved_state(plan) if plan.keep_state or plan.config.checkpoint.every else None
-        best = _saved_state(plan, selected=True) if plan.keep_best else None
+        final = None
+        if plan.keep_state or plan.config.checkpoint.every:
+            final = _saved_state(plan)
+        best = None
+        if plan.keep_best:
+            best = _saved_state(plan, selected=True)
         return cls(
             plan.trial, _folder(results, experiment), weights_hash, metrics, rounds, trials, final, best, plan, given
         )
@@ -133,10 +137,10 @@ class Result:
         """
         if round not in ("final", "selected"):
             raise UsageError(f"Result.model(round={round!r}): {suggestion(round, ['final', 'selected'])}")
-        state = self._kept("model()") if round == "final" else self._best
-        if state is None:
-            how = "run with validation data, and keep_state=True or checkpoint.best=true"
-            raise UsageError(f"Result.model(round='selected'): the state of that round was not kept; {how}")
+        if round == "selected":
+            state = self._kept_best()
+        else:
+            state = self._kept("model()")
         assert self._plan is not None, "a state is kept with its plan"
         return trained_model(self._plan, state, self._given.model, client)
 
@@ -164,6 +168,12 @@ class Result:
             how = "run with keep_state=True or checkpoint.every=1"
             raise UsageError(f"Result.{name}: the final state was not kept; {how}")
         return self._state
+
+    def _kept_best(self) -> SavedState:
+        if self._best is None:
+            how = "run with validation data, and keep_state=True or checkpoint.best=true"
+            raise UsageError(f"Result.model(round='selected'): the state of that round was not kept; {how}")
+        return self._best
 
     def __repr__(self) -> str:  # the generated one would print every tensor
         shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
@@ -196,7 +206,9 @@ class Result:
         """Return the mean over clients of the metric that selects rounds, in the last round that was scored."""
         metric, rows = self._metric(), self._last_scores()
         rows = rows[(rows["metric"] == metric) & (rows["split"] == "test")]
-        return "" if rows.empty else f"; test {metric} {rows['value'].mean():.4f} after round {rows['round'].max()}"
+        if rows.empty:
+            return ""
+        return f"; test {metric} {rows['value'].mean():.4f} after round {rows['round'].max()}"
 
 
 class Rounds(Iterator[Round]):
@@ -291,16 +303,23 @@ def _saved_state(plan: Plan, *, selected: bool = False) -> SavedState | None:
         content = recorder.saved_best(plan.trial)
     else:
         content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
-    return None if content is None else SavedState(recorder, plan.trial, content, plan.population.clients.ids)
+    if content is None:
+        return None
+    return SavedState(recorder, plan.trial, content, plan.population.clients.ids)
 
 
 def _folder(results: str, experiment: str) -> Path | str:
     home = join(results, experiment)
-    return home if is_url(home) else Path(home)
+    if is_url(home):
+        return home
+    return Path(home)
 
 
 def _with_view(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `rayfed.report` as those of `Report.of`."""
-    of_view = {field.name for field in fields(View)} & options.keys()
-    rest = {name: value for name, value in options.items() if name not in of_view}
-    return {"view": View(**{name: options[name] for name in of_view}), **rest}
+    rest = dict(options)
+    of_view = {}
+    for declared in fields(View):
+        if declared.name in rest:
+            of_view[declared.name] = rest.pop(declared.name)
+    return {"view": View(**of_view), **rest}

@@ -83,7 +83,9 @@ class Trials:
         gc.freeze()  # imported objects need not be searched after every trial
         self._sent = data or {}
         self._sink = RemoteRecorder(actor)
-        self._keep_state, self._at_once, self._where = keep_state, at_once, where
+        self._keep_state = keep_state
+        self._at_once = at_once
+        self._where = where
         self._raises = raises
         self._given = Given()
         if given is not None:
@@ -117,17 +119,25 @@ class Trials:
             if isinstance(error, HostLost) or breaks_device(error):
                 self._settle()
                 raise
-            if self._simulation is None or not self._simulation.begun:
-                where = "" if is_private() else f" (on {socket.gethostname()})"
-                self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
-            raised = {} if self._plan is None else {RAISED: ray.cloudpickle.dumps(readable(error))}
-            self.leave(ended=True)
+            self._end_with(error)
             if self._raises:
                 raise readable(error) from error
-            return {**self._last, BEST: None, **raised, "done": True, ENDED: True}, True
+            result = {**self._last, BEST: None, "done": True, ENDED: True}
+            if self._plan is not None:
+                result[RAISED] = ray.cloudpickle.dumps(readable(error))
+            return result, True
         if ended:
             self.leave(ended=True)
         return {**self._last, "done": ended, ENDED: ended}, False
+
+    def _end_with(self, error: Exception) -> None:
+        """Leave a trial that an error ended. The error of one that has not begun is recorded here."""
+        if self._simulation is None or not self._simulation.begun:
+            where = ""
+            if not is_private():
+                where = f" (on {socket.gethostname()})"
+            self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
+        self.leave(ended=True)
 
     def leave(self, *, ended: bool = False) -> None:
         """Release the fleet and the device's memory, and restore torch's global state.
@@ -163,11 +173,13 @@ class Trials:
 
     def save(self, start: Start) -> dict[str, Any]:
         """Save the present state, and return which checkpoint has it, for `Start.checkpoint`."""
-        simulation, number = self._simulation, None
-        if simulation is not None:
-            number = simulation.save()
-        if simulation is None or number is None:
-            return {"trial": start.trial}  # there is nothing to go on from
+        nothing = {"trial": start.trial}  # to go on from
+        simulation = self._simulation
+        if simulation is None:
+            return nothing
+        number = simulation.save()
+        if number is None:
+            return nothing
         trial = simulation.plan.trial
         self._sink.pin(trial, number)
         config = dict(flattened(simulation.plan.config.tree()))
@@ -209,11 +221,12 @@ class Trials:
         """
         pointer = start.checkpoint
         if pointer is None or "number" not in pointer:
-            return (self._sink.saved(plan.trial) if goes_on else ()), None
+            if goes_on:
+                return self._sink.saved(plan.trial), None
+            return (), None
         before = pointer["config"]
         check_changes([key for key, value in flattened(plan.config.tree()) if value != before.get(key)], self._where)
-        origin = pointer["trial"], pointer["number"]
-        saved, is_copied = self._sink.adopt(plan.trial, plan.configuration_hash, *origin)
+        saved, is_copied = self._sink.adopt(plan.trial, plan.configuration_hash, pointer["trial"], pointer["number"])
         if not is_copied:
             return saved, None
         values = ", ".join(f"{key}={value}" for key, value in start.values.items())

@@ -79,7 +79,8 @@ def run_trial(plan: Plan, *, quiet: bool) -> str:
     config, name = plan.config, plan.trial
     connect(config.placement, dashboard=False)
     register_user_modules()
-    files, plan = to_send(plan.sources), replace(plan, population=sendable(plan.population), sources=())
+    files = to_send(plan.sources)
+    plan = replace(plan, population=sendable(plan.population), sources=())
     alone = Space(Search(), (config.seed,), ())
     trials = _Trials([config], alone, Tuning(), quiet=quiet, in_sweep=False)
 
@@ -107,13 +108,12 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGr
         HostLost: The recorder died, or the cluster ended.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    url, *_ = [connect(placement, dashboard=True) for placement in dict.fromkeys(c.placement for c in plan.configs)]
-    if not quiet and url:
-        print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
+    _connect_sweep(plan.configs, quiet=quiet)
     register_user_modules()
     trials = _Trials(plan.configs, plan.space, plan.tuning, quiet=quiet, in_sweep=True)
     searcher: Searcher | None = None
     expected = plan.expected
+    space: dict[str, Any] = {}
     if plan.space.search.kind == "optuna":
         from rayfed.distributed.searcher import SweepSearcher  # needs Optuna, an optional dependency
 
@@ -121,27 +121,40 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGr
         expected -= searcher.finished
     elif plan.space.adaptive:
         searcher = GivenSearcher(plan)
-    data: dict[str, Shared] = {}
-    if plan.given.clients is None:
-        data = sent_data(plan.configs, searched=bool(plan.space.adaptive))
-    named = {name for config in plan.configs for name in own_names(config)}
-    code = own_code(named, plan.given.model, plan.given.loss, plan.given.clients)
-    at_once = min(expected, plan.space.search.max_concurrent or expected)
-    work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data, "at_once": at_once}
-    space: dict[str, Any] = {}
-    if searcher is None:
+    else:
         shown = plan.varied
         jobs = [sent(job, shown_values(job["config"], shown))[JOB] for job in plan.jobs]
         space = {JOB: tune.grid_search(jobs)}
+    data: dict[str, Shared] = {}
+    if plan.given.clients is None:
+        data = sent_data(plan.configs, searched=bool(plan.space.adaptive))
+    at_once = min(expected, plan.space.search.max_concurrent or expected)
+    work = {"given": share(plan.given), "keep_state": plan.keep_state, "data": data, "at_once": at_once}
 
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
 
-    grid = trials.run(space, to_send(code.sources), work, bars_of_sweep(expected), stopped, searcher)
+    grid = trials.run(space, _files_of(plan), work, bars_of_sweep(expected), stopped, searcher)
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))
     return statuses, grid
+
+
+def _connect_sweep(configs: Sequence[Config], *, quiet: bool) -> None:
+    """Join or start a cluster that has the resources of all trials, and say where its dashboard is."""
+    url = ""
+    for placement in dict.fromkeys(config.placement for config in configs):
+        url = connect(placement, dashboard=True) or url  # only the first call joins or starts it
+    if url and not quiet:
+        print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
+
+
+def _files_of(plan: SweepPlan) -> SentFiles:
+    """Return the user's own folders and modules that the trials import."""
+    names = set[str]().union(*map(own_names, plan.configs))
+    code = own_code(names, plan.given.model, plan.given.loss, plan.given.clients)
+    return to_send(code.sources)
 
 
 class _Trials(tune.Callback, tune.Stopper):
@@ -158,15 +171,19 @@ class _Trials(tune.Callback, tune.Stopper):
     """
 
     def __init__(self, configs: Sequence[Config], space: Space, tuning: Tuning, *, quiet: bool, in_sweep: bool):
-        self._configs, self._space, self._tuning, self._quiet = configs, space, tuning, quiet
-        self._folder, self._experiment = configs[0].results, configs[0].experiment
+        self._configs = configs
+        self._space = space
+        self._tuning = tuning
+        self._quiet = quiet
+        self._in_sweep = in_sweep
+        self._folder = configs[0].results
+        self._experiment = configs[0].experiment
         self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=in_sweep))
         self._running = RunningTrials(configs[0].faults)
-        self.interrupted, self.progress = False, list[Progress]()
+        self.interrupted = False
+        self.progress = list[Progress]()
         self.raised: bytes | None = None
-        self._in_sweep = in_sweep
-        say = self._say if in_sweep else lambda line: None  # a single run raises its error
-        self._say_errors = error_lines(self._folder, self._experiment, say)
+        self._say_errors = error_lines(self._folder, self._experiment, self._say)
         self._begun: list[Any] = []  # Tune's trials
         self._idle_since: float | None = time.monotonic()
 
@@ -231,7 +248,6 @@ class _Trials(tune.Callback, tune.Stopper):
         self, space: Mapping[str, Any], files: SentFiles, work: Mapping[str, Any], searcher: "Searcher | None"
     ) -> tune.Tuner:
         search = self._space.search
-        storage = open_storage(self._folder).child(self._experiment)
         chosen = scheduler_of(self._space, self._configs, self._tuning.scheduler)
         keep_credentials_here()
         is_buffered = chosen.scheduler is None
@@ -239,11 +255,12 @@ class _Trials(tune.Callback, tune.Stopper):
         if is_buffered:
             os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1000"
             os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = str(_BUFFERED_SECONDS)
-        own: list[tune.Callback] = [self]
+        callbacks: list[tune.Callback] = [self]
         search_alg: Any = searcher
         at_once = search.max_concurrent
         if self._in_sweep:
-            own.append(RoundsFile())
+            callbacks.append(RoundsFile())
+        callbacks += [guarded(callback, self._say) for callback in self._tuning.callbacks]
         if searcher is not None and at_once is None:
             _allow_pending_trials(self._configs[0])
         if searcher is None:
@@ -251,14 +268,20 @@ class _Trials(tune.Callback, tune.Stopper):
             at_once = None
         trainable = tune.with_parameters(ServerActor, actor=self._recorder.actor, files=files, work=[ray.put(work)])
         trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
+        samples = 1
+        if searcher is not None:
+            samples = -1  # the searcher says when it has finished
+        mode = None
+        if chosen.metric is not None:
+            mode = "max"
         return tune.Tuner(
             trainable,
             param_space=dict(space),
             tune_config=tune.TuneConfig(
                 search_alg=search_alg,
-                num_samples=-1 if searcher else 1,  # the searcher says when it has finished
+                num_samples=samples,
                 metric=chosen.metric,
-                mode=None if chosen.metric is None else "max",
+                mode=mode,
                 scheduler=chosen.scheduler,
                 max_concurrent_trials=at_once,
                 trial_name_creator=trial_name,
@@ -267,15 +290,21 @@ class _Trials(tune.Callback, tune.Stopper):
             ),
             run_config=tune.RunConfig(
                 name=_TUNES_FOLDER,
-                storage_path=storage.path if storage.local is None else str(Path(storage.location).resolve()),
-                storage_filesystem=storage.filesystem if storage.local is None else None,
+                **self._storage(),
                 verbose=0,
-                callbacks=[*own, *(guarded(callback, self._say) for callback in self._tuning.callbacks)],
+                callbacks=callbacks,
                 stop=self,
                 failure_config=tune.FailureConfig(max_failures=self._configs[0].faults.restarts),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
             ),
         )
+
+    def _storage(self) -> dict[str, Any]:
+        """Return the arguments that say where Tune keeps its files."""
+        storage = open_storage(self._folder).child(self._experiment)
+        if storage.local is None:
+            return {"storage_path": storage.path, "storage_filesystem": storage.filesystem}
+        return {"storage_path": str(Path(storage.location).resolve())}
 
     def _say(self, line: str) -> None:
         if not self._quiet:
@@ -305,19 +334,25 @@ class _Trials(tune.Callback, tune.Stopper):
             self._idle_since = time.monotonic()
         elif self._idle_since is not None and time.monotonic() - self._idle_since > _WAITING_SECONDS:
             self._idle_since = None  # said once
-            needs = trials[0].placement_group_factory.bundles if trials else []
-            seconds = f"{_WAITING_SECONDS:g} s"
-            self._say(f"no trial has begun for {seconds}: it needs {needs}; `ray status` shows what is free")
+            self._say_waiting(trials)
+
+    def _say_waiting(self, trials: list[Any]) -> None:
+        needs = []
+        if trials:
+            needs = trials[0].placement_group_factory.bundles
+        seconds = f"{_WAITING_SECONDS:g} s"
+        self._say(f"no trial has begun for {seconds}: it needs {needs}; `ray status` shows what is free")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}
         if not result.get(ENDED):
             self._recorder.end(trial_name(trial), {"status": "stopped"}, after_round=result.get("round", 0))
         self.raised = result.get(RAISED)
-        self._say_errors(self._look())
+        self._say_failures()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        name, cause = trial_name(trial), self._cause(trial)
+        name = trial_name(trial)
+        cause = self._cause(trial)
         counts = not is_preempted(_error(trial))
         done = self._recorder.lost(name, cause, counts=counts).rounds_done
         self._say(f"{name} was lost after round {done} ({cause}); it starts again from its last checkpoint")
@@ -331,10 +366,17 @@ class _Trials(tune.Callback, tune.Stopper):
             lost = f"lost {times} times without {RENEWING_ROUNDS} rounds or a checkpoint in between"
         error = f"{lost} ({cause}); faults.restarts={config.faults.restarts} allows no other start"
         values = config.tree() | {"status": "failed", "error": error}
-        if isinstance(raised := _error(trial), ray.exceptions.RayTaskError):
+        raised = _error(trial)
+        if isinstance(raised, ray.exceptions.RayTaskError):
             values["traceback"] = str(raised)
         self._recorder.end(trial_name(trial), values)
-        self._say_errors(self._look())
+        self._say_failures()
+
+    def _say_failures(self) -> None:
+        """Say the new errors of trials. A single run raises its error instead."""
+        trials = self._look()
+        if self._in_sweep:
+            self._say_errors(trials)
 
     def _cause(self, trial: Any) -> str:
         """Return why one of Tune's trials was lost: its server, with the node, or what it raised."""
@@ -366,6 +408,7 @@ def _allow_pending_trials(config: Config) -> None:
 
 def _error(trial: Any) -> Any:
     """Return the last error of one of Tune's trials, None if Tune keeps none."""
-    if (path := trial.pickled_error_file) is None or not Path(path).exists():
+    file = trial.pickled_error_file
+    if file is None or not Path(file).exists():
         return None
-    return ray.cloudpickle.loads(Path(path).read_bytes())  # this process has just written it
+    return ray.cloudpickle.loads(Path(file).read_bytes())  # this process has just written it
