@@ -85,7 +85,7 @@ def _parts_of_sweep(
     """Return what to say beside the bar of rounds, of which `left` are left."""
     parts = []
     work = sum(max(0, progress.round - progress.first_round) for progress in trials)
-    is_training = len(trials) < total or any(not progress.doing for progress in running)
+    is_training = len(trials) < total or not all(progress.doing for progress in running)
     if work and seconds and is_training:
         of_a_round = sum(progress.seconds for progress in trials) / work  # without the start of the first trials
         clients = sum(progress.clients for progress in trials)
@@ -114,9 +114,11 @@ def bars_of_sweep(total: int) -> Callable[[list[Progress]], list[Bar]]:
     began: list[float] = []
 
     def bars(trials: list[Progress]) -> list[Bar]:
-        if trials and not began:
+        if not trials:
+            return many_trials(trials, total, 0.0)
+        if not began:
             began.append(time.monotonic())
-        return many_trials(trials, total, time.monotonic() - began[0] if began else 0.0)
+        return many_trials(trials, total, time.monotonic() - began[0])
 
     return bars
 
@@ -124,13 +126,18 @@ def bars_of_sweep(total: int) -> Callable[[list[Progress]], list[Bar]]:
 def _score(split: str, progress: Progress, value: float | None) -> str:
     """Return a score as text: "val 91.2%", or "val loss 0.31"."""
     metric = progress.selection.metric
-    return " ".join([split, *([metric] if metric != "accuracy" else []), _number(progress, value)])
+    number = _number(progress, value)
+    if metric == "accuracy":
+        return f"{split} {number}"
+    return f"{split} {metric} {number}"
 
 
 def _number(progress: Progress, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1%}" if is_fraction(progress.selection.metric) else f"{value:.4g}"
+    if is_fraction(progress.selection.metric):
+        return f"{value:.1%}"
+    return f"{value:.4g}"
 
 
 def note(line: str) -> None:
@@ -149,7 +156,9 @@ def span(seconds: float) -> str:
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    if count == 1:
+        return "once"
+    return f"{count} times"
 
 
 Bars = Callable[[list[Progress]], Sequence[Bar]]
@@ -164,7 +173,8 @@ def watched(progress: Callable[[], list[Progress]], bars: Bars, *, quiet: bool) 
     def show() -> None:
         with suppress(Exception), StatusLine() as status:  # an error of the recorder ends the command, which reports it
             while not ended.wait(0.5):
-                if trials := progress():
+                trials = progress()
+                if trials:
                     status.show(bars(trials))
 
     watcher = threading.Thread(target=show, daemon=True)

@@ -8,6 +8,7 @@
 Columns are AVG, worst, and the names of domains.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,9 @@ def published_rows(
     if not rows:
         raise UsageError("published: no arm has values; give an arm the key published, as in published: {AVG: 81.2}")
     read = {number: published_row(f"arms[{number}].published", row) for number, row in rows.items()}
-    changed = {str(key) for source in overrides for key in source if str(key).split(".")[0] not in NEUTRAL}
-    return PublishedRows(options, read, tuple(sorted(changed)))
+    keys = set(map(str, itertools.chain(*overrides)))
+    changed = sorted(key for key in keys if key.split(".")[0] not in NEUTRAL)
+    return PublishedRows(options, read, tuple(changed))
 
 
 def published_row(where: str, row: Any) -> dict[str, Number]:
@@ -109,9 +111,10 @@ def published_row(where: str, row: Any) -> dict[str, Number]:
 
 def published_number(where: str, value: Any) -> Number:
     """Return the mean and the standard deviation that `value` gives; infinity stands for "never reached"."""
-    numbers = value if isinstance(value, list) else [value]
-    are_numbers = all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
-    if not are_numbers or len(numbers) not in (1, 2) or any(math.isnan(number) for number in numbers):
+    numbers = [value]
+    if isinstance(value, list):
+        numbers = value
+    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
         raise UsageError(f"{where}={shown(value)}: expected a number, or [mean, sd]")
     if len(numbers) == 1:
         return float(numbers[0]), None
@@ -119,6 +122,10 @@ def published_number(where: str, value: Any) -> Number:
     if sd < 0:
         raise UsageError(f"{where}={shown(value)}: the standard deviation is negative")
     return float(mean), float(sd)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def one_configuration(arms: Sequence[Sequence[Mapping[str, Any]]], rows: PublishedRows) -> None:
@@ -133,8 +140,10 @@ def one_configuration(arms: Sequence[Sequence[Mapping[str, Any]]], rows: Publish
 
 def trials_by_arm(arms: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[int, list[str]]:
     """Return the names of the trials of each arm; `names` are in the order of `configurations`."""
-    of_one_seed = [number for number, arm in enumerate(arms) for _ in arm]
+    of_one_seed: list[int] = []
+    for number, arm in enumerate(arms):
+        of_one_seed += [number] * len(arm)
     trials: dict[int, list[str]] = {}
-    for place, name in enumerate(names):
-        trials.setdefault(of_one_seed[place % len(of_one_seed)], []).append(name)
+    for number, name in zip(itertools.cycle(of_one_seed), names, strict=False):
+        trials.setdefault(number, []).append(name)
     return trials

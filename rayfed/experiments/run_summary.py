@@ -115,10 +115,12 @@ def _training(plan: Plan) -> str:
 def _loss(plan: Plan) -> str:
     """Return ", loss NAME, KEY VALUE"; nothing for plain cross-entropy."""
     name = plan.loss_label or plan.config.loss.name
-    options = "".join(f", {key} {value}" for key, value in plan.config.loss.options.items())
-    if name == "cross_entropy" and not options:
+    options = plan.config.loss.options
+    if options:
+        return f", loss {name}, {_listed(options)}"
+    if name == "cross_entropy":
         return ""
-    return f", loss {name}{options}"
+    return f", loss {name}"
 
 
 def _placement(plan: Plan) -> str:
@@ -168,49 +170,71 @@ def notes(plan: Plan) -> list[str]:
 
 def method_notes(plan: Plan) -> list[str]:
     """Return the notes on what is not scored and on small clients, and the algorithm's own, one line each."""
-    config, blueprint, population, lines = plan.config, plan.blueprint, plan.population, []
-    ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
-    tests = [test for test in population.tests if test.split != "ood"]  # of which the clients' models are scored
-    if tests and blueprint.global_model(population)[0] is None:
-        splits = ", ".join(dict.fromkeys(test.split for test in tests))
-        domains = _shortened(list(dict.fromkeys(test.domain for test in tests)))
-        lines.append(
-            f"not scored: the server's test sets ({domains}; split {splits}), because {config.algorithm_name} has no "
-            "global model here; use an algorithm that has one, such as fedavg with batch_norm=aggregate"
-        )
+    return list(_method_notes(plan))
+
+
+def _method_notes(plan: Plan) -> Iterator[str]:
+    blueprint = plan.blueprint
+    population = plan.population
+    yield from _tests_without_model(plan)
     if plan.unproven is not None:
-        lines.append(plan.unproven)
+        yield plan.unproven
     if plan.incomparable:
-        lines.append(
+        yield (
             f"your code reads globals that cannot be compared with those of an earlier run: "
             f"{', '.join(plan.incomparable)}; if one changes, give resume=false and another experiment"
         )
     if blueprint.outputs.kind == "unknown" and population.clients[0].train.y.dtype.kind in "iu":
-        lines.append("no accuracy, only the loss: outputs do not stand for classes by this loss and these labels")
+        yield "no accuracy, only the loss: outputs do not stand for classes by this loss and these labels"
     if blueprint.outputs.kind == "survival":
-        lines += _without_events(population)
-    sizes, batch = blueprint.training_examples(population), blueprint.batch_size
-    if short := int((sizes < batch).sum()):  # which may be a typing error in the batch size
-        clients = counted(len(sizes), "client")
-        lines.append(f"{short} of {clients} train on less than one batch, of local.batch_size={batch}")
-    own = blueprint.algorithm.notes(ctx, Trial(blueprint, population).problem)
-    return [*lines, *own, *channel_notes(blueprint, population)]
+        yield from _without_events(population)
+    yield from _small_clients(blueprint, population)
+    ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
+    yield from blueprint.algorithm.notes(ctx, Trial(blueprint, population).problem)
+    yield from channel_notes(blueprint, population)
 
 
-def _without_events(population: Population) -> list[str]:
-    """Return a note on the clients whose training data have no event, if there are any."""
+def _tests_without_model(plan: Plan) -> Iterator[str]:
+    """Yield a note on the server's test sets if there is no global model to score on them."""
+    domains: dict[str, None] = {}
+    splits: dict[str, None] = {}
+    for test in plan.population.tests:
+        if test.split != "ood":  # on which the clients' models are scored
+            domains[test.domain] = None
+            splits[test.split] = None
+    if splits and plan.blueprint.global_model(plan.population)[0] is None:
+        yield (
+            f"not scored: the server's test sets ({_shortened(list(domains))}; split {', '.join(splits)}), because "
+            f"{plan.config.algorithm_name} has no global model here; use an algorithm that has one, such as fedavg "
+            "with batch_norm=aggregate"
+        )
+
+
+def _without_events(population: Population) -> Iterator[str]:
+    """Yield a note on the clients whose training data have no event, if there are any."""
     events = events_of_clients(population)
     without = events.count(0)
-    if not without:
-        return []
-    of_all = counted(len(events), "client")
-    return [f"{without} of {of_all} have no event in their training data, so that their loss is 0"]
+    if without:
+        of_all = counted(len(events), "client")
+        yield f"{without} of {of_all} have no event in their training data, so that their loss is 0"
+
+
+def _small_clients(blueprint: Blueprint, population: Population) -> Iterator[str]:
+    """Yield a note on clients with less than a batch, which may be a typing error in the batch size."""
+    batch = blueprint.batch_size
+    sizes = blueprint.training_examples(population)
+    small = int((sizes < batch).sum())
+    if small:
+        of_all = counted(len(sizes), "client")
+        yield f"{small} of {of_all} train on less than one batch, of local.batch_size={batch}"
 
 
 def column_names(config: Config) -> list[str]:
     """Return the names of the inputs' columns, if the configuration lists them."""
     features = config.data.options.get("features")
-    return list(map(str, features)) if isinstance(features, list) else []
+    if not isinstance(features, list):
+        return []
+    return list(map(str, features))
 
 
 def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
@@ -221,7 +245,10 @@ def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+    shown = ", ".join(names[:6])
+    if len(names) > 6:
+        shown += ", …"
+    return shown
 
 
 def _optimizer(config: Config) -> str:
@@ -232,19 +259,37 @@ def _optimizer(config: Config) -> str:
         "clipped to": local.clip_norm,
         "label smoothing": local.label_smoothing,
     }
-    extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
-    nesterov, schedule, chosen = ", Nesterov" if local.nesterov else "", "", config.lr_schedule
-    if chosen.name != "constant" or chosen.options:
-        options = ", ".join(f"{key} {value}" for key, value in chosen.options.items())
-        schedule = f" and the schedule {chosen.name}" + (f" ({options})" if options else "")
-    return f"{local.optimizer} with lr {local.lr:g}{schedule}{extra}{nesterov}"
+    words = f"{local.optimizer} with lr {local.lr:g}"
+    schedule = config.lr_schedule
+    if schedule.name != "constant" or schedule.options:
+        words += f" and the schedule {schedule.name}"
+    if schedule.options:
+        words += f" ({_listed(schedule.options)})"
+    for name, value in parts.items():
+        if value:
+            words += f", {name} {value:g}"
+    if local.nesterov:
+        words += ", Nesterov"
+    return words
 
 
 def _simulated(config: Config) -> Iterator[str]:
     """Yield notes on clients that drop out, are late or do less work, on the clock and on asynchronous rounds."""
-    groups = {"schedule": config.schedule.options}
-    for name, of in (("availability", config.availability), ("clock", config.clock)):
-        groups[name] = {key: value for key, value in vars(of).items() if value != getattr(type(of), key)}
+    groups = {
+        "schedule": config.schedule.options,
+        "availability": _changed(config.availability),
+        "clock": _changed(config.clock),
+    }
     for name, given in groups.items():
         if given:
-            yield f"{name}: {', '.join(f'{key} {value}' for key, value in given.items())}"
+            yield f"{name}: {_listed(given)}"
+
+
+def _changed(options: Any) -> dict[str, Any]:
+    """Return the values of a group that are not its defaults."""
+    return {key: value for key, value in vars(options).items() if value != getattr(type(options), key)}
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """Return "KEY VALUE, KEY VALUE"."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())

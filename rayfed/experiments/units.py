@@ -3,7 +3,9 @@
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 client", "2 clients"."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+    if count != 1:
+        noun = plural or f"{noun}s"
+    return f"{count} {noun}"
 
 
 def size_text(size: float) -> str:
