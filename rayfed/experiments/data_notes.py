@@ -60,8 +60,12 @@ def _undefined_notes(population: Population, evaluation: Evaluation) -> Iterator
             if len(labels) and len(np.unique(labels)) == 1:
                 without.append(f"{client.domain} ({len(labels)})")
         if without:
-            shown = ", ".join(without[:_SHOWN]) + ", …" * (len(without) > _SHOWN)
-            effect = "no say in the choice of rounds and hyperparameters" if split == "val" else "no part in the mean"
+            shown = ", ".join(without[:_SHOWN])
+            if len(without) > _SHOWN:
+                shown += ", …"
+            effect = "no part in the mean"
+            if split == "val":
+                effect = "no say in the choice of rounds and hyperparameters"
             yield (
                 f"{', '.join(metrics)}: the {split} examples of {shown} are of one class; where a value is not "
                 f"defined, the client has {effect}"
@@ -85,11 +89,18 @@ def _scale_notes(population: Population, columns: Sequence[str]) -> Iterator[str
     smallest = int(numbers[sizes[numbers].argmin()])
     ratio = sizes[largest] / sizes[smallest]
     if ratio >= SCALE_RATIO:
-        names = [columns[place] if place < len(columns) else f"column {place}" for place in (largest, smallest)]
+        large = _column_name(columns, largest)
+        small = _column_name(columns, smallest)
         yield (
-            f"{names[0]} is about {ratio:,.0f} times as large as {names[1]}; standardise columns, as with "
+            f"{large} is about {ratio:,.0f} times as large as {small}; standardise columns, as with "
             "data.standardize=global"
         )
+
+
+def _column_name(columns: Sequence[str], place: int) -> str:
+    if place < len(columns):
+        return columns[place]
+    return f"column {place}"
 
 
 def split_notes(populations: Sequence[Population], seeds: int, *, kept: bool) -> Iterator[str]:
@@ -106,8 +117,10 @@ def split_notes(populations: Sequence[Population], seeds: int, *, kept: bool) ->
         sizes = population.participants.sizes[:, SPLITS.index("test")]
         tested = f"one test set of {int(sizes.sum()):,} examples"
         if kept:
-            remedy = "; partition.redraw=true draws a split for each seed" if population.test_drawn else ""
-            yield f"{population.name}: {seeds} seeds share {tested}{remedy}"
+            note = f"{population.name}: {seeds} seeds share {tested}"
+            if population.test_drawn:
+                note += "; partition.redraw=true draws a split for each seed"
+            yield note
         elif population.test_drawn:
             yield f"{population.name}: each of {seeds} seeds draws a split of its own, and each chooses for itself"
         else:
