@@ -26,8 +26,11 @@ def copied_with_functions(module: M, memo: dict[int, Any]) -> M:
         module: The module.
         memo: What takes the place of parts of `module`, by the `id` of the originals; see `copy.deepcopy`.
     """
-    twins = [(function, _twin(function)) for function in _functions_over_parts(module)]
-    memo |= {id(function): twin for function, twin in twins}
+    twins = []
+    for function in _functions_over_parts(module):
+        twin = _twin(function)
+        twins.append((function, twin))
+        memo[id(function)] = twin
     result = copy.deepcopy(module, memo)
     for function, twin in twins:
         twin.__defaults__ = copy.deepcopy(function.__defaults__, memo)
@@ -41,18 +44,14 @@ def copied_with_functions(module: M, memo: dict[int, Any]) -> M:
 
 def _functions_over_parts(module: nn.Module) -> list[types.FunctionType]:
     """Return the functions in `module` from which one of its layers or tensors can be reached."""
-    parts = set()
-    for layer in module.modules():
-        parts.add(id(layer))
-    tensors = (*module.parameters(), *module.buffers())
-    parts |= set(map(id, tensors))
-    functions = (part for part in _reached([module]) if isinstance(part, types.FunctionType))
-    found = []
-    for function in functions:
-        reached = _reached(_values(function))
-        if any(id(part) in parts for part in reached):
-            found.append(function)
-    return found
+    parts = set(map(id, (*module.modules(), *module.parameters(), *module.buffers())))
+    functions = []
+    for thing in _reached([module]):
+        if isinstance(thing, types.FunctionType):
+            reached = map(id, _reached(_values(thing)))
+            if not parts.isdisjoint(reached):
+                functions.append(thing)
+    return functions
 
 
 def _twin(function: types.FunctionType) -> types.FunctionType:

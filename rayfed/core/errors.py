@@ -38,15 +38,13 @@ def printable(text: str) -> str:
     """Return `text` with escapes in place of characters that do not show, such as line ends and a terminal's codes."""
     if text.isprintable():
         return text
-    letters = []
-    for letter in text:
-        if not letter.isprintable():
-            letter = _escaped(letter)
-        letters.append(letter)
-    return "".join(letters)
+    return "".join(map(_escaped, text))
 
 
 def _escaped(letter: str) -> str:
+    """Return a letter, or its escape if it does not show."""
+    if letter.isprintable():
+        return letter
     return letter.encode("unicode_escape").decode()
 
 
@@ -129,21 +127,26 @@ def error_line(error: BaseException) -> str:
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__ == "torch":
         message = message.rstrip(".") + _MORE_ROOM
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    in_rayfed = []
-    for frame in frames:
-        if Path(frame[0]).is_relative_to(_RAYFED):
-            in_rayfed.append(frame)
-    core = _RAYFED / "core"
-    callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(core)]
-    places = [frame for frame in frames if is_user_file(frame[0])] or callers or in_rayfed
-    if not places:
-        return message
-    file, line, function = places[-1]
+    for is_telling in (is_user_file, _is_above_core, _is_rayfeds):
+        for file, line, function in reversed(frames):
+            if is_telling(file):
+                return f"{message} ({_from_here(file)}, line {line}, in {function})"
+    return message
+
+
+def _is_rayfeds(file: str) -> bool:
+    return Path(file).is_relative_to(_RAYFED)
+
+
+def _is_above_core(file: str) -> bool:
+    return _is_rayfeds(file) and not Path(file).is_relative_to(_RAYFED / "core")
+
+
+def _from_here(file: str) -> str:
+    """Return the path of a file, relative to the current folder if the file is below it."""
     if Path(file).is_relative_to(Path.cwd()):
-        path = os.path.relpath(file)
-    else:
-        path = file
-    return f"{message} ({path}, line {line}, in {function})"
+        return os.path.relpath(file)
+    return file
 
 
 def one_line(error: BaseException) -> str:

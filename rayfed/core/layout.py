@@ -108,10 +108,10 @@ class Layout:
 
     def integers(self, rows: np.ndarray) -> np.ndarray:
         """Return the numbers in packed rows [n, words] that stand for words or categories, int64 [n, ...]."""
-        leaves = [leaf for leaf in self.leaves if leaf.dtype in ("int32", "int64")]
         parts = [np.empty((len(rows), 0), np.int64)]
-        for leaf in leaves:
-            parts.append(rows[:, leaf.words].copy().view(leaf.dtype))
+        for leaf in self.leaves:
+            if leaf.dtype in ("int32", "int64"):
+                parts.append(rows[:, leaf.words].copy().view(leaf.dtype))
         return np.concatenate(parts, axis=1)
 
     def unpack(self, x: Tensor) -> Any:
@@ -169,8 +169,11 @@ class Layout:
 
 def layout_of(module: nn.Module) -> Layout | None:
     """Return the layout by which a model takes its inputs, None for one array."""
-    hooks = (hook for layer in module.modules() for hook in layer._forward_pre_hooks.values())
-    return next((hook for hook in hooks if isinstance(hook, Layout)), None)
+    for layer in module.modules():
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, Layout):
+                return hook
+    return None
 
 
 def _part(leaf: Leaf, x: Tensor) -> Tensor:

@@ -65,10 +65,8 @@ def batch_norm_statistics(module: nn.Module) -> frozenset[str]:
 
 
 def _normalises_by_statistics(layer: nn.Module) -> bool:
-    buffers = set()
-    for name, _ in layer.named_buffers(recurse=False):
-        buffers.add(name)
-    return isinstance(layer, _BatchNorm) or {"running_mean", "running_var"} <= buffers
+    buffers = dict(layer.named_buffers(recurse=False))
+    return isinstance(layer, _BatchNorm) or ("running_mean" in buffers and "running_var" in buffers)
 
 
 def constant_names(module: nn.Module, *, frozen_batch_norm: bool = False) -> frozenset[str]:
@@ -122,10 +120,9 @@ def spectral_layers(module: nn.Module) -> list[tuple[list[str], list[str]]]:
     for prefix, layer in module.named_modules():
         new = isinstance(layer, ParametrizationList) and any(map(_has_vectors, layer))
         if new or any(_old_hooks(layer)):
-            parameters = layer.named_parameters(prefix, recurse=new)
-            buffers = layer.named_buffers(prefix, recurse=new)
-            names = [name for name, _ in parameters]
-            layers.append((names, [name for name, _ in buffers]))
+            parameters = dict(layer.named_parameters(prefix, recurse=new))
+            buffers = dict(layer.named_buffers(prefix, recurse=new))
+            layers.append((list(parameters), list(buffers)))
     return layers
 
 
@@ -134,8 +131,10 @@ def _has_vectors(layer: nn.Module) -> bool:
 
 
 def _old_hooks(layer: nn.Module) -> Iterator[Any]:
-    hooks = (hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm))
-    return (hook for hook in hooks if getattr(layer, f"{hook.name}_u") is not None)
+    """Yield the hooks of `nn.utils.spectral_norm` that have vectors."""
+    for hook in layer._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm) and getattr(layer, f"{hook.name}_u") is not None:
+            yield hook
 
 
 def _singular_vectors(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,13 +174,11 @@ def copied(module: M, tensors: Mapping[int, Tensor] | None = None) -> M:
     normalisation have. They are copied without their graph. Functions that use the module's layers or tensors, such as
     `lambda x: self.b(self.a(x))`, use those of the copy.
     """
-    attributes = []
-    for layer in module.modules():
-        attributes += [value for value in vars(layer).values() if isinstance(value, Tensor)]
     results = {}
-    for value in attributes:
-        if not value.is_leaf:
-            results[id(value)] = value.detach().clone()
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                results[id(value)] = value.detach().clone()
     return copied_with_functions(module, results | dict(tensors or {}))
 
 
@@ -192,22 +189,22 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     Layers may initialise themselves by their first batch, and count or keep what they see. Frozen parameters are taken
     to be constants. Lazy layers keep the weights that they get.
     """
-    layers = []
+    attributes = []
     for layer in module.modules():
-        if not isinstance(layer, torch.jit.ScriptModule):
-            layers.append(layer)
+        if not isinstance(layer, torch.jit.ScriptModule) and not _has_lazy_tensors(layer):
+            attributes.append(_Attributes(layer))
     trained = [value for value in module.parameters() if value.requires_grad]
-    all_tensors = (*trained, *module.buffers())
-    tensors: list[Tensor] = [value for value in all_tensors if not is_lazy(value)]
-    values = [value.detach().clone() for value in tensors]
-    attributes = [_Attributes(layer) for layer in layers if not _has_lazy_tensors(layer)]
+    tensors: list[tuple[Tensor, Tensor]] = []  # with their values
+    for tensor in (*trained, *module.buffers()):
+        if not is_lazy(tensor):
+            tensors.append((tensor, tensor.detach().clone()))
     try:
         yield
     finally:
         for kept in attributes:
             kept.put_back()
         with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
+            for tensor, value in tensors:
                 tensor.copy_(value)
 
 
@@ -217,11 +214,10 @@ class _Attributes:
     def __init__(self, layer: nn.Module):
         self._layer = layer
         self._values = dict(vars(layer))
-        containers = []
+        self._contents = []
         for value in self._values.values():
             if isinstance(value, (list, dict, set, deque)):
-                containers.append(value)
-        self._contents = [(container, container.copy()) for container in containers]
+                self._contents.append((value, value.copy()))
 
     def put_back(self) -> None:
         vars(self._layer).clear()

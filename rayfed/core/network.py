@@ -1,6 +1,5 @@
 """Networks as functions of explicit weights, and gradients for one client at a time or under `torch.vmap`."""
 
-import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from rayfed.core.modules import (
     set_singular_vectors,
     spectral_layers,
 )
-from rayfed.core.trees import Weights, detach
+from rayfed.core.trees import Weights, detach, only, without
 
 _vectorised = False
 _backward: "list[Network] | None" = None
@@ -117,16 +116,13 @@ class Network:
         else:
             self._frozen = []
         self._training: bool | None = None
-        parameters = dict(module.named_parameters())
-        buffers = dict(module.named_buffers())
+        parameters: Weights = dict(module.named_parameters())
+        buffers: Weights = dict(module.named_buffers())
         named = parameters | buffers
         fixed = constant_names(module, frozen_batch_norm=frozen_batch_norm)
-        self.constants = {}
-        for name, value in named.items():
-            if name in fixed:
-                self.constants[name] = value.detach()
-        self.parameters = tuple(name for name in parameters if name not in fixed)
-        self.buffers = tuple(name for name in buffers if name not in fixed)
+        self.constants = detach(only(named, fixed))
+        self.parameters = tuple(without(parameters, fixed))
+        self.buffers = tuple(without(buffers, fixed))
         self._slots = _slots(module, named, fixed)
         self._buffer_slots = [slot for slot in self._slots if slot.key in buffers]
         self._spectral_layers = spectral_layers(module)
@@ -304,23 +300,20 @@ class Network:
         if not isinstance(tree, dict):
             return tree
         initial = {}
+        there = set(self.constants)
         for slot in self._slots:
             initial[slot.key] = slot.values
-        shapes = {}
-        for name, value in tree.items():
-            shapes[name] = getattr(value, "shape", None)  # a stack has another one
-        there = set()
-        for name, value in initial.items():
-            if shapes.get(name) == value.shape:
-                there.add(name)
-        there |= self.constants.keys()
-        whole = [buffers for names, buffers in self._spectral_layers if there.issuperset(names + buffers)]
-        vectors = list(itertools.chain(*whole))
+            if getattr(tree.get(slot.key), "shape", None) == slot.values.shape:  # a stack has another one
+                there.add(slot.key)
+        vectors = set[str]()
+        for names, buffers in self._spectral_layers:
+            if there.issuperset(names + buffers):
+                vectors.update(buffers)
         if not vectors:
             return {key: self.consistent(value) for key, value in tree.items()}
         with torch.no_grad():
-            buffers = self.run(initial | tree, set_singular_vectors, train=False)[1]
-        return tree | {name: buffers[name] for name in vectors if name in tree}
+            _, after = self.run(initial | tree, set_singular_vectors, train=False)
+        return tree | only(after, tree.keys() & vectors)
 
     def draw_weights(self) -> Weights:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
@@ -417,7 +410,9 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
     if not leaves:
         return {}
     names = {id(leaf): name for name, leaf in leaves.items()}
-    own = list(itertools.chain.from_iterable(network.own_parameters() for network in networks))
+    own: list[tuple[str, Tensor, Tensor]] = []
+    for network in networks:
+        own += network.own_parameters()
     own_tensors = [tensor for _, tensor, _ in own]
     inputs = [*leaves.values(), *own_tensors]
     grads = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)

@@ -5,6 +5,7 @@
 """
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfed.core.network import is_vectorised
-from rayfed.core.trees import Weights, as_real
+from rayfed.core.trees import Weights, as_real, only, without, zeros_like
 
 
 def add_(values: list[Tensor], others: list[Tensor], *, alpha: float | Tensor = 1.0) -> None:
@@ -43,15 +44,17 @@ def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | fl
     return returned
 
 
+def _taken(tensors: Weights, names: Iterable[str]) -> list[Tensor]:
+    """Return the tensors with these names, in the order of the names."""
+    return [tensors[name] for name in names]
+
+
 def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = frozenset()) -> Weights:
     """Return `grads` scaled down to an L2 norm of at most `max_norm` over all of them, as `clip_grad_norm_` does.
 
     Gradients in `plain_names` neither count nor change.
     """
-    regular = {}
-    for name, grad in grads.items():
-        if name not in plain_names:
-            regular[name] = grad
+    regular = without(grads, plain_names)
     if not regular:
         return grads
     squares = [as_real(grad).square().sum() for grad in regular.values()]
@@ -85,35 +88,26 @@ class SGD:
         """Return the initial state: zero momentum for every trained weight, or nothing without momentum."""
         if not self.momentum:
             return {}
-        momentum = {}
-        for name, value in trained.items():
-            if name not in self.plain_names:
-                momentum[name] = torch.zeros_like(value)
-        return {"momentum": momentum}
+        return {"momentum": zeros_like(without(trained, self.plain_names))}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
-        names = []
-        for name in grads:
-            if name not in self.plain_names:
-                names.append(name)
-        updates = [grads[name] for name in names]
+        regular = without(grads, self.plain_names)
+        updates = list(regular.values())
         if self.weight_decay:
-            decayed = [weights[name] for name in names]
-            updates = foreach("add", updates, decayed, alpha=self.weight_decay)
+            updates = foreach("add", updates, _taken(weights, regular), alpha=self.weight_decay)
         if self.momentum:
-            buffers = [state["momentum"][name] for name in names]
+            buffers = _taken(state["momentum"], regular)
             foreach("mul_", buffers, self.momentum)
             foreach("add_", buffers, updates)
             if self.nesterov:
                 updates = foreach("add", updates, buffers, alpha=self.momentum)
             else:
                 updates = buffers
-        updated = grads | dict(zip(names, updates, strict=True))
-        values = [weights[name] for name in updated]
-        add_(values, list(updated.values()), alpha=-self.lr)
+        updated = grads | dict(zip(regular, updates, strict=True))
+        add_(_taken(weights, updated), list(updated.values()), alpha=-self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +130,12 @@ class Adam:
 
     def init(self, trained: Weights) -> dict[str, Any]:
         """Return the initial state: zero moments and step count."""
-        moments = {}
-        for k, v in trained.items():
-            if k not in self.plain_names:
-                moments[k] = v
-        zeros = []
-        for _ in range(2):
-            zeros.append({k: torch.zeros_like(v) for k, v in moments.items()})
+        regular = without(trained, self.plain_names)
         device = None
         if trained:
             device = next(iter(trained.values())).device
         steps = torch.zeros((), device=device)
-        return {"first": zeros[0], "second": zeros[1], "steps": steps}
+        return {"first": zeros_like(regular), "second": zeros_like(regular), "steps": steps}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
@@ -156,15 +144,13 @@ class Adam:
         state["steps"].add_(1)
         first_scale = 1 - self.betas[0] ** state["steps"]
         second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
-        plain = []
-        for name in grads:
-            if name in self.plain_names:
-                plain.append(name)
-        plain_weights = [weights[name] for name in plain]
-        add_(plain_weights, [grads[name] for name in plain], alpha=-self.lr)
-        names = [name for name in grads if name not in self.plain_names]
-        trees = (weights, grads, state["first"], state["second"])
-        values, gradients, firsts, seconds = ([as_real(tree[name]) for name in names] for tree in trees)
+        plain = only(grads, self.plain_names)
+        add_(_taken(weights, plain), list(plain.values()), alpha=-self.lr)
+        regular = without(grads, self.plain_names)
+        gradients = list(map(as_real, regular.values()))
+        values = list(map(as_real, _taken(weights, regular)))
+        firsts = list(map(as_real, _taken(state["first"], regular)))
+        seconds = list(map(as_real, _taken(state["second"], regular)))
         if self.weight_decay and self.decoupled:
             foreach("mul_", values, 1 - self.lr * self.weight_decay)
         elif self.weight_decay:

@@ -109,8 +109,9 @@ def with_loss(y: Tensor, without: Sequence[int]) -> tuple[Tensor, Tensor]:
     if not without:
         return y, torch.ones((), dtype=torch.bool, device=y.device)
     has_loss = labels_with_loss(y, without)
-    with_loss = (label for label in range(len(without) + 1) if label not in without)
-    other = next(with_loss)
+    other = 0
+    while other in without:
+        other += 1
     return torch.where(has_loss.any(), y, other), has_loss.any()
 
 
@@ -299,12 +300,15 @@ def _grows_with_differences(
 
 def are_survival(labels: Sequence[np.ndarray]) -> bool:
     """Return whether labels, in parts [n, 2], can be events, 0 or 1, and times from 0, some of which are not 1."""
-    if not all(part.ndim == 2 and part.shape[1] == 2 for part in labels):
-        return False
-    are_events = all(np.isin(part[:, 0], (0, 1)).all() for part in labels)
-    are_times = all((part[:, 1] >= 0).all() for part in labels)
-    are_bits = all(np.isin(part[:, 1], (0, 1)).all() for part in labels)
-    return are_events and are_times and not are_bits
+    are_bits = True
+    for part in labels:
+        if part.ndim != 2 or part.shape[1] != 2:
+            return False
+        events, times = part.T
+        if not _are_bits(events) or not (times >= 0).all():
+            return False
+        are_bits = are_bits and _are_bits(times)
+    return not are_bits
 
 
 def _orders_risks(loss: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ import unicodedata
 
 _HANDLER = "rayfed.substitutes"
 _ALIKE = {"─━╸╺–—−·•": "-", "│┃": "|", "┼┌┐└┘├┤┬┴": "+", "‘’": "'", "“”": '"', "⌊⌈": "[", "⌋⌉": "]"}
-_SIGNS = {sign: plain for signs, plain in _ALIKE.items() for sign in signs} | {
+_SIGNS = {
     "±": "+-",
     "×": "x",
     "½": "1/2",
@@ -35,6 +35,8 @@ _SIGNS = {sign: plain for signs, plain in _ALIKE.items() for sign in signs} | {
     "\u0304": "_bar",
     "\u2800": " ",  # a Braille pattern without dots
 }
+for _signs, _plain in _ALIKE.items():
+    _SIGNS.update(dict.fromkeys(_signs, _plain))
 _GREEK = "GREEK SMALL LETTER ", "GREEK CAPITAL LETTER "
 
 

@@ -239,9 +239,10 @@ class Task:
             return elsewhere[where]
 
         here: dict[int, Tensor] = {}
-        for p in model.parameters():
-            here[id(p)] = nn.Parameter(moved(p), p.requires_grad)
-        here |= {id(buffer): moved(buffer) for buffer in model.buffers()}
+        for parameter in model.parameters():
+            here[id(parameter)] = nn.Parameter(moved(parameter), parameter.requires_grad)
+        for buffer in model.buffers():
+            here[id(buffer)] = moved(buffer)
         return copied(model, here).to(self.device)  # TorchScript copies its tensors
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
@@ -282,7 +283,7 @@ class Task:
         if isinstance(tree, dict):
             return {key: self.to_memory_format(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-            return type(tree)(self.to_memory_format(value) for value in tree)
+            return type(tree)(map(self.to_memory_format, tree))
         return tree
 
     def initial_weights(self) -> Weights:
@@ -307,11 +308,10 @@ class Task:
         finite = torch.isfinite(tensor)
         if bool(finite.all()):
             return True
-        at_first = []
         for name, mask in self._not_finite.items():
-            if f".{path}".endswith(f".{name}"):
-                at_first.append(mask)
-        return any(bool((finite | mask).all()) for mask in at_first)
+            if f".{path}".endswith(f".{name}") and bool((finite | mask).all()):
+                return True
+        return False
 
     def forward(self, weights: Weights, x: Tensor, *, train: bool = True) -> Output:
         """Run the network on `x` [batch, ...] in training or evaluation mode."""
@@ -386,13 +386,10 @@ class Task:
         network = self._learned_loss
         if network is None:
             return loss(outputs, y), {}
-        holding = (tree for tree in _dicts(weights) if self.loss_names <= tree.keys())
-        own = next(holding, None)
-        if own is None:
-            raise BadHook(
-                f"loss: has parameters ({min(self.loss_names)}), which are not among the weights of this method"
-            )
-        return network.run(own, lambda module: module["loss"](outputs, y), train=train)
+        for own in _dicts(weights):
+            if self.loss_names <= own.keys():
+                return network.run(own, lambda module: module["loss"](outputs, y), train=train)
+        raise BadHook(f"loss: has parameters ({min(self.loss_names)}), which are not among the weights of this method")
 
     def add_loss_terms(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
         """Add the wrappers' terms to `loss`, the value of an algorithm's own objective; return it and the output."""

@@ -114,8 +114,6 @@ class StatusLine:
             console = Console(stderr=True)
             if console.is_terminal:
                 self._live = Live(console=console, transient=True)
-            else:
-                self._live = None
         self._printed = time.monotonic()
         self._last = ""
 
@@ -127,18 +125,15 @@ class StatusLine:
     def show(self, state: str | Sequence[Bar]) -> None:
         now = time.monotonic()
         if isinstance(state, str):
-            text = state
+            lines = [state]
         else:
-            text = " · ".join(bar.text for bar in state)
+            lines = [bar.text for bar in state]
+        text = " · ".join(lines)
         if self._live:
             self._live.update(_rendered(state, self._live.console.width))
         elif _in_notebook():
             display: Any = importlib.import_module("IPython.display")  # IPython has no types
             self._cell = self._cell or display.display(display.HTML(""), display_id=True)
-            if isinstance(state, str):
-                lines = [state]
-            else:
-                lines = [bar.text for bar in state]
             page = "<br>".join(map(html.escape, lines))
             self._cell.update(display.HTML(page))
         elif text != self._last and now - self._printed >= LINE_SECONDS:
