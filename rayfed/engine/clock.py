@@ -1,26 +1,14 @@
 """The simulated clock and its clients: how fast they train and send, when they are there, and which drop out."""
 
-import io
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rayfed.algorithm import Phase
-from rayfed.core.errors import UsageError, one_line, shown
 from rayfed.core.ids import Moment
-from rayfed.core.paths import absolute, read_file
 from rayfed.core.rng import generator
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_COLUMNS = ("client", "steps_per_second", "up_mbps", "down_mbps", "available")
-_LEAST = 1e-9
-"""The smallest speed and bandwidth of a profile, so that times are finite."""
 _MOST_CYCLES = 10_000
 
 
@@ -82,10 +70,12 @@ class Clock:
         def factor(purpose: str) -> float:
             return math.exp(self.speed_spread * generator(seed, purpose, client=client).normal())
 
-        up, down = (
-            math.inf if mbps is None else mbps * factor(purpose)
-            for purpose, mbps in (("up_mbps", self.up_mbps), ("down_mbps", self.down_mbps))
-        )
+        up = math.inf
+        if self.up_mbps is not None:
+            up = self.up_mbps * factor("up_mbps")
+        down = math.inf
+        if self.down_mbps is not None:
+            down = self.down_mbps * factor("down_mbps")
         return Device(self.step_seconds * factor("speed"), up, down)
 
     def end(self, device: Device, start: float, steps: int, down: int, up: int) -> float:
@@ -100,7 +90,8 @@ class Clock:
         first = math.floor(start / self._period)
         for cycle in range(first, first + _MOST_CYCLES):
             for begins, ends in device.available:
-                begins, ends = max(begins + cycle * self._period, start), ends + cycle * self._period
+                begins = max(begins + cycle * self._period, start)
+                ends = ends + cycle * self._period
                 if begins + seconds <= ends:
                     return begins + seconds
                 seconds -= max(ends - begins, 0.0)
@@ -133,112 +124,19 @@ class Availability:
         """Return the local training of a client in a round."""
         if self.least_work == 1 or moment.stage != "round":
             return local
-        whole = local.steps if local.steps is not None else local.epochs or 1
+        whole = local.epochs or 1
+        if local.steps is not None:
+            whole = local.steps
+        least = max(1, math.ceil(self.least_work * whole - 1e-9))
         rng = generator(seed, "local work", round=moment.round, client=client)
-        drawn = int(rng.integers(max(1, math.ceil(self.least_work * whole - 1e-9)), whole + 1))
-        return local._replace(steps=drawn) if local.steps is not None else local._replace(epochs=drawn)
+        drawn = int(rng.integers(least, whole + 1))
+        if local.steps is not None:
+            return local._replace(steps=drawn)
+        return local._replace(epochs=drawn)
 
     def drops_out(self, seed: int, round: int, client: int) -> bool:
         """Return whether a sampled client drops out of a round."""
         return bool(self.dropout) and generator(seed, "dropout", round=round, client=client).random() < self.dropout
-
-
-def read_profile(path: str, ids: Sequence[int]) -> tuple[Device, ...]:
-    """Return the devices of the clients with these `ids`, in their order, from a CSV or Parquet file.
-
-    A row is that of the client in the column `client`, or else rows are in the order of the clients. Bandwidths may be
-    missing. `available` is text, such as "0-3600 7200-9000", in seconds.
-
-    Raises:
-        UsageError: The file cannot be read, lacks a client, or has an impossible value.
-    """
-    where = f"clock.profile={path}"
-    table = _rows_by_client(_profile_table(path, where), ids, where)
-    speeds = _positive(table, "steps_per_second", where)
-    if missing := table.index[table["steps_per_second"].isna()].tolist():
-        raise UsageError(f"{where}: steps_per_second of client {missing[0]} is nan; must be more than 0")
-    up, down = _positive(table, "up_mbps", where), _positive(table, "down_mbps", where)
-    times = [_intervals(text, f"{where}: available of client {i}") for i, text in table["available"].items()]
-    return tuple(map(Device, [1 / speed for speed in speeds], up, down, times))
-
-
-def _profile_table(path: str, where: str) -> "pd.DataFrame":
-    """Return the columns of a profile; cells are numbers, text or missing."""
-    import pandas as pd  # takes most of a second, in which hosts would not start
-    from pyarrow import parquet
-
-    try:
-        content = io.BytesIO(read_file(absolute(path)))
-        if Path(path).suffix == ".csv":
-            table = pd.read_csv(content)
-        else:
-            stored = parquet.read_table(content)
-            stored.validate(full=True)
-            table = stored.replace_schema_metadata(None).to_pandas()
-    except Exception as error:  # pandas and pyarrow raise many kinds for damaged files
-        raise UsageError(f"{where}: cannot be read as CSV or Parquet ({one_line(error)[:200]})") from error
-    for name, column in table.items():
-        if name not in _COLUMNS:
-            raise UsageError(f"{where}: unknown column {name}; known: {', '.join(_COLUMNS)}")
-        if not all(map(_is_plain, column)):
-            raise UsageError(f"{where}: column {name} is {column.dtype}; expected numbers or text")
-    if "steps_per_second" not in table:
-        raise UsageError(f"{where}: has no column steps_per_second")
-    return table
-
-
-def _is_plain(cell: object) -> bool:
-    return cell is None or isinstance(cell, (str, int, float))
-
-
-def _rows_by_client(table: "pd.DataFrame", ids: Sequence[int], where: str) -> "pd.DataFrame":
-    """Return all of `_COLUMNS` for the clients with these `ids`, by their ids."""
-    if "client" not in table:
-        if len(table) > len(ids):
-            count = f"{len(table)} rows for {len(ids)} clients"
-            raise UsageError(f"{where}: has {count}; name them in a column client")
-        table = table.assign(client=list(ids)[: len(table)])
-    named = table.set_index("client", drop=False)
-    twice = named.index[named.index.duplicated()].tolist()
-    if twice:
-        raise UsageError(f"{where}: has several rows for client {twice[0]}")
-    known = set(named.index)
-    missing = [client for client in ids if client not in known]
-    if missing:
-        lacking = f"{missing[0]}, as for {len(missing)} of {len(ids)} clients"
-        raise UsageError(f"{where}: has no row for client {lacking}")
-    return named.reindex(columns=_COLUMNS).loc[list(ids)]
-
-
-def _positive(table: "pd.DataFrame", name: str, where: str) -> list[float]:
-    """Return a column of numbers above 0; infinity where they are missing."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(table[name], errors="coerce")
-    wrong = table[name].notna() & ~(numbers > 0)
-    if wrong.any():
-        client = wrong.idxmax()
-        raise UsageError(f"{where}: {name} of client {client} is {table[name][client]}; must be more than 0")
-    tiny = numbers < _LEAST
-    if tiny.any():
-        client = tiny.idxmax()
-        raise UsageError(f"{where}: {name} of client {client} is {numbers[client]}; must be at least {_LEAST:g}")
-    return [float(number) for number in numbers.fillna(math.inf)]
-
-
-def _intervals(text: object, where: str) -> tuple[tuple[float, float], ...] | None:
-    """Return the intervals of a text such as "0-3600 7200-9000"; None without a text."""
-    if text is None or text != text:  # pandas reads an empty cell as NaN
-        return None
-    try:
-        pairs = [(float(begin), float(end)) for begin, end in (part.split("-") for part in str(text).split())]
-    except ValueError:
-        pairs = []
-    times = [time for pair in pairs for time in pair]
-    ascends = all(first < second for first, second in itertools.pairwise(times))
-    if not times or times[0] < 0 or not ascends or not math.isfinite(times[-1]):
-        raise UsageError(f"{where} is {shown(text)}; give ascending seconds, such as 0-3600 7200-9000")
-    return tuple(pairs)
 
 
 NO_CLOCK = Clock()

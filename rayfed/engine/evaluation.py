@@ -200,56 +200,59 @@ class Evaluator:
         client's downloaded model is scored on the domains that no client holds. The order of the scores does not depend
         on where clients live. With `is_last`, metrics that are due after the last round are measured, too.
         """
-        clients = self._scored
-        if self.evaluation.clients == "selected":
-            clients = tuple(client for client in cohort if client not in self.evaluation.left_out)
-        points = self.evaluation.points
-        splits = self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
         last_round = self._last_round
         if is_last:
             last_round = round
-        metrics = self.due_metrics(round, clients, last_round)
-        request = ScoreRequest(
+        clients = self._scored
+        if self.evaluation.clients == "selected":
+            clients = tuple(client for client in cohort if client not in self.evaluation.left_out)
+        request = self._request(round, clients, self.due_metrics(round, clients, last_round))
+        self._streams.begin("evaluate", round=round)
+        scored = Scored()
+        ood: tuple[int, ...] = ()
+        model = self._global_model(request, state)
+        if model is not None:
+            self._score_global(scored, request, model)
+        else:
+            ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood")
+        if ood or "downloaded" in request.points or "adapted" in request.points:
+            scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
+        scores, maps = self.with_representation_scores(scored, request.metrics, round, ends_round=True)
+        predictions = sorted(scored.predictions, key=lambda one: (one.point, one.client, one.split, one.domain))
+        return in_order(scores), maps, predictions
+
+    def _request(self, round: int, clients: tuple[ClientIndex, ...], metrics: DueMetrics) -> ScoreRequest:
+        """Return what to score after a round: `clients`, and all test sets of the server."""
+        return ScoreRequest(
             moment=Moment("round", min(round, self.ctx.rounds)),  # the final stage ends no round of its own
             cohort=self.participants,
             clients=clients,
-            splits=splits,
-            points=points,
+            splits=self.evaluation.splits,
+            points=self.evaluation.points,
             adapt_epochs=self.evaluation.adapt_epochs,
             tests=tuple(range(len(self.population.tests))),
             metrics=metrics,
         )
-        ctx = self.ctx.at(request.moment, cohort=request.cohort)
-        scored = Scored()
-        model = None
-        self._streams.begin("evaluate", round=round)
-        of_gradients = metrics.of(OfGradients)
-        if "global" in points or self.population.tests or of_gradients:
-            model = self.algorithm.global_model(ctx, state)
-            if model is not None:
-                scored_here: Sequence[ClientIndex] = ()
-                if "global" in points:
-                    scored_here = clients
-                scored.add(self.fleet.score_global(request.part(scored_here), model))
-                if of_gradients:
-                    scored.scores += self._gradient_scores(request, of_gradients, model)
-        ood: tuple[int, ...] = ()
-        if model is None:
-            ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood")
-        if ood or {"downloaded", "adapted"} & set(points):
-            scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
-        scores, maps = self.with_representation_scores(scored, metrics, round, ends_round=True)
-        predictions = sorted(scored.predictions, key=lambda one: (one.point, one.client, one.split, one.domain))
-        return in_order(scores), maps, predictions
 
-    def _gradient_scores(self, request: ScoreRequest, metrics: Sequence[OfGradients], model: Any) -> list[Score]:
-        """Return the scores of the metrics of gradients, on all splits that one of them needs."""
-        splits: set[str] = set()
-        for metric in metrics:
-            splits.update(metric.splits)
-        on_these = replace(request, splits=tuple(sorted(splits)))
-        return gradient_scores(metrics, self.fleet.gradients(on_these, model))
+    def _global_model(self, request: ScoreRequest, state: State) -> Any:
+        """Return the global model; None if there is none, or if nothing of it is asked for."""
+        if "global" not in request.points and not request.tests and not request.metrics.of(OfGradients):
+            return None
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        return self.algorithm.global_model(ctx, state)
+
+    def _score_global(self, scored: Scored, request: ScoreRequest, model: Any) -> None:
+        """Add the scores of the global model on the clients' data and the server's test sets, and by its gradients."""
+        clients: Sequence[ClientIndex] = ()
+        if "global" in request.points:
+            clients = request.clients
+        scored.add(self.fleet.score_global(request.part(clients), model))
+        of_gradients = request.metrics.of(OfGradients)
+        if of_gradients:
+            splits = set[str]().union(*(metric.splits for metric in of_gradients))
+            on_these = replace(request, splits=tuple(sorted(splits)))
+            scored.scores += gradient_scores(of_gradients, self.fleet.gradients(on_these, model))
 
     def kept(self, scores: Sequence[Score]) -> list[Score]:
         """Return the scores of a round's training without those of participants that are left out."""

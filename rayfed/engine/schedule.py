@@ -39,6 +39,10 @@ class Unit:
     home: int | None = None
 
 
+def _cost(units: Iterable[Unit]) -> float:
+    return sum(unit.cost for unit in units)
+
+
 @dataclass(eq=False)
 class Chunk:
     """Units that are sent to a host together.
@@ -75,12 +79,12 @@ class Chunk:
     @property
     def tests(self) -> list[int]:
         """The test sets of all units."""
-        return [test for unit in self.units for test in unit.tests]
+        return list(itertools.chain(*(unit.tests for unit in self.units)))
 
     @property
     def cost(self) -> float:
         """The predicted cost of all units."""
-        return sum(unit.cost for unit in self.units)
+        return _cost(self.units)
 
 
 class Rates:
@@ -96,11 +100,7 @@ class Rates:
 
     def begin(self, kind: Hashable) -> None:
         """Begin an exchange."""
-        measured = []
-        for key in self._measured:
-            if key[0] == kind:
-                measured.append(key)
-        self._before.update(measured)
+        self._before.update(key for key in self._measured if key[0] == kind)
 
     def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
         """Take a measurement into account."""
@@ -149,7 +149,7 @@ class Schedule:
         self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.free}
         self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
-        whole = sum(unit.cost for unit in self.units)
+        whole = _cost(self.units)
         self._least = _LEAST_SHARE * whole / max(1, len(self.free))
         seconds = dict.fromkeys(self.free, 0.0)
         largest_first = sorted(self.units, key=lambda unit: -unit.cost)
@@ -165,12 +165,9 @@ class Schedule:
                 seconds[best] = ends[best]
                 own = of_home.get(best) or max(of_home.values(), key=len)
                 self._plans[best].append(own.popleft())
-        costs = {}
-        for host, plan in self._plans.items():
-            costs[host] = sum(unit.cost for unit in plan)
         self.predicted: dict[int, float] | None = None
         if self.rates is not None:
-            self.predicted = {host: cost * self._rate(host) for host, cost in costs.items()}
+            self.predicted = {host: _cost(plan) * self._rate(host) for host, plan in self._plans.items()}
 
     @property
     def finished(self) -> bool:
@@ -225,13 +222,13 @@ class Schedule:
             if elapsed > 2 * first:
                 left = elapsed
             seconds += left - first
-        planned = sum(unit.cost for unit in self._plans[host])
+        planned = _cost(self._plans[host])
         return seconds + planned * rate
 
     def _front(self, host: int) -> list[Unit]:
         """Take the next chunk, half of what is planned for `host`, from its plan; all of it if little would be left."""
         plan = self._plans[host]
-        planned = sum(unit.cost for unit in plan)
+        planned = _cost(plan)
         # worth a call
         least = 0.0
         if self.rates is not None:
@@ -260,8 +257,8 @@ class Schedule:
         idle = not self._flying[victim]
         if len(plan) == 1 and idle:
             return  # the victim is about to be sent it
-        half = sum(unit.cost for unit in plan) / 2
+        half = _cost(plan) / 2
         moved = [plan.pop()]
-        while plan and sum(unit.cost for unit in moved) + plan[-1].cost <= half:
+        while plan and _cost(moved) + plan[-1].cost <= half:
             moved.append(plan.pop())
         self._plans[host] = deque(reversed(moved))

@@ -34,7 +34,7 @@ from rayfed.data.user_clients import Clients, user_population
 from rayfed.data.without import names_in, other_options
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
-from rayfed.engine.clock import Availability, Clock, read_profile
+from rayfed.engine.clock import Availability, Clock
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric, refuse_void_validation
 from rayfed.experiments.channel_checks import check_channel, check_rounds_of_channel
 from rayfed.experiments.checks import check_trial, settled
@@ -42,6 +42,7 @@ from rayfed.experiments.checks.model import check_adaptation
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
+from rayfed.experiments.device_profile import read_profile
 from rayfed.experiments.plan_channel import metrics_of, unscored, with_channel
 from rayfed.experiments.plan_model import (
     ModelFactory,

@@ -26,11 +26,12 @@ from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.core.round_schedule import Buffered
 from rayfed.engine.checkpoint import Checkpointer
-from rayfed.engine.clock import Availability, Clock, Device, read_profile
+from rayfed.engine.clock import Availability, Clock, Device
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.timetable import timetable
 from rayfed.experiments.checks import check_trial, settled
 from rayfed.experiments.checks.trial import Trial
+from rayfed.experiments.device_profile import read_profile
 
 EQUAL = blobs(8, sizes=(40,))
 SEVERAL = blobs(6, sizes=(20, 26, 33, 41))

@@ -297,7 +297,7 @@ def _make_profile(folder: Path) -> None:
 
 
 def _read_profile(folder: Path) -> None:
-    from rayfed.engine.clock import read_profile
+    from rayfed.experiments.device_profile import read_profile
 
     for file in ("x.csv", "x.parquet"):
         read_profile(str(folder / file), range(4))
