@@ -360,7 +360,9 @@ class BufferedRounds(Rounds):
         seconds = blueprint.clock.server_seconds
         table = timetable(schedule, len(clients), end, seed=blueprint.seed, server_seconds=seconds)
         self.updates: list[Update] = list(itertools.islice(table, blueprint.rounds))
-        self._needed = {job for update in self.updates for job in update.replies}
+        self._needed = set[tuple[ClientIndex, int]]()
+        for update in self.updates:
+            self._needed.update(update.replies)
         self._id = population.clients.id
         self._under_way: dict[int, set[ClientIndex]] = {}  # by the version that they started from
         self._waiting: dict[ClientIndex, ExchangeResult] = {}  # what is left of clients that trained ahead
@@ -406,36 +408,29 @@ class BufferedRounds(Rounds):
         Returns:
             What the training cost; the rest is put into `_waiting`.
         """
-        starts = {}
+        origins = {}
+        versions = {}
+        unicast = {}
         for start in sorted(self._under_way):
             for client in sorted(self._under_way[start]):
                 if only is not None and client not in only:
                     continue
-                if (client, start) in self._needed and client not in self._waiting:
-                    starts[client] = start
-        clients = tuple(starts)
-        origins = {}
-        for i, start in starts.items():
-            origins[i] = (Moment("round", start + 1), self.updates[start].starting)
+                if (client, start) not in self._needed or client in self._waiting:
+                    continue
+                version = self.ring[start]
+                versions[str(start + 1)] = version.down
+                if client in version.unicast:
+                    unicast[client] = version.unicast[client]
+                origins[client] = (Moment("round", start + 1), self.updates[start].starting)
+        clients = tuple(origins)
         weights = dict.fromkeys(clients, 0.0)
         request = replace(request, cohort=clients, clients=clients, weights=weights, origins=origins)
-        down = {}
-        for start in {*starts.values()}:
-            down[str(start + 1)] = self.ring[start].down
-        unicast = {}
-        for i, start in starts.items():
-            own = self.ring[start].unicast
-            if i in own:
-                unicast[i] = own[i]
-        result = self._fleet.exchange(request, down, unicast)
+        result = self._fleet.exchange(request, versions, unicast)
         for reply in result.replies:
-            i = reply.client
-            training = []
-            for s in result.training:
-                if s.client == self._id(reply.client):
-                    training.append(s)
-            sent = {i: result.sent[i]}
-            self._waiting[i] = ExchangeResult(replies=[reply], training=training, sent=sent)
+            client = reply.client
+            training = [score for score in result.training if score.client == self._id(client)]
+            sent = {client: result.sent[client]}
+            self._waiting[client] = ExchangeResult(replies=[reply], training=training, sent=sent)
         return replace(result, replies=[], training=[], sent={})
 
     def in_mean(self, ctx: Context, weights: Weights) -> Weights:
