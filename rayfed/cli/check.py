@@ -52,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
 def _document(config: Config) -> Document:
     from rayfed.api import iter_findings
 
-    found = [vars(finding) for finding in iter_findings(config)]
+    found = list(map(vars, iter_findings(config)))
     is_kept = all(finding["kept"] for finding in found)
     return int(not is_kept), {"kept": is_kept, "findings": found}
 

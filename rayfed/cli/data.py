@@ -52,16 +52,17 @@ def packaged() -> list[str]:
 
 def _texts(name: str, root: str | None) -> list[str]:
     """Return the description of each source of a dataset, or of the source called `name`."""
-    found = []
-    for source in sources().values():
+    known = sources()
+    texts = []
+    for source in known.values():
         if name in source.datasets:
-            found.append(source)
-    found = found or [source for source in sources().values() if name == source.name]
-    if found:
-        return [_text(source, name, root) for source in found]
+            texts.append(_text(source, name, root))
+    if texts:
+        return texts
+    if name in known:
+        return [_text(known[name], name, root)]
     if name not in DATASETS:
-        known = [*sources(), *DATASETS]
-        raise UsageError(f"{name}: no such dataset; {suggestion(name, known)}")
+        raise UsageError(f"{name}: no such dataset; {suggestion(name, [*known, *DATASETS])}")
     kind = resolve(name, DATASETS, where="data.name")
     if name in packaged():
         lines = [name, f"  page      {kind.page}", f"  licence   {kind.licence}", "  here      it comes with rayfed"]

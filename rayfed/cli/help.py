@@ -68,15 +68,11 @@ def space_keys() -> str:
 
 def partition_keys() -> str:
     """Return one entry per key that decides which client holds which examples."""
-    fields = []
+    lines = ["keys of the configuration that have an effect:", *_names("data", "partition"), _without()]
     for field in dataclasses.fields(Config):
         if field.name in ("leave_out", "seed"):
-            fields.append(field)
-    entries = []
-    for field in fields:
-        entries.append(_entry(field.name, default_text(field), field.metadata["help"]))
-    names = _names("data", "partition")
-    return "\n".join(["keys of the configuration that have an effect:", *names, _without(), *entries])
+            lines.append(_entry(field.name, default_text(field), field.metadata["help"]))
+    return "\n".join(lines)
 
 
 def _without() -> str:
@@ -168,7 +164,7 @@ def _as_yaml(value: Any) -> str:
 
 def _names(*kinds: str) -> Iterator[str]:
     """Yield the entries of the keys that choose something by name: of `kinds`, or of all."""
-    for kind in kinds or [kind for kind in KINDS if kind != "metrics"]:
+    for kind in kinds or ("algorithm", *COMPONENTS):
         name = "fedavg"
         if kind != "algorithm":
             name = COMPONENTS[kind] or "null"

@@ -38,10 +38,10 @@ def table_rows(results: str, experiment: str | None) -> list[dict[str, Any]]:
     from rayfed.reports.render import reported_values
 
     try:
-        rows = reported_values(results, experiment)
+        rows: list[dict[str, Any]] = reported_values(results, experiment).to_dict("records")
     except UsageError:  # nothing was scored
         return []
-    return [dict(row) for row in rows.to_dict("records")]
+    return rows
 
 
 def trial_rows(results: str, experiment: str | None) -> list[dict[str, Any]]:

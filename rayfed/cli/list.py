@@ -67,30 +67,31 @@ def _texts(name: str) -> Iterator[str]:
     Raises:
         UsageError: There is neither.
     """
-    kinds = []
-    for kind, table in KINDS.items():
-        if name in table:
-            kinds.append(kind)
-    spaces = packaged_spaces()
     if name == "spaces":
         yield _spaces()
-    elif name in KINDS:
+        return
+    if name in KINDS:
         yield named_choices(name)
-    elif not kinds and name not in spaces:
-        names = itertools.chain(*KINDS.values())
-        near = suggestion(name, [*KINDS, "spaces", *_ALSO, *names, *spaces])
-        if near.startswith("did you mean"):
-            known = near
-        else:
-            known = f"kinds: {', '.join([*KINDS, 'spaces'])}"
-        raise UsageError(f"{name}: no such kind or name; {known}")
-    else:
-        yield from (one_choice(kind, name) for kind in kinds)
-        if name in spaces:
-            lines = []
-            for line in _opening(name):
-                lines.append(f"  {line}")
-            yield "\n".join([f"rayfed sweep {name}", *lines, f"  {spaces[name]}"])
+        return
+    is_known = False
+    for kind, table in KINDS.items():
+        if name in table:
+            yield one_choice(kind, name)
+            is_known = True
+    spaces = packaged_spaces()
+    if name in spaces:
+        yield "\n  ".join([f"rayfed sweep {name}", *_opening(name), str(spaces[name])])
+    elif not is_known:
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> UsageError:
+    """Return the error for a word that is neither a kind nor a name."""
+    names = itertools.chain(*KINDS.values())
+    known = suggestion(name, [*KINDS, "spaces", *_ALSO, *names, *packaged_spaces()])
+    if not known.startswith("did you mean"):
+        known = f"kinds: {', '.join([*KINDS, 'spaces'])}"
+    return UsageError(f"{name}: no such kind or name; {known}")
 
 
 def _spaces(*, short: bool = False) -> str:
@@ -102,8 +103,7 @@ def _spaces(*, short: bool = False) -> str:
             text = textwrap.shorten(opening, 97, placeholder=" …")
             lines.append(f"  {name:20} {text}")
         else:
-            lines.append(f"  {name}")
-            lines += [f"      {line}" for line in _opening(name)]
+            lines.append("\n      ".join([f"  {name}", *_opening(name)]))
     return "\n".join(lines)
 
 

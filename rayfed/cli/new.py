@@ -90,9 +90,9 @@ def execute(options: argparse.Namespace) -> int:
         commands = [f"rayfed run {chosen} rounds=3", f"python -m pytest test_{name}.py"]
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"{name}: not a name that Python can import; use letters, digits and _")
-    there = [file for file in files if (folder / file).exists()]
-    if there:
-        raise UsageError(f"{there[0]}: is there already, and nothing is overwritten; choose another name")
+    for file in files:
+        if (folder / file).exists():
+            raise UsageError(f"{file}: is there already, and nothing is overwritten; choose another name")
     for file, text in files.items():
         with writing(folder / file):
             named = text.replace("$name", name).replace("$Name", class_name)

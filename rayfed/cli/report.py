@@ -75,10 +75,9 @@ def execute(options: argparse.Namespace) -> int:
     if options.format == "csv":  # which has no notes
         for _, fault in tables.faults:
             print(f"rayfed: left out: {fault}", file=sys.stderr)
-    elif options.format == "latex":
-        answers += [f"% {note}" for note in unpaired]
     else:
-        answers += [textwrap.fill(note, width) for note in unpaired]
+        for note in unpaired:
+            answers.append(_as_comment(note, options.format, width))
     if options.target is not None:
         answers.append(target_text(tables, options.target, view, width=width))
     answers += _files(options, tables, view)
@@ -115,17 +114,19 @@ def _pairs(options: argparse.Namespace, tables: Tables, view: View) -> tuple[lis
     if names and len(tables.places) > 1 and not _differ_in_data(tables):
         return [compare(tables, view, names)], []  # raises
     pairs = []
-    errors: dict[str, UsageError] = {}
+    errors = []
+    unpaired = []
     for name in sorted(set(tables.trials["experiment"])):
         try:
             pairs.append(compare(of_experiment(tables, name), view, names, baseline=options.baseline, by=options.by))
         except UsageError as error:
-            errors[name] = error
+            errors.append(error)
+            unpaired.append(f"{name}: no pairs; {str(error).removeprefix('compare: ')}.")
     if pairs:
-        return pairs, [_unpaired(name, error) for name, error in errors.items()]
+        return pairs, unpaired
     if names and len(errors) > 1:  # names of methods with other data; what differs is told by the whole experiment
         compare(read(options.folder, options.experiment), view, names)
-    raise next(iter(errors.values()))
+    raise errors[0]
 
 
 def _differ_in_data(tables: Tables) -> bool:
@@ -134,9 +135,11 @@ def _differ_in_data(tables: Tables) -> bool:
     return len(tables.places) > 1 and len(folders) == 1
 
 
-def _unpaired(experiment: str, error: UsageError) -> str:
-    reason = str(error).removeprefix("compare: ")
-    return f"{experiment}: no pairs; {reason}."
+def _as_comment(note: str, format: str, width: int) -> str:
+    """Return a note as it stands below a table."""
+    if format == "latex":
+        return f"% {note}"
+    return textwrap.fill(note, width)
 
 
 def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]:

@@ -67,7 +67,7 @@ def _run(space: Space, configs: Sequence[Config]) -> int:
     from rayfed.api import run_sweep  # imports torch, which takes seconds
 
     try:
-        return 1 if run_sweep(space, configs).failed else 0
+        return int(run_sweep(space, configs).failed > 0)
     except KeyboardInterrupt as error:
         if not error.args:
             raise  # nothing was started
@@ -78,7 +78,8 @@ def _run(space: Space, configs: Sequence[Config]) -> int:
 def _document(space: Space, configs: Sequence[Config]) -> Document:
     """Run the sweep, and return what `--json` writes of it."""
     code = _run(space, configs)
-    results, experiment = configs[0].results, configs[0].experiment
+    results = configs[0].results
+    experiment = configs[0].experiment
     tables = {"trials": trial_rows(results, experiment), "table": table_rows(results, experiment)}
     return code, {"results": results, "experiment": experiment, **tables}
 
