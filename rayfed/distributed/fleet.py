@@ -228,12 +228,12 @@ class RayFleet:
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         calls = dict[int, Any]()
         total = ExactSum()
-        for position in sorted({self._homes[client] for client in weights}):  # each host adds up what it has written
-            clients = [client for client in weights if self._homes[client] == position]
-            replies = []
-            for client in clients:
-                replies.append((self._unweighted.pop(client), weights[client]))
-            calls[position] = self._actors[position].call.remote("weigh", replies)
+        replies: dict[int, list[tuple[Any, float]]] = {}  # by host: each adds up what it has written
+        for client, weight in weights.items():
+            reply = self._unweighted.pop(client)
+            replies.setdefault(self._homes[client], []).append((reply, weight))
+        for position in sorted(replies):
+            calls[position] = self._actors[position].call.remote("weigh", replies[position])
         for position, call in calls.items():
             part = self._unpack(self._calls.result(call, position), shared=not total.is_empty)
             total.merge(part)

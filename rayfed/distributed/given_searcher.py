@@ -90,10 +90,13 @@ class GivenSearcher(Searcher):
     def _choose(self, key: str, values: dict[str, Any]) -> None:
         """Put the trials of a configuration into the queue, unless they are known."""
         config = Config.read(self._arm.filled(values))
-        jobs = {job["trial"]: job for job in self._plan.jobs_of(config, self._populations)}
-        self._queue += [job for name, job in jobs.items() if name not in self._known]
-        self._known |= jobs.keys()
-        self._chosen[key] = list(jobs)
+        trials = []
+        for job in self._plan.jobs_of(config, self._populations):
+            trials.append(job["trial"])
+            if job["trial"] not in self._known:
+                self._queue.append(job)
+        self._known.update(trials)
+        self._chosen[key] = trials
         self._tell()
 
     def _tell(self) -> None:

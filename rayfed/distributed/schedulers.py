@@ -40,9 +40,10 @@ def scheduler_of(space: Space, configs: Sequence[Config], given: Any) -> Chosen:
     Raises:
         UsageError: A scheduler of the user's cannot be made, or does not go with the sweep.
     """
-    search, rounds = space.search, max(config.rounds for config in configs)
     if given is not None:
         return _checked(given, space, configs)
+    search = space.search
+    rounds = max(config.rounds for config in configs)
     name = search.scheduler_name
     rungs: dict[str, Any] = {"max_t": rounds, "reduction_factor": search.reduction_factor}
     if name == "none":

@@ -110,13 +110,13 @@ class SweepSearcher(Searcher):
         for key, space in arm.spaces.items():
             values[key] = _suggested(chosen, key, *space)
         config = Config.read(arm.filled(values))
-        jobs = {}
+        trials = []
         for job in self._plan.jobs_of(config, self._populations):
-            jobs[job["trial"]] = job
-        known = self._known | self._scores.keys()
-        self._queue += [job for name, job in jobs.items() if name not in known]
-        self._known |= jobs.keys()
-        chosen.set_user_attr("trials", list(jobs))
+            trials.append(job["trial"])
+            if job["trial"] not in self._known and job["trial"] not in self._scores:
+                self._queue.append(job)
+        self._known.update(trials)
+        chosen.set_user_attr("trials", trials)
 
     def _tell(self) -> None:
         """Tell Optuna the mean over seeds of each configuration whose trials have ended, and write `search.json`."""

@@ -1,6 +1,5 @@
 """Data that the command loads once for all trials."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rayfed.distributed.cluster import is_private
@@ -22,16 +21,23 @@ def sent_data(configs: Sequence[Config], *, searched: bool) -> dict[str, Shared]
         configs: The configurations of all trials, or the corners of a space.
         searched: Whether they are the corners, of which a search makes many trials.
     """
-    trials = Counter(map(data_key, configs))
+    by_key: dict[str, list[Config]] = {}
+    for config in configs:
+        by_key.setdefault(data_key(config), []).append(config)
     room = room_for(None, "cpu")
     sent: dict[str, Shared] = {}
-    for key, config in {data_key(config): config for config in configs}.items():
-        if is_private() and trials[key] == 1 and not searched:
+    for key, trials in by_key.items():
+        if is_private() and len(trials) == 1 and not searched:
             continue
-        population = sendable(load_data(config), room)
-        in_memory = [part for part in population.examples() if not part.is_on_disk]
-        size = sum(part.nbytes for part in in_memory)
-        if size > room or (len(in_memory) < len(population.examples()) and not is_private()):
+        population = sendable(load_data(trials[-1]), room)
+        size = 0
+        is_in_memory = True
+        for part in population.examples():
+            if part.is_on_disk:
+                is_in_memory = False
+            else:
+                size += part.nbytes
+        if size > room or not (is_in_memory or is_private()):
             continue
         room -= size
         sent[key] = share(population)

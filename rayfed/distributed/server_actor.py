@@ -132,8 +132,8 @@ class ServerActor(tune.Trainable):
 
     def _take(self, config: Mapping[str, Any]) -> None:
         """Note the trial of a configuration. After an exchange, it has the `SentJob` of another trial."""
-        job: SentJob = config[JOB]
-        values = {key: value for key, value in config.items() if key != JOB}
+        values = dict(config)
+        job: SentJob = values.pop(JOB)
         changes = {key: value for key, value in values.items() if value != job.values.get(key)}
         self._bundles = job.bundles
         self._start = Start(self.trial_name or str(job), job.job, changes, values)

@@ -55,7 +55,8 @@ class CheckpointStore:
 
     def __init__(self, home: Storage, trial: str, pinned: Iterable[int] = ()):
         self.folder = home.child("checkpoints", trial)
-        self._trial, self._pinned = trial, frozenset(pinned)
+        self._trial = trial
+        self._pinned = frozenset(pinned)
 
     def begin(self) -> int:
         """Return the number of the next checkpoint."""
@@ -152,19 +153,17 @@ class CheckpointStore:
         Raises:
             UsageError: They have another schema than this version of rayfed.
         """
-        files = self._files()
-        sizes = {(kind, number): size for kind, number, size in files}
-        numbers = [number for kind, number, _ in files if kind == "manifest"]
-        numbers.sort(reverse=True)
+        sizes = {}
+        numbers = []
+        for kind, number, size in self._files():
+            sizes[kind, number] = size
+            if kind == "manifest":
+                numbers.append(number)
         checkpoints: list[dict[str, Any]] = []
-        for number in numbers[:2]:
+        for number in sorted(numbers, reverse=True)[:2]:
             try:
                 content = self._content(number)
-                for name, part in _parts(content).items():
-                    size = sizes.get((name, part.number), 0)
-                    if size != part.length:
-                        file = _state_file(name, part.number)
-                        raise StorageError(f"is damaged: {file} has {size} of {part.length} bytes")
+                _check_sizes(content, sizes)
                 checkpoints.append({"number": number, "content": content})
             except (StorageError, OSError) as error:
                 checkpoints.append({"number": number, "fault": one_line(error)})
@@ -250,16 +249,16 @@ class CheckpointStore:
         present = {number for kind, number, _ in self._files() if kind == "manifest"}
         others = {content["best"] for content in contents} - {None, *kept}
         others |= (self._pinned & present) - kept
-        contents = contents + [self._content(number) for number in others]
-        needed = {_manifest_file(content["number"]) for content in contents}
-        for content in contents:
+        needed = set()
+        for content in (*contents, *map(self._content, others)):
+            needed.add(_manifest_file(content["number"]))
             for name, part in _parts(content).items():
                 needed.add(_state_file(name, part.number))
-        own = set()
+        needless = []
         for name in self.folder.files():
-            if _FILE.fullmatch(finished_name(name)):
-                own.add(name)
-        _in_parallel(self.folder.delete, own - needed)
+            if name not in needed and _FILE.fullmatch(finished_name(name)):
+                needless.append(name)
+        _in_parallel(self.folder.delete, needless)
 
 
 def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
@@ -279,6 +278,15 @@ def _parts(content: Mapping[str, Any]) -> dict[str, SavedPart]:
     """Return the parts that the content of a manifest names."""
     parts = {"server": content["server"], **content["clients"], **content.get("ring", {})}
     return {name: SavedPart(*part) for name, part in parts.items()}
+
+
+def _check_sizes(content: Mapping[str, Any], sizes: Mapping[tuple[str, int], int]) -> None:
+    """Raise StorageError if a file that a manifest names has another size than it was written with."""
+    for name, part in _parts(content).items():
+        size = sizes.get((name, part.number), 0)
+        if size != part.length:
+            file = _state_file(name, part.number)
+            raise StorageError(f"is damaged: {file} has {size} of {part.length} bytes")
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ read takes no other row with it.
 import contextlib
 import datetime
 import functools
+import itertools
 import json
 import math
 import threading
@@ -192,13 +193,15 @@ def readable_trials(folder: Storage) -> tuple[list[dict[str, Any]], dict[str, st
             names.append(file.removesuffix(".json"))
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda name: _row_or_fault(folder, name), names))
-    rows = [row for row, _ in found if row is not None]
+    rows = []
     faults = {}
-    for name, (_, fault) in zip(names, found, strict=True):
+    for name, (row, fault) in zip(names, found, strict=True):
+        if row is not None:
+            rows.append(row)
         if fault is not None:
             faults[name] = fault
-    in_order = sorted(rows, key=lambda row: (row["started"], row["trial"]))
-    return in_order, faults
+    rows.sort(key=lambda row: (row["started"], row["trial"]))
+    return rows, faults
 
 
 def _row_or_fault(table: Storage, trial: str) -> tuple[dict[str, Any] | None, str | None]:
@@ -248,11 +251,10 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
 
     `row` may come from pandas, where null is NaN and integers beside nulls are floats.
     """
-    plain = {}
-    for key, value in row.items():
-        plain[str(key)] = _plain(value)
     configuration = {}
-    for key, value in plain.items():
+    for key, value in row.items():
+        key = str(key)
+        value = _plain(value)
         is_key = key == "seed" or (key not in FIXED and key not in _NOT_CONFIGURATION)
         if is_key and value is not None:
             configuration[key] = _decoded(value)
@@ -262,21 +264,21 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache  # it reads files, and nobody installs packages under a running trial
 def _versions() -> dict[str, str | None]:
     """Return the columns `version_*`; None for a package that is not installed."""
-    columns = []
-    for name in ("python", "rayfed", "torch", "ray", "numpy"):
-        columns.append(f"version_{name}")
-    return dict(zip(columns, versions("rayfed-sim", "torch", "ray", "numpy").values(), strict=True))
+    numbers = versions("rayfed-sim", "torch", "ray", "numpy").values()
+    columns = ("version_python", "version_rayfed", "version_torch", "version_ray", "version_numpy")
+    return dict(zip(columns, numbers, strict=True))
 
 
 def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return `rows` as one table: the fixed columns, then the others as they first appear; missing values are null."""
     rows = list(rows)
-    others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
     columns = {}
-    for name, kind in FIXED.items():
-        columns[name] = pa.array([row.get(name) for row in rows], kind)
-    for name in others:
-        columns[name] = _one_type([row.get(name) for row in rows])
+    for name in dict.fromkeys(itertools.chain(FIXED, *rows)):
+        values = [row.get(name) for row in rows]
+        if name in FIXED:
+            columns[name] = pa.array(values, FIXED[name])
+        else:
+            columns[name] = _one_type(values)
     return pa.table(columns)
 
 
