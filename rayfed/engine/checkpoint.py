@@ -7,7 +7,6 @@ bytes, because it may be on another machine; `rayfed.records.checkpoints` descri
 
 import hashlib
 import io
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -84,24 +83,11 @@ class Checkpointer:
 
         Earlier checkpoints are still there if the disk or the object store fails.
         """
-        states = self._server.fleet.states
-        versions = dict(states.versions)
-        changed = []
-        for client, number in versions.items():
-            if self._versions.get(client) != number:
-                changed.append(client)
-        ring = {}
-        for start, version in self._server.rounds.ring.items():
-            ring[f"version_{start}"] = version
-        new = ring.keys() - self._ring.keys()
-        contents = itertools.chain(
-            [("server", bytes(serialised(self._server.state)))],
-            ((name, bytes(serialised(ring[name]._asdict()))) for name in new),
-            ((str(client), bytes(serialised(states[client]))) for client in changed),
-        )
+        versions = dict(self._server.fleet.states.versions)
+        ring = {f"version_{start}": version for start, version in self._server.rounds.ring.items()}
         number = self._files.begin_checkpoint(self._trial)
         parts: dict[str, SavedPart] = {}
-        for batch in _batched(contents, len):
+        for batch in _batched(self._unsaved(ring, versions), len):
             for name, content in batch.items():
                 parts[name] = SavedPart(number, len(content), checksum(content))
             self._files.write_states(self._trial, number, batch)
@@ -127,6 +113,17 @@ class Checkpointer:
         self._ring = kept
         self.round = self._server.round
 
+    def _unsaved(self, ring: Mapping[str, Version], versions: Mapping[ClientIndex, int]) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the bytes of each state that the checkpoint before does not have."""
+        yield "server", bytes(serialised(self._server.state))
+        for name, version in ring.items():
+            if name not in self._ring:
+                yield name, bytes(serialised(version._asdict()))
+        states = self._server.fleet.states
+        for client, number in versions.items():
+            if self._versions.get(client) != number:
+                yield str(client), bytes(serialised(states[client]))
+
     def restore(self, saved: Saved) -> list[str]:
         """Restore the newest checkpoint that is whole, so that its next round can be run.
 
@@ -134,36 +131,38 @@ class Checkpointer:
             A line on each newer checkpoint, which cannot be used.
         """
         server = self._server
-        device = server.ctx.task.device
-
-        def load(content: Mapping[str, Any]) -> None:
-            contents = _contents(self._files, self._trial, {"server": content["server"]})
-            ((_, state),) = _states(contents, device)
-            if not state.keys() >= server.state.keys():  # a setup may have added fields
-                raise _Unusable("belongs to another algorithm")
-            contents = _contents(self._files, self._trial, content["clients"])
-            of_clients = ((ClientIndex(int(name)), state) for name, state in _states(contents, device))
-            server.fleet.load(of_clients)
-            server.state = server.ctx.task.to_memory_format(state)
-            server.round = content["round"]
-            versions = _states(_contents(self._files, self._trial, content["ring"]), device)
-            try:
-                ring = {}
-                for name, version in versions:
-                    _, _, start = name.partition("_")
-                    ring[int(start)] = Version(**version)
-                server.rounds.ring = ring
-                server.restore_progress(content["progress"])
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise _Unusable(f"is damaged: its progress cannot be used ({one_line(error)})") from error
-
-        position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, load)
+        position, notes = _newest_usable(saved, self._trial, self._configuration, server.blueprint, self._load)
         content = saved[position]["content"]
         self._base = saved[position]["number"]
         self.round = server.round
         self._ring = {name: SavedPart(*part) for name, part in content["ring"].items()}
         self._versions = dict(server.fleet.states.versions)
         return notes
+
+    def _load(self, content: Mapping[str, Any]) -> None:
+        """Load the states of a checkpoint into the server and its fleet."""
+        server = self._server
+        ((_, state),) = self._read({"server": content["server"]})
+        if not state.keys() >= server.state.keys():  # a setup may have added fields
+            raise _Unusable("belongs to another algorithm")
+        of_clients = self._read(content["clients"])
+        server.fleet.load((ClientIndex(int(name)), state) for name, state in of_clients)
+        server.state = server.ctx.task.to_memory_format(state)
+        server.round = content["round"]
+        versions = self._read(content["ring"])
+        try:
+            ring = {}
+            for name, version in versions:
+                _, _, start = name.partition("_")
+                ring[int(start)] = Version(**version)
+            server.rounds.ring = ring
+            server.restore_progress(content["progress"])
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise _Unusable(f"is damaged: its progress cannot be used ({one_line(error)})") from error
+
+    def _read(self, parts: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, State]]:
+        """Yield the states in the parts of a manifest, on the server's device."""
+        return _states(_contents(self._files, self._trial, parts), self._server.ctx.task.device)
 
 
 def verified(

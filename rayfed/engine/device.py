@@ -61,15 +61,12 @@ def _choose_workspace() -> None:
 def _context_bytes(device: torch.device) -> int:
     """Return the GPU memory that CUDA takes in this process beside the tensors, after its first kernels."""
     _run_first_kernels(device)
-    said = (line.split(", ") for line in nvidia_smi("pid,used_memory", "compute-apps").splitlines())
-    used = []
-    for pid, memory in said:
+    for line in nvidia_smi("pid,used_memory", "compute-apps").splitlines():
+        pid, memory = line.split(", ")
         if pid == str(os.getpid()) and memory[:1].isdigit():
-            used.append(int(memory.split()[0]) * 2**20)
-    # a driver numbers the processes of a container otherwise
-    if used:
-        return used[0] - torch.cuda.memory_reserved(device)
-    return CONTEXT_BYTES
+            used = int(memory.split()[0]) * 2**20
+            return used - torch.cuda.memory_reserved(device)
+    return CONTEXT_BYTES  # a driver numbers the processes of a container otherwise
 
 
 def _run_first_kernels(device: torch.device) -> None:
@@ -83,9 +80,9 @@ def _emptiest_gpu() -> int:
 
     `nvidia-smi` is asked, because CUDA would take memory on every GPU to answer.
     """
-    said = (line.split(", ") for line in nvidia_smi("uuid,memory.free").splitlines())
     free = {}
-    for uuid, memory in said:
+    for line in nvidia_smi("uuid,memory.free").splitlines():
+        uuid, memory = line.split(", ")
         if memory[:1].isdigit():
             free[uuid] = float(memory.split()[0])
 

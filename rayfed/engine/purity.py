@@ -110,23 +110,19 @@ def pure(name: str, hook: Callable[..., Any], self: Exchange, *args: Any, **kwar
     lent = {}
     for parameter, value in named.items():
         if (name, parameter) not in _OWN:
-            lent[parameter] = value
-    before = {parameter: facts(value) for parameter, value in lent.items()}
+            lent[parameter] = value, facts(value)
     result = hook(self, *args, **kwargs)
     changed = []
-    for parameter, value in lent.items():
-        if facts(value) != before[parameter]:
-            changed.append(parameter)
+    for parameter, (value, before) in lent.items():
+        if facts(value) == before:
+            continue
+        if parameter == "self":
+            changed.append("an attribute of the algorithm")
+        else:
+            changed.append(f"`{parameter}`")
     if changed:
-        what = []
-        for parameter in changed:
-            if parameter == "self":
-                what.append("an attribute of the algorithm")
-            else:
-                what.append(f"`{parameter}`")
-        raise ImpureHook(
-            f"{name} changed {' and '.join(what)}; other clients and rounds share it, so a hook must return new state"
-        )
+        what = " and ".join(changed)
+        raise ImpureHook(f"{name} changed {what}; other clients and rounds share it, so a hook must return new state")
     return result
 
 
@@ -137,7 +133,7 @@ def facts(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: facts(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [facts(item) for item in value]
+        return list(map(facts, value))
     if isinstance(value, Part):
         return facts({"x": value.x, "y": value.y})
     if isinstance(value, Task):

@@ -336,13 +336,9 @@ def _measured(
             own += measured
     replaced = {value.metric for value in own}
     values = [*(value for value in ours if value.metric not in replaced), *own]
-    names = [value.metric for value in values]
-    twice = []
-    for name in names:
-        if names.count(name) > 1:
-            twice.append(name)
-    if twice:
-        raise BadHook(f"metrics: two metrics return a value called {twice[0]} on the same data; rename one of them")
+    for name, count in Counter(value.metric for value in values).items():
+        if count > 1:
+            raise BadHook(f"metrics: two metrics return a value called {name} on the same data; rename one of them")
     return values
 
 
@@ -467,19 +463,19 @@ class DueMetrics:
         self, algorithm: Algorithm, ctx: Context, model: Any, point: str, part: Part, seed: int
     ) -> list[Representations]:
         """Return, on a host, the model's representations of a sample of `part`, one item per layer."""
-        metrics = []
+        groups = self.groups.get(part.split, 1)
+        layers = set[str]()
+        count = 0
         for metric in self.of(OfRepresentations):
             if part.split in metric.splits:
-                metrics.append(metric)
-        layers = sorted({layer for metric in metrics for layer in metric.layers})
+                layers.update(metric.layers)
+                count = max(count, metric.share(groups))
         if not layers or not len(part):
             return []
-        groups = self.groups.get(part.split, 1)
-        count = max(metric.share(groups) for metric in metrics)
         rng = generator(seed, "metrics", round=ctx.round, client=part.client, domain=part.domain, split=part.split)
         rows = torch.from_numpy(rng.permutation(len(part))[:count])
         y = part.y.cpu()[rows]
-        by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)
+        by_layer = collect_representations(algorithm, ctx, model, part, rows, sorted(layers))
         found = []
         for layer, z in by_layer.items():
             found.append(Representations(part.client, part.domain, z, y, part.split, point, layer))
@@ -611,6 +607,16 @@ def domain_gradients(ctx: Context, weights: Any, parts: Iterable[Part]) -> list[
     return [Gradients(*place, *summed) for place, summed in sums.items()]
 
 
+def _mean_gradient(totals: Sequence[ExactSum], n: int) -> dict[str, Tensor]:
+    """Return the mean over `n` examples of summed gradients."""
+    sums = [total.value for total in totals]
+    mean = {}
+    for name in sums[0]:
+        whole = sum(one[name] for one in sums)
+        mean[name] = whole / (n * _UNIT)
+    return mean
+
+
 def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradients]) -> list[Score]:
     """Return, on the server, the scores of the metrics of gradients from the gradients of all hosts."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
@@ -628,8 +634,7 @@ def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradient
                     parts.append(sums[domain, split])
             n = sum(examples for _, examples in parts)
             if n:
-                totals = [total.value for total, _ in parts]
-                means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
+                means[domain] = _mean_gradient([total for total, _ in parts], n), n
         for domain, value in metric.measure(means):
             value = metric.declared(value)
             scores.append(as_score(value, domain=domain, split=metric.splits[0], point="global"))

@@ -1,10 +1,9 @@
 """The server: holds the server state and runs the rounds."""
 
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,7 +11,7 @@ from rayfed.algorithm import Algorithm, Context, Exchange, Replies, State
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment, Stage
-from rayfed.core.records import BestRound, Record, Score
+from rayfed.core.records import BestRound, Record, RepresentationMap, Score
 from rayfed.core.trees import all_finite, bytes_by_field, named_tensors, outcome_hash
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
@@ -24,6 +23,8 @@ from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weight
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
+
+_Item = TypeVar("_Item")
 
 
 class Server:
@@ -194,12 +195,10 @@ class Server:
         if stage == "round":
             examples = self.examples[list(cohort)].tolist()
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)
-            logged = [name for name in self.algorithm.traits.logged_scalars if name in self.state]
-            values = []
-            for name in logged:
-                value = float(self.state[name])
-                values.append(Value(name, value, sum(examples)))
-            record.scores += [as_score(value, split="train", point="global") for value in values]
+            for name in self.algorithm.traits.logged_scalars:
+                if name in self.state:
+                    value = Value(name, float(self.state[name]), sum(examples))
+                    record.scores.append(as_score(value, split="train", point="global"))
         record.seconds["total"] = time.perf_counter() - began
         return record
 
@@ -342,19 +341,16 @@ class Server:
         on_hosts = max(result.busy.values(), default=0.0)
         trained = [seconds - result.scoring.get(host, 0.0) for host, seconds in result.busy.items()]
         train = max(trained, default=0.0)
-        seconds = []
-        for start, end in itertools.pairwise(times):
-            seconds.append(end - start)
-        broadcast, exchange, aggregate = seconds
-        record.seconds["broadcast"] += broadcast
+        began, sent, replied, aggregated = times
+        record.seconds["broadcast"] += sent - began
         record.seconds["train"] += train
-        record.seconds["upload"] += exchange - on_hosts
-        record.seconds["aggregate"] += aggregate
+        record.seconds["upload"] += replied - sent - on_hosts
+        record.seconds["aggregate"] += aggregated - replied
         record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
         for fields in unicast.values():
             add_to(record.bytes_down, bytes_by_field(fields))
-        for sent in result.sent.values():
-            add_to(record.bytes_up, sent)
+        for by_field in result.sent.values():
+            add_to(record.bytes_up, by_field)
 
     def _add_scores(
         self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False
@@ -380,16 +376,8 @@ class Server:
         metrics = self.evaluation.metrics.values()
         if any(not metric.due(record.round, self.blueprint.rounds) for metric in metrics):
             scores, maps, _ = self.evaluator.scores_and_maps(self.state, record.round, cohort, is_last=True)
-            known = {_key(score) for score in record.scores}
-            record.scores += [score for score in scores if _key(score) not in known]
-            known = set()
-            for other in record.maps:
-                known.add(other[:4])
-            new_maps = []
-            for map in maps:
-                if map[:4] not in known:
-                    new_maps.append(map)
-            record.maps = [*record.maps, *new_maps]
+            record.scores = _first_of_each(_key, [*record.scores, *scores])
+            record.maps = _first_of_each(_place, [*record.maps, *maps])
         record.scores += self.evaluator.unseen_scores(self.state, record.round)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
@@ -405,14 +393,23 @@ def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
     if not scored:
         names = {("train", "trained", "accuracy"), ("train", "trained", "loss")}
         return [score for score in scores if (score.split, score.point, score.metric) not in names]
-    first: dict[tuple[Any, ...], Score] = {}
-    for score in scores:
-        first.setdefault(_key(score), score)
+    return _first_of_each(_key, scores)
+
+
+def _first_of_each(key: Callable[[_Item], Hashable], items: Iterable[_Item]) -> list[_Item]:
+    """Return the first item with each key."""
+    first: dict[Hashable, _Item] = {}
+    for item in items:
+        first.setdefault(key(item), item)
     return list(first.values())
 
 
 def _key(score: Score) -> tuple[Any, ...]:
     return score.point, score.client, score.split, score.domain, score.metric, score.unseen
+
+
+def _place(map: RepresentationMap) -> tuple[str, ...]:
+    return map.name, map.point, map.split, map.layer
 
 
 def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
