@@ -121,7 +121,7 @@ class SweepPlan:
         """Return the values that somebody published for the trials; None if there are none."""
         if self.space.published is None:
             return None
-        trials = trials_by_arm(self.space.arms, [trial_name(config) for config in self.configs])
+        trials = trials_by_arm(self.space.arms, list(map(trial_name, self.configs)))
         return self.space.published.of_trials(trials)
 
     @property
@@ -218,7 +218,7 @@ def plan_sweep(
         raise UsageError(
             "published: is about the data, the model and the loss of the file; leave out those of your own"
         )
-    names = [trial_name(config) for config in configs]
+    names = list(map(trial_name, configs))
     _check_arms(configs, names)
     notes_of_plans, identities = _check_plans(space, configs, given)
     jobs: tuple[Job, ...] = ()
@@ -233,9 +233,10 @@ def _check_arms(configs: Sequence[Config], names: Sequence[str]) -> None:
     for key in ("results", "experiment", "select", "faults"):
         if any(getattr(config, key) != getattr(first, key) for config in configs):
             raise UsageError(f"{key}: all arms of a sweep share it; give it outside the arms")
-    if len(set(names)) < len(names):
-        same = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"arms: two trials have the same configuration ({same}); each must differ in more than rounds")
+    for name, count in Counter(names).items():
+        if count > 1:
+            what = f"two trials have the same configuration ({name})"
+            raise UsageError(f"arms: {what}; each must differ in more than rounds")
     for config in configs:
         check_tracking(config.tracking, first.results)
 

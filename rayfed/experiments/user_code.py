@@ -31,8 +31,12 @@ from rayfed.metrics import PREFIX
 
 def own_names(config: Config) -> list[str]:
     """Return the components that `config` names as module:Name outside rayfed."""
-    names = [component.name or "" for component in config.components]
-    return [name for name in names if ":" in name and not name.startswith(("rayfed.", PREFIX))]
+    names = []
+    for component in config.components:
+        name = component.name or ""
+        if ":" in name and not name.startswith(("rayfed.", PREFIX)):
+            names.append(name)
+    return names
 
 
 class OwnCode(NamedTuple):
@@ -58,7 +62,7 @@ def own_code(names: Iterable[str], model: Any, loss: Any, clients: Any) -> OwnCo
     """
     met: dict[int, Any] = {}
     make = getattr(clients, "make", None)
-    named = [_imported(name) for name in names]
+    named = list(map(_imported, names))
     digest = object_hash(model, loss, make, named, weights=False, met=met)
     modules = [name.partition(":")[0] for name in names]
     for thing in met.values():

@@ -30,22 +30,24 @@ def quotas(sizes: Sequence[int], count: int) -> list[int]:
     The part has one row at least of each class that has two, if it has room, and leaves one row at least of each class
     in the rest, if `count` allows it.
     """
-    total = sum(sizes)
-    exact = [count * size / total for size in sizes]
-    most = [max(size - 1, 0) for size in sizes]
-    if sum(most) < count:
-        most = list(sizes)
-    several = sum(size > 1 for size in sizes)
-    least = [int(size > 1 and several <= count) for size in sizes]
-    parts = [min(max(int(share), low), high) for share, low, high in zip(exact, least, most, strict=True)]
-    places = range(len(sizes))
-    while sum(parts) < count:
-        growable = [place for place in places if parts[place] < most[place]]
-        parts[max(growable, key=lambda place: exact[place] - parts[place])] += 1
-    while sum(parts) > count:
-        shrinkable = [place for place in places if parts[place] > least[place]]
-        parts[min(shrinkable, key=lambda place: exact[place] - parts[place])] -= 1
-    return parts
+    whole = np.array(sizes, int)
+    exact = count * whole / whole.sum()
+    most = np.maximum(whole - 1, 0)
+    if most.sum() < count:
+        most = whole
+    has_several = whole > 1
+    least = np.zeros_like(whole)
+    if has_several.sum() <= count:
+        least = has_several.astype(int)
+    parts = exact.astype(int).clip(least, most)
+    while parts.sum() < count:
+        missing = np.where(parts < most, exact - parts, -np.inf)
+        parts[missing.argmax()] += 1
+    while parts.sum() > count:
+        missing = np.where(parts > least, exact - parts, np.inf)
+        parts[missing.argmin()] -= 1
+    quotas: list[int] = parts.tolist()
+    return quotas
 
 
 def single_rows(rows: np.ndarray, classes: np.ndarray) -> list[int]:
