@@ -9,6 +9,7 @@ strings, which Parquet encodes in the same way.
 
 import dataclasses
 import datetime
+import functools
 import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -127,8 +128,12 @@ def string_columns(schema: pa.Schema) -> list[str]:
 
 
 _SCORES = in_memory(pa.schema(_columns(Score)))
-NO_SCORES = pa.RecordBatch.from_pylist([], schema=_SCORES)
-"""The columns of the scores of a round that has none."""
+
+
+@functools.cache
+def no_scores() -> pa.RecordBatch:
+    """Return the columns of the scores of a round that has none. Arrays are made late: pyarrow imports pandas then."""
+    return pa.RecordBatch.from_pylist([], schema=_SCORES)
 
 
 def score_columns(scores: Sequence[Score]) -> pa.RecordBatch:

@@ -24,12 +24,12 @@ from rayfed.records.storage import Storage, open_storage
 from rayfed.records.tables import (
     EVENTS_SCHEMA,
     METRICS_SCHEMA,
-    NO_SCORES,
     PREDICTIONS_SCHEMA,
     ROUNDS_SCHEMA,
     events_rows,
     in_memory,
     metrics_rows,
+    no_scores,
     predictions_rows,
     record_of,
     rounds_rows,
@@ -169,7 +169,7 @@ class ExperimentFiles:
         scores = dict(scores_by_round(self.metrics.rows_of(trial, first, last)))
         for row in self.rounds.rows_of(trial, first, last).to_pylist():
             record = record_of(row)
-            yield record.round, values_of(record, scores.get(record.round, NO_SCORES))
+            yield record.round, values_of(record, scores.get(record.round) or no_scores())
 
 
 class TrialWriter:
