@@ -124,9 +124,9 @@ def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
         Diverged: A value became infinite or NaN.
     """
     if plan.config.placement.hosts:
-        from rayfed.distributed import tune
+        from rayfed.distributed import run
 
-        return tune.run_trial(plan, quiet=quiet)
+        return run.run_trial(plan, quiet=quiet)
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with _recorded(recorder), watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
         return trial.run_trial(plan, recorder, saved=saved)

@@ -8,6 +8,7 @@ from rayfed.cli.arguments import add_values, files_of, packaged_spaces, read_val
 from rayfed.cli.help import VALUES, config_keys
 from rayfed.cli.json_output import Document, add_json, table_rows, trial_rows, write_json
 from rayfed.core.errors import UsageError, error_line
+from rayfed.core.machine import importing
 from rayfed.core.paths import expanded
 from rayfed.experiments.config import Config
 
@@ -37,7 +38,8 @@ def execute(options: argparse.Namespace) -> int:
     sources = read_values(options.values)
     if not options.dry_run:
         start_ray_meanwhile(sources)
-    config = Config.read(*sources)
+    with importing():
+        config = Config.read(*sources)  # imports torch
     if options.dry_run:
         from rayfed.experiments.forecast import run_text
         from rayfed.experiments.plan import make_plan
@@ -46,8 +48,9 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     if options.json:
         return write_json("run", partial(_document, config))
-    from rayfed.api import run  # imports torch, which takes seconds
-    from rayfed.reports.render import render
+    with importing():
+        from rayfed.api import run
+        from rayfed.reports.render import render
 
     try:
         result = run(config, quiet=False, keep_state=False)

@@ -86,11 +86,17 @@ def is_user_file(file: str) -> bool:
     real = Path(os.path.realpath(file))
     if {"site-packages", "dist-packages"} & {*path.parts, *real.parts}:
         return False
-    paths = sysconfig.get_paths()
-    folders = (paths["stdlib"], paths["platstdlib"], _RAYFED)
-    if any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
+    if any(real.is_relative_to(folder) for folder in _folders_of_others()):
         return False
     return not any(map(_has_installed_packages, path.parents))
+
+
+@functools.cache
+def _folders_of_others() -> tuple[str, ...]:
+    """Return the folders of Python's own modules and of rayfed."""
+    paths = sysconfig.get_paths()
+    folders = (paths["stdlib"], paths["platstdlib"], _RAYFED)
+    return tuple(os.path.realpath(folder) for folder in folders)
 
 
 @functools.cache

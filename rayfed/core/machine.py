@@ -1,5 +1,6 @@
 """What the machine offers to this process: memory, GPUs, packages and signals."""
 
+import gc
 import importlib.metadata
 import os
 import platform
@@ -59,6 +60,18 @@ def versions(*packages: str) -> dict[str, str | None]:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import large packages in this block, such as torch. Searches for garbage would take a tenth to a fifth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

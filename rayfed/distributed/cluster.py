@@ -176,6 +176,14 @@ def _alone() -> str:
     return f"{way} to use this machine alone"
 
 
+def address_of(node: str) -> str | None:
+    """Return the address of a node by its id; None if Ray does not know it."""
+    for each in ray.nodes():
+        if each["NodeID"] == node:
+            return str(each["NodeManagerAddress"])
+    return None
+
+
 def on_node(address: str | None) -> str:
     """Return " on 10.0.0.2" for the address of a node, "" where this machine is the only node."""
     if address and address != _LOOPBACK:

@@ -5,14 +5,15 @@ process asks for those of the hosts first, and all import it at the same time.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.core.machine import Process
+from rayfed.core.machine import Process, importing
 from rayfed.distributed.liveness import this_process
 from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.user_modules import SentFiles, install
@@ -27,13 +28,37 @@ def hide_unreserved_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@contextmanager
+def reserved_group(bundles: Sequence[Mapping[str, float]]) -> Iterator[PlacementGroup]:
+    """Reserve what a trial needs until the end of this block. The place may not be there yet."""
+    group = placement_group([dict(bundle) for bundle in bundles if bundle], strategy="PACK")
+    try:
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def placed(bundles: Sequence[Mapping[str, float]], group: PlacementGroup | None, position: int) -> dict[str, Any]:
+    """Return the options of Ray for the process that takes the bundle at `position`; see `HostPool`."""
+    bundle = bundles[position]
+    options: dict[str, Any] = {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}
+    if group is None:
+        return options
+    index = -1  # anywhere in the group
+    if bundle:
+        index = sum(bool(before) for before in bundles[:position])  # an empty bundle is not part of the group
+    options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    return options
+
+
 class RayHost:
     """The process of a host: calls of `HostMethods`."""
 
     def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
         install(files)
         hide_unreserved_gpus()
-        from rayfed.distributed.host_actor import HostMethods  # imports torch
+        with importing():
+            from rayfed.distributed.host_actor import HostMethods  # imports torch
 
         self._name = name
         self._methods = HostMethods()
@@ -83,18 +108,12 @@ class HostPool:
         files: SentFiles | None = None,
         name: str = "",
     ):
-        server, *hosts = bundles
+        hosts = bundles[1:]
         actor_class: Any = ray.remote(RayHost)
         self.bundles = hosts  # the server may have a share of the first host's GPU
         self.actors = []
-        for position, bundle in enumerate(hosts):
-            cpus = bundle.get("CPU", 0.0)
-            options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": bundle.get("GPU", 0.0)}
-            if group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    group,
-                    placement_group_bundle_index=position + bool(server),  # an empty bundle is not part of it
-                )
+        for position in range(len(hosts)):
+            options = placed(bundles, group, position + 1)
             actor = actor_class.options(**options).remote(files, f"{name} host {position}")
             self.actors.append(actor)
 

@@ -5,11 +5,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.distributed.cluster import connect
 from rayfed.distributed.fleet import sendable
-from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.host_pool import HostPool, reserved_group
 from rayfed.distributed.trial import simulation_on
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.capacity import reserved
@@ -33,19 +32,18 @@ def hosts(plan: Plan, recorder: Recorder) -> Iterator[Callable[[Saved], Simulati
     files = to_send(plan.sources)
     plan = replace(plan, population=sendable(plan.population), sources=())
     bundles = reserved(plan.config)
-    group = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
-    ray.get(group.ready())
     pools: list[HostPool] = []
+    with reserved_group(bundles) as group:
+        ray.get(group.ready())
 
-    def begin(saved: Saved) -> Simulation:
-        for lost in pools:
-            lost.close()
-        pools[:] = [HostPool(bundles, group, files, plan.trial)]
-        return simulation_on(plan, recorder, pools[0], saved)
+        def begin(saved: Saved) -> Simulation:
+            for lost in pools:
+                lost.close()
+            pools[:] = [HostPool(bundles, group, files, plan.trial)]
+            return simulation_on(plan, recorder, pools[0], saved)
 
-    try:
-        yield begin
-    finally:
-        for pool in pools:
-            pool.close()
-        remove_placement_group(group)
+        try:
+            yield begin
+        finally:
+            for pool in pools:
+                pool.close()

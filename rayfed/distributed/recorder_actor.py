@@ -6,6 +6,7 @@ If the actor dies, the command ends with one line. `resume=true` then goes on fr
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,24 @@ class RemoteRecorder(Recorder if TYPE_CHECKING else object):  # type: ignore[mis
         call, nbytes = self._ahead.popleft()
         self._bytes_ahead -= nbytes
         _results(call)
+
+
+def close_recorder(recorder: Recorder, say: Callable[[str], None]) -> list[Progress]:
+    """Record which trials were interrupted, close the recorder, and return the progress of all trials.
+
+    Args:
+        say: What is called with a line on each failure of a tracker.
+    """
+    progress: list[Progress] = []
+    with contextlib.suppress(HostLost):  # the death of the recorder was raised before
+        progress = recorder.progress()
+        for trial in progress:
+            if trial.status == "running" and trial.rounds:  # else it never began, and has no row
+                recorder.end(trial.trial, {"status": "interrupted"})
+        progress = recorder.progress()
+    for line in recorder.close():
+        say(line)
+    return progress
 
 
 def _results(calls: Any) -> Any:

@@ -1,154 +1,50 @@
-"""The server's process of a trial, which is one of Ray Tune's trainables.
+"""The server's process of a single run. Like `host_pool`, this module does not import torch."""
 
-Like `host_pool`, this module does not import torch.
-"""
+import time
+from typing import Any
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import ray
-from ray import tune
-
-from rayfed.core.paths import enter, working_folder
+from rayfed.core.machine import importing
 from rayfed.distributed.host_pool import HostPool, hide_unreserved_gpus
+from rayfed.distributed.shared import Shared
+from rayfed.distributed.start import Start
 from rayfed.distributed.user_modules import SentFiles, install
-from rayfed.experiments.capacity import Bundle, reserved
 
-if TYPE_CHECKING:
-    from rayfed.experiments.sweep import Job
-
-JOB = "job"
-"""The entry of Tune's configurations that is no hyperparameter."""
+_SECONDS_PER_CALL = 0.5  # in which the command waits; between two calls it can end the run
 
 
-class SentJob(str):
-    """What a trial needs beside the hyperparameters that Tune sees, as a string with the name of the trial.
+class ServerActor:
+    """Runs the rounds of a trial.
 
-    Tune and its loggers take it for a string. Other objects would be replaced by Tune, or written out in every line.
-
-    Attributes:
-        bundles: What the trial reserves.
-        values: The hyperparameters as they were sent. A scheduler may change those that Tune sees.
-        job: The `Job`, pickled.
+    Args:
+        start: How the trial starts.
+        hosts: Its hosts.
+        recorder: The recorder.
+        files: The user's folders and modules.
+        plan: Its `Plan`, as `share` sends it.
     """
 
-    bundles: list[Bundle]
-    values: Mapping[str, Any]
-    job: bytes
-
-    @classmethod
-    def of(cls, job: "Job", values: Mapping[str, Any]) -> "SentJob":
-        made = cls(job["trial"])
-        made.bundles = reserved(job["config"])
-        made.values = dict(values)
-        made.job = ray.cloudpickle.dumps(job)
-        return made
-
-
-def sent(job: "Job", values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with which Tune runs a trial: `values`, which Tune sees, and the rest."""
-    return {**values, JOB: SentJob.of(job, values)}
-
-
-class Start(NamedTuple):
-    """How a trial starts.
-
-    Attributes:
-        trial: Its name.
-        job: Its `Job`, pickled.
-        changes: The hyperparameters that differ from those of the job.
-        values: The hyperparameters that Tune sees.
-        checkpoint: What `Trials.save` returned, if Tune goes on from there.
-        tuner_id: Tune's id of the trial, in a `Tuner` of the user's own. It decides about the name.
-    """
-
-    trial: str
-    job: bytes
-    changes: Mapping[str, Any]
-    values: Mapping[str, Any]
-    checkpoint: Mapping[str, Any] | None = None
-    tuner_id: str = ""
-
-
-class ServerActor(tune.Trainable):
-    """Runs the trial of its configuration, a round per step.
-
-    The process stays for the next trial of a sweep, and so do its hosts if that trial reserves the same.
-    """
-
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return what the trial reserves: its server and its hosts."""
-        return tune.PlacementGroupFactory(config[JOB].bundles, strategy="PACK")
-
-    def setup(
-        self, config: dict[str, Any], actor: Any = None, files: SentFiles | None = None, work: Sequence[Any] = ()
-    ) -> None:
-        """Keep the trial for the first step.
-
-        Args:
-            config: The hyperparameters of the first trial, and its `SentJob`.
-            actor, files: The recorder; the user's folders and modules.
-            work: A reference to the other arguments of `Trials`, in a sequence, in which Ray leaves it alone.
-        """
+    def __init__(self, start: Start, hosts: HostPool, recorder: Any, files: SentFiles, plan: Shared):
         install(files)
-        self._files = files
-        self._start: Start
-        self._take(config)
-        self._pool: tuple[Any, HostPool] | None = None
-        self._hosts()
         hide_unreserved_gpus()
-        from rayfed.distributed.trial import Trials  # imports torch
+        with importing():
+            from rayfed.distributed.trial import ENDED, Trials  # imports torch
 
-        self._trials = Trials(actor, **ray.get(work[0]))
+        self._start = start
+        self._hosts = hosts
+        self._trials = Trials(recorder, plan=plan)
+        self._ended = ENDED
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._trials.leave()
-        enter(working_folder())  # Tune has changed the working directory to a folder of the trial
-        self._take(new_config)
-        return True
-
-    def step(self) -> dict[str, Any]:
-        result, failed = self._trials.step(self._start, self._hosts())
-        if failed:
-            self._close_pool()  # a host may still be at work
-        return result
-
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Return which checkpoint of the recorder has the present state. The state itself stays there."""
-        return self._trials.save(self._start)
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Let the next step go on from a checkpoint, which may be of another trial."""
-        self._trials.leave()
-        self._start = self._start._replace(checkpoint=checkpoint)
-
-    def __repr__(self) -> str:  # for Ray's dashboard, which asks once
+    def __repr__(self) -> str:  # for Ray's dashboard
         return self._start.trial
 
-    def cleanup(self) -> None:
+    def rounds(self) -> dict[str, Any]:
+        """Run rounds for a moment, at least one, and return what `Trials.step` returns of the last."""
+        until = time.monotonic() + _SECONDS_PER_CALL
+        while True:
+            result, _ = self._trials.step(self._start, self._hosts)
+            if result[self._ended] or time.monotonic() > until:
+                return result
+
+    def leave(self) -> None:
+        """Wait until the recorder has all rounds."""
         self._trials.leave()
-        self._close_pool()
-
-    def _take(self, config: Mapping[str, Any]) -> None:
-        """Note the trial of a configuration. After an exchange, it has the `SentJob` of another trial."""
-        values = dict(config)
-        job: SentJob = values.pop(JOB)
-        changes = {key: value for key, value in values.items() if value != job.values.get(key)}
-        self._bundles = job.bundles
-        self._start = Start(self.trial_name or str(job), job.job, changes, values)
-
-    def _hosts(self) -> HostPool | None:
-        """Return the hosts' processes, those of the previous trial if it reserved the same; None without hosts."""
-        key = self._bundles, ray.util.get_current_placement_group()
-        if len(key[0]) == 1:
-            return None
-        if self._pool is None or self._pool[0] != key:
-            self._close_pool()
-            self._pool = key, HostPool(*key, self._files, self._start.trial)
-        return self._pool[1]
-
-    def _close_pool(self) -> None:
-        if self._pool is not None:
-            self._pool[1].close()
-            self._pool = None

@@ -16,8 +16,9 @@ from rayfed.core.errors import HostLost, StorageError
 from rayfed.distributed.cluster import connect
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
 from rayfed.distributed.sent_data import sent_data
-from rayfed.distributed.server_actor import ServerActor, Start
 from rayfed.distributed.shared import share
+from rayfed.distributed.start import Start
+from rayfed.distributed.tune_server import PROCESS_NAME, TuneServer
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
@@ -39,7 +40,7 @@ class _Base(NamedTuple):
         return Config.read(self.config.tree(), chosen)
 
 
-class TunersTrial(ServerActor):
+class TunersTrial(TuneServer):
     """A trial of a `Tuner` of the user's own: a round per step.
 
     Attributes:
@@ -84,7 +85,7 @@ def trainable_of(plan: Plan, given: Given, *, keep_state: bool) -> type[tune.Tra
     kind: Any = type("Rayfed", (TunersTrial,), {"base": _Base(config, identity)})
     files: SentFiles = to_send(plan.sources)
     made: Any = tune.with_parameters(kind, actor=recorder.actor, files=files, work=[ray.put(work)])
-    made.__qualname__ = ServerActor.__name__  # Ray names the process so
+    made.__qualname__ = PROCESS_NAME
     return made  # type: ignore[no-any-return]
 
 

@@ -27,8 +27,8 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.liveness import this_process
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
-from rayfed.distributed.server_actor import Start
 from rayfed.distributed.shared import Shared, opened
+from rayfed.distributed.start import Start
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.device import breaks_device, device_for, release_memory
 from rayfed.engine.fleet import Fleet

@@ -10,7 +10,7 @@ from ray.tune.logger import LoggerCallback
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfed.core.errors import UsageError
-from rayfed.distributed.server_actor import JOB, SentJob
+from rayfed.distributed.tune_server import JOB, SentJob
 from rayfed.records.storage import Storage
 
 # by which Tune knows them

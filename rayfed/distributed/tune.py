@@ -4,14 +4,12 @@ Whatever dies, the trial starts again from its last checkpoint. Tune notices wha
 rayfed saves and restores.
 """
 
-import contextlib
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,37 +24,33 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import ray
 from ray import tune
 
-from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_signal
 from rayfed.core.rng import global_generators_seeded
 from rayfed.distributed.cluster import connect, on_node
-from rayfed.distributed.fleet import sendable
 from rayfed.distributed.given_searcher import GivenSearcher
 from rayfed.distributed.guarded import guarded
-from rayfed.distributed.ray_internals import cause_of_death, is_preempted, keep_credentials_here, most_resources
-from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
+from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, too_often, waiting_line
+from rayfed.distributed.ray_internals import is_preempted, keep_credentials_here, most_resources
+from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
 from rayfed.distributed.schedulers import scheduler_of
 from rayfed.distributed.sent_data import sent_data
-from rayfed.distributed.server_actor import JOB, ServerActor, sent
 from rayfed.distributed.shared import Shared, share
-from rayfed.distributed.trial import ENDED, RAISED
+from rayfed.distributed.signals import ended_by
+from rayfed.distributed.trial import ENDED
 from rayfed.distributed.trial_list import JobList, RoundsFile, refuse_restore
+from rayfed.distributed.tune_server import JOB, PROCESS_NAME, TuneServer, sent
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
-from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import reserved, together
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import Bars, bars_of_sweep, note, one_trial, watched
-from rayfed.experiments.space import Search, Space
-from rayfed.experiments.sweep import Job, SweepPlan, error_lines, shown_values
-from rayfed.experiments.trial import interrupted
+from rayfed.experiments.progress import Bars, bars_of_sweep, note, watched
+from rayfed.experiments.space import Space
+from rayfed.experiments.sweep import SweepPlan, error_lines, shown_values
 from rayfed.experiments.tuning import Tuning
 from rayfed.experiments.user_code import own_code, own_names
-from rayfed.records.progress import RENEWING_ROUNDS, Progress
-from rayfed.records.recorder import Recorder
+from rayfed.records.progress import Progress
 from rayfed.records.storage import open_storage
-from rayfed.records.trials import mark_interrupted, recorded_value
+from rayfed.records.trials import mark_interrupted
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -64,40 +58,6 @@ if TYPE_CHECKING:
 _TUNES_FOLDER = "tune"  # in that of the experiment
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
 _MOST_PENDING = 200  # trials of a search, whose choices learn nothing from each other
-_WAITING_SECONDS = 30.0  # without a trial that runs, until a line says what the cluster has not freed
-
-
-def run_trial(plan: Plan, *, quiet: bool) -> str:
-    """Run a single trial on hosts, and return the hash of its final state.
-
-    Raises:
-        UsageError: The cluster that was joined lacks the resources.
-        HostLost: Processes died too often, or the recorder died.
-        KeyboardInterrupt: Ctrl-C ended the trial; the message says how to continue.
-        Exception: The error that ended the trial.
-    """
-    config, name = plan.config, plan.trial
-    connect(config.placement, dashboard=False)
-    register_user_modules()
-    files = to_send(plan.sources)
-    plan = replace(plan, population=sendable(plan.population), sources=())
-    alone = Space(Search(), (config.seed,), ())
-    trials = _Trials([config], alone, Tuning(), quiet=quiet, in_sweep=False)
-
-    def stopped(done: int) -> str:
-        saved = newest_round(Recorder(config.results, config.experiment).saved(name))
-        return str(interrupted(max((progress.round for progress in trials.progress), default=0), saved))
-
-    space = sent(Job(trial=name, config=config, identity={}), {})
-    trials.run(space, files, {"plan": share(plan), "at_once": 1}, lambda progress: one_trial(progress[0]), stopped)
-    (progress,) = trials.progress or [Progress(name, config.rounds)]
-    if progress.status != "done":
-        if trials.interrupted:
-            raise KeyboardInterrupt(stopped(0))
-        if trials.raised is not None:
-            raise ray.cloudpickle.loads(trials.raised)
-        raise HostLost(progress.error or "the trial ended without an error message")
-    return str(recorded_value(config.results, config.experiment, name, "weights_hash"))
 
 
 def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGrid | None]:
@@ -110,7 +70,7 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGr
     """
     _connect_sweep(plan.configs, quiet=quiet)
     register_user_modules()
-    trials = _Trials(plan.configs, plan.space, plan.tuning, quiet=quiet, in_sweep=True)
+    trials = _Trials(plan.configs, plan.space, plan.tuning, quiet=quiet)
     searcher: Searcher | None = None
     expected = plan.expected
     space: dict[str, Any] = {}
@@ -167,22 +127,19 @@ class _Trials(tune.Callback, tune.Stopper):
     Attributes:
         interrupted: Whether Ctrl-C was pressed.
         progress: The last known progress of all trials.
-        raised: The error of a single run, pickled.
     """
 
-    def __init__(self, configs: Sequence[Config], space: Space, tuning: Tuning, *, quiet: bool, in_sweep: bool):
+    def __init__(self, configs: Sequence[Config], space: Space, tuning: Tuning, *, quiet: bool):
         self._configs = configs
         self._space = space
         self._tuning = tuning
         self._quiet = quiet
-        self._in_sweep = in_sweep
         self._folder = configs[0].results
         self._experiment = configs[0].experiment
-        self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=in_sweep))
+        self._recorder = RemoteRecorder(start_recorder(self._folder, self._experiment, in_sweep=True))
         self._running = RunningTrials(configs[0].faults)
         self.interrupted = False
         self.progress = list[Progress]()
-        self.raised: bytes | None = None
         self._say_errors = error_lines(self._folder, self._experiment, self._say)
         self._begun: list[Any] = []  # Tune's trials
         self._idle_since: float | None = time.monotonic()
@@ -211,17 +168,10 @@ class _Trials(tune.Callback, tune.Stopper):
         def note_ctrl_c(number: int, frame: Any) -> None:
             self.interrupted = True  # so that Tune stops all trials
 
-        def end(number: int, frame: Any) -> None:
-            """End this process. SLURM and `timeout` signal Ray's processes, too: these would print pages of errors."""
-            line = stopped(mark_interrupted(self._folder, self._experiment, map(trial_name, self._begun)))
-            if sys.stderr.isatty():
-                sys.stderr.write("\r\x1b[2K\x1b[?25h")  # clears the line of progress, and shows the cursor again
-            print(f"rayfed: {line}", file=sys.stderr, flush=True)
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-            os._exit(128 + number)
+        def line() -> str:
+            return stopped(mark_interrupted(self._folder, self._experiment, map(trial_name, self._begun)))
 
-        sigterm = on_signal(signal.SIGTERM, end, signal.SIG_IGN)
+        sigterm = on_signal(signal.SIGTERM, ended_by(line), signal.SIG_IGN)
         ctrl_c = on_signal(signal.SIGINT, note_ctrl_c, signal.default_int_handler)
         try:
             tuner = self._tuner(space, files, work, searcher)
@@ -235,13 +185,7 @@ class _Trials(tune.Callback, tune.Stopper):
         except KeyboardInterrupt:  # a second one, while Tune was ending its trials
             self.interrupted = True
         finally:
-            with contextlib.suppress(HostLost):  # the death of the recorder was raised before
-                for progress in self._look():
-                    if progress.status == "running" and progress.rounds:  # else it never began, and has no row
-                        self._recorder.end(progress.trial, {"status": "interrupted"})
-                self._look()
-                for line in self._recorder.close():
-                    self._say(line)
+            self.progress = close_recorder(self._recorder, self._say)
         return None
 
     def _tuner(
@@ -255,19 +199,17 @@ class _Trials(tune.Callback, tune.Stopper):
         if is_buffered:
             os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1000"
             os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = str(_BUFFERED_SECONDS)
-        callbacks: list[tune.Callback] = [self]
+        callbacks: list[tune.Callback] = [self, RoundsFile()]
         search_alg: Any = searcher
         at_once = search.max_concurrent
-        if self._in_sweep:
-            callbacks.append(RoundsFile())
         callbacks += [guarded(callback, self._say) for callback in self._tuning.callbacks]
         if searcher is not None and at_once is None:
             _allow_pending_trials(self._configs[0])
         if searcher is None:
             search_alg = JobList(max_concurrent=at_once or 0)
             at_once = None
-        trainable = tune.with_parameters(ServerActor, actor=self._recorder.actor, files=files, work=[ray.put(work)])
-        trainable.__qualname__ = ServerActor.__name__  # Ray names the process so
+        trainable = tune.with_parameters(TuneServer, actor=self._recorder.actor, files=files, work=[ray.put(work)])
+        trainable.__qualname__ = PROCESS_NAME
         samples = 1
         if searcher is not None:
             samples = -1  # the searcher says when it has finished
@@ -332,7 +274,7 @@ class _Trials(tune.Callback, tune.Stopper):
             self._running.check(trials, self._look())
         if any(trial.status == "RUNNING" for trial in trials):
             self._idle_since = time.monotonic()
-        elif self._idle_since is not None and time.monotonic() - self._idle_since > _WAITING_SECONDS:
+        elif self._idle_since is not None and time.monotonic() - self._idle_since > WAITING_SECONDS:
             self._idle_since = None  # said once
             self._say_waiting(trials)
 
@@ -340,14 +282,12 @@ class _Trials(tune.Callback, tune.Stopper):
         needs = []
         if trials:
             needs = trials[0].placement_group_factory.bundles
-        seconds = f"{_WAITING_SECONDS:g} s"
-        self._say(f"no trial has begun for {seconds}: it needs {needs}; `ray status` shows what is free")
+        self._say(waiting_line(needs))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}
         if not result.get(ENDED):
             self._recorder.end(trial_name(trial), {"status": "stopped"}, after_round=result.get("round", 0))
-        self.raised = result.get(RAISED)
         self._say_failures()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -361,10 +301,7 @@ class _Trials(tune.Callback, tune.Stopper):
         config: Config = ray.cloudpickle.loads(trial.config[JOB].job)["config"]
         cause = self._cause(trial)
         times = self._recorder.lost(trial_name(trial), cause).restarts
-        lost = "lost"
-        if times > 1:
-            lost = f"lost {times} times without {RENEWING_ROUNDS} rounds or a checkpoint in between"
-        error = f"{lost} ({cause}); faults.restarts={config.faults.restarts} allows no other start"
+        error = too_often(times, cause, config.faults.restarts)
         values = config.tree() | {"status": "failed", "error": error}
         raised = _error(trial)
         if isinstance(raised, ray.exceptions.RayTaskError):
@@ -373,24 +310,13 @@ class _Trials(tune.Callback, tune.Stopper):
         self._say_failures()
 
     def _say_failures(self) -> None:
-        """Say the new errors of trials. A single run raises its error instead."""
-        trials = self._look()
-        if self._in_sweep:
-            self._say_errors(trials)
+        """Say the new errors of trials."""
+        self._say_errors(self._look())
 
     def _cause(self, trial: Any) -> str:
         """Return why one of Tune's trials was lost: its server, with the node, or what it raised."""
-        error = _error(trial)
-        server = f"its server{on_node((trial.last_result or {}).get('node_ip'))}"
-        why_ended = self._running.why_ended(trial_name(trial))
-        if why_ended:
-            return f"{server}: {why_ended}"
-        if isinstance(error, ray.exceptions.RayTaskError):
-            return cause_of_death(error)
-        if isinstance(error, ray.exceptions.RayActorError):
-            return f"{server}: {cause_of_death(error)}"
-        lines = str(error).strip().splitlines() or ["unknown cause"]
-        return lines[-1]
+        where = on_node((trial.last_result or {}).get("node_ip"))
+        return cause_of_loss(_error(trial), where, self._running.why_ended(trial_name(trial)))
 
 
 def _allow_pending_trials(config: Config) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from rayfed.core.layout import layout_of
 from rayfed.core.modules import unchanged
@@ -51,6 +50,8 @@ def _flops(model: nn.Module, x: torch.Tensor) -> int:
         with counter:
             model(x)
     except Exception:  # an operation that only torch's own counter can look into, or an error of the model's
+        from torch.utils.flop_counter import FlopCounterMode  # takes a tenth of a second, which a server need not wait
+
         with FlopCounterMode(display=False) as slower:
             model(x)
         return int(slower.get_total_flops())
@@ -65,7 +66,10 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry
+
         self.flops = 0
+        self._formulas = flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -74,14 +78,14 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         kind = function._overloadpacket
-        if kind not in flop_registry:
+        if kind not in self._formulas:
             with self:  # the parts of an operation that torch composes of others
                 result = function.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         result = function(*args, **kwargs)
-        if kind in flop_registry:
-            self.flops += flop_registry[kind](*args, **kwargs, out_val=result)
+        if kind in self._formulas:
+            self.flops += self._formulas[kind](*args, **kwargs, out_val=result)
         return result
 
 

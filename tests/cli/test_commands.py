@@ -85,7 +85,7 @@ class TestModules:
             ("rayfed.records.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
             ("rayfed.distributed.recorder_actor", {"torch", "sklearn", "pandas", "matplotlib"}),
             ("rayfed.cli.report", {"torch", "ray", "altair", "sklearn", "matplotlib"}),
-            ("rayfed.distributed.server_actor", {"torch", "sklearn", "matplotlib"}),
+            ("rayfed.distributed.tune_server", {"torch", "sklearn", "matplotlib"}),
             ("rayfed.distributed.host_pool", {"torch", "ray.tune", "pandas"}),
             ("rayfed.distributed.host_actor", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
             ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),

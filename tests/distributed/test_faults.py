@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_run_that_resumes_and_leaves_the_handler_of_python(here, u
 @pytest.mark.slow
 def test_each_checkpoint_allows_as_many_restarts_again(here, undisturbed):
     with disturbed("often", (6, "RayHost"), (12, "RayHost"), (18, "ServerActor"), (24, "RayHost")):
-        code, said = ran("run", VALUES, "results=often", "faults.restarts=1", "placement.hosts=1")
+        code, said = ran("run", VALUES, "results=often", "checkpoint.every=2", "faults.restarts=1", "placement.hosts=1")
     assert code == 0, said
     check_complete("often", undisturbed)
     assert read_events("often")["event"].tolist() == ["trial restarted"] * 4

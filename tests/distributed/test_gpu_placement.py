@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from helpers.ray_session import start_ray
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.server_actor import SentJob, ServerActor
+from rayfed.distributed.tune_server import SentJob, TuneServer
 from rayfed.experiments.capacity import reserved, servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.sweep import Job
@@ -76,7 +76,7 @@ def test_hosts_and_server_fill_a_gpu_before_the_next(monkeypatch, name, placemen
 
 def test_two_trials_of_a_sweep_share_a_gpu():
     job = SentJob.of(Job(trial="t", config=config_of(placement={"gpus": 0.5}), identity={}), {})
-    groups = [ServerActor.default_resource_request({"job": job})() for _ in range(2)]
+    groups = [TuneServer.default_resource_request({"job": job})() for _ in range(2)]
     try:
         first, second = ray.get([started(group, 0.5).gpus.remote() for group in groups])
         assert first == second

@@ -111,7 +111,7 @@ def test_a_trial_that_is_under_way_when_tune_ends_was_interrupted(tmp_path, monk
     monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
     monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
     config = Config.read({"results": str(tmp_path)})
-    trials = tune._Trials([config], Space(Search(), (0,), ((),), ()), Tuning(), quiet=True, in_sweep=True)
+    trials = tune._Trials([config], Space(Search(), (0,), ((),), ()), Tuning(), quiet=True)
 
     def fit():
         trials._recorder.lost("some", "its node died")

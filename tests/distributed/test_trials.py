@@ -13,7 +13,7 @@ from helpers import one_weight
 from helpers.one_weight import GIVEN, ROUNDS
 from rayfed.core.errors import UsageError
 from rayfed.distributed import trial as module
-from rayfed.distributed.server_actor import Start
+from rayfed.distributed.start import Start
 from rayfed.distributed.trial import LAST_GAIN, Trials
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, trial_name
