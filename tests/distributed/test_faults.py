@@ -141,17 +141,20 @@ def test_lost_too_often(here):
 
 
 @pytest.mark.slow
-def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed):
-    with disturbed("unrecorded", (7, "Recorder")):
-        code, said = ran("sweep", VALUES, "results=unrecorded")
+@pytest.mark.parametrize(("name", "hosts"), [("sweep", 0), ("run", 1)])
+def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed, name, hosts):
+    folder = f"unrecorded_{name}"
+    values = (f"results={folder}", f"placement.hosts={hosts}")
+    with disturbed(folder, (7, "Recorder")):
+        code, said = ran(name, VALUES, *values)
     assert code == 1
     assert said.splitlines()[-1] == (
         "rayfed: the recorder died (its process was killed or crashed); what it had written is kept, and the same "
         "command with resume=true continues"
     )
-    code, said = ran("sweep", VALUES, "results=unrecorded", "resume=true")
+    code, said = ran(name, VALUES, *values, "resume=true")
     assert code == 0, said
-    check_complete("unrecorded", undisturbed)
+    check_complete(folder, undisturbed)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from rayfed.core.errors import HostLost, RayNotStarted
-from rayfed.distributed import cluster, tune
+from rayfed.distributed import cluster, run, tune
 from rayfed.distributed.ray_internals import cause_of_death, lost_its_node
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.space import Search, Space
@@ -122,3 +122,17 @@ def test_a_trial_that_is_under_way_when_tune_ends_was_interrupted(tmp_path, monk
     monkeypatch.setattr(trials, "_tuner", lambda *given: SimpleNamespace(fit=fit))
     trials.run({}, None, {}, lambda progress: [], str)
     assert [row["status"] for row in read_trials(open_storage(tmp_path).child("run", "trials"))] == statuses
+
+
+def test_a_run_that_has_no_place_says_once_what_it_waits_for(monkeypatch):
+    now = [0.0]
+    states = iter(["CREATED", "RESCHEDULING", "RESCHEDULING", "RESCHEDULING", "CREATED"])
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run, "placement_group_table", lambda group: {"state": next(states)})
+    said = []
+    waiting = run._Waiting(None, [{}, {"CPU": 4.0}], said.append)
+    for seconds in (10.0, 39.0, 41.0, 80.0, 90.0):
+        now[0] = seconds
+        waiting.check()
+        assert bool(said) == (seconds > 40)
+    assert said == ["no trial has begun for 30 s: it needs [{}, {'CPU': 4.0}]; `ray status` shows what is free"]
