@@ -23,9 +23,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Client, Examples
 from rayfed.distributed import cluster
-from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_pool import HostPool
-from rayfed.engine.schedule import Chunk, Schedule, Unit
+from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.engine.host_schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Config

@@ -55,7 +55,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import ScoreRequest
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments import trial
+from rayfed.experiments import simulation
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -159,7 +159,7 @@ def _runs(check: Check) -> Iterator[Callable[..., rayfed.Result]]:
             values |= {"placement.gpus": gpus} | changes
             if not on_device or gpus:
                 return rayfed.run(values, quiet=True)
-            with mock.patch.object(trial, "device_for", return_value=check.device):  # a run cannot ask for it
+            with mock.patch.object(simulation, "device_for", return_value=check.device):  # a run cannot ask for it
                 return rayfed.run(values, quiet=True)
 
         yield run

@@ -21,7 +21,7 @@ from _rounds import results_folder
 from _users import EXAMPLES, make_user
 
 import rayfed
-from rayfed.core.records import Record, Score
+from rayfed.core.round_record import Record, Score
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import sweep_text

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from rayfed.core.records import Predictions, Record, Score
+from rayfed.core.round_record import Predictions, Record, Score
 from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import ExperimentFiles, TrialWriter

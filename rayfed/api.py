@@ -23,13 +23,13 @@ from rayfed.experiments.plan import Given, Plan, make_plan
 from rayfed.experiments.plan_model import ModelFactory
 from rayfed.experiments.round import OnRound, Round
 from rayfed.experiments.run_summary import run_summary
+from rayfed.experiments.simulation import check_rounds, resume_message, usable
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import Space, configurations, read_space
 from rayfed.experiments.sweep import plan_sweep
-from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.experiments.tuning import Tuning
 from rayfed.losses.base import Loss
-from rayfed.records.checkpoints import Saved
+from rayfed.records.checkpoint_store import Saved
 from rayfed.records.published import write_published
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import make_experiment_folder, open_storage, storage_errors

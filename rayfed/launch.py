@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from rayfed.core.errors import HostLost, RayNotStarted, StorageError
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
 from rayfed.engine.device import breaks_device, release_memory
-from rayfed.experiments import trial
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.round import Round
+from rayfed.experiments.simulation import Simulation, failure, simulation_here
+from rayfed.experiments.simulation import run_trial as run_here
 from rayfed.experiments.sweep import (
     Job,
     Populations,
@@ -23,7 +24,7 @@ from rayfed.experiments.sweep import (
     planned,
 )
 from rayfed.experiments.units import counted
-from rayfed.records.checkpoints import Saved
+from rayfed.records.checkpoint_store import Saved
 from rayfed.records.recorder import Recorder
 
 
@@ -46,18 +47,18 @@ def rounds(plan: Plan, given: Given, saved: Saved, *, quiet: bool) -> Generator[
     with contextlib.ExitStack() as context:
         context.enter_context(_recorded(recorder))
         context.enter_context(watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet))
-        begin: Callable[[Saved], trial.Simulation]
+        begin: Callable[[Saved], Simulation]
         if plan.config.placement.hosts:
             from rayfed.distributed.loop import hosts
 
             begin = context.enter_context(hosts(plan, recorder))
         else:
-            begin = partial(trial.simulation_here, plan, recorder)
+            begin = partial(simulation_here, plan, recorder)
         return (yield from _rounds(begin, plan, given, recorder, saved, quiet=quiet))
 
 
 def _rounds(
-    begin: Callable[[Saved], trial.Simulation],
+    begin: Callable[[Saved], Simulation],
     plan: Plan,
     given: Given,
     recorder: Recorder,
@@ -80,7 +81,7 @@ def _rounds(
             progress = recorder.lost(plan.trial, str(error))
             is_this_process = not isinstance(error, HostLost)  # whose GPU fails from now on
             if is_this_process or progress.restarts > plan.config.faults.restarts:
-                recorder.end(plan.trial, {**plan.values(), **trial.failure(error)})
+                recorder.end(plan.trial, {**plan.values(), **failure(error)})
                 raise
             if not quiet:
                 done = progress.rounds_done
@@ -129,7 +130,7 @@ def run_trial(plan: Plan, saved: Saved, *, quiet: bool) -> str:
         return run.run_trial(plan, quiet=quiet)
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with _recorded(recorder), watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
-        return trial.run_trial(plan, recorder, saved=saved)
+        return run_here(plan, recorder, saved=saved)
 
 
 class Swept(NamedTuple):
@@ -212,7 +213,7 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
         saved: Saved = ()
         if planned_trial.config.resume:
             saved = recorder.saved(planned_trial.trial)
-        trial.run_trial(planned_trial, recorder, saved=saved)
+        run_here(planned_trial, recorder, saved=saved)
     except StorageError:
         raise
     except Exception as error:  # if the trial has begun, its error is recorded there

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 
 Rule = Mapping[str, Any]
 

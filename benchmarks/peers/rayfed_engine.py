@@ -12,10 +12,10 @@ from peers.jobs import plan_of
 from rayfed.distributed.cluster import start_here
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
-from rayfed.distributed.trial import simulation_on
+from rayfed.distributed.server_trials import simulation_on
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.trial import Simulation, simulation_here
+from rayfed.experiments.simulation import Simulation, simulation_here
 from rayfed.records.recorder import Recorder
 from rayfed.reports.read import read
 

@@ -7,7 +7,7 @@ import textwrap
 
 from rayfed.cli.json_output import Document, add_json, trial_rows, write_json
 from rayfed.core.errors import UsageError
-from rayfed.core.records import POINTS, SPLITS
+from rayfed.core.round_record import POINTS, SPLITS
 from rayfed.reports.charts import KINDS, plot
 from rayfed.reports.comparison import SITES, Pairs, compare
 from rayfed.reports.pairs import pairs_table, stars_against

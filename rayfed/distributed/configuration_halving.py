@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from rayfed.distributed.trial import GAIN
+from rayfed.distributed.server_trials import GAIN
 from rayfed.distributed.tune_server import JOB
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.util.metrics import Gauge
 
-from rayfed.core.records import Selection
+from rayfed.core.round_record import Selection
 
 GAUGES = {
     "rayfed_round": "The last round of a trial",

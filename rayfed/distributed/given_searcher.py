@@ -7,7 +7,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from rayfed.core.errors import UsageError, error_line
-from rayfed.distributed.trial import BEST
+from rayfed.distributed.server_trials import BEST
 from rayfed.distributed.tune_server import sent
 from rayfed.experiments.config import Config
 from rayfed.experiments.sweep import Job, Populations, SweepPlan, shown_values

@@ -11,7 +11,7 @@ from rayfed.core.machine import Process
 from rayfed.distributed import liveness
 from rayfed.distributed.ray_internals import PreemptedHost, cause_of_death, is_preempted
 from rayfed.engine.device import breaks_device
-from rayfed.engine.schedule import Chunk
+from rayfed.engine.host_schedule import Chunk
 
 _TICK_SECONDS = 30.0  # between two looks at the clock, at most
 _ALIVE_SECONDS = 5.0  # for a host to answer that it lives

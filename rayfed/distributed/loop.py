@@ -7,14 +7,14 @@ from dataclasses import replace
 import ray
 
 from rayfed.distributed.cluster import connect
-from rayfed.distributed.fleet import sendable
 from rayfed.distributed.host_pool import HostPool, reserved_group
-from rayfed.distributed.trial import simulation_on
+from rayfed.distributed.ray_fleet import sendable
+from rayfed.distributed.server_trials import simulation_on
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.trial import Simulation
-from rayfed.records.checkpoints import Saved
+from rayfed.experiments.simulation import Simulation
+from rayfed.records.checkpoint_store import Saved
 from rayfed.records.recorder import Recorder
 
 

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import Process
 from rayfed.core.paths import enter, working_folder
-from rayfed.core.records import Record
+from rayfed.core.round_record import Record
 from rayfed.distributed.gauges import Gauges
 from rayfed.distributed.ray_internals import cause_of_death
 from rayfed.records.progress import Progress

@@ -17,24 +17,24 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import on_signal
 from rayfed.distributed.cluster import address_of, connect, on_node
-from rayfed.distributed.fleet import sendable
 from rayfed.distributed.host_pool import HostPool, placed, reserved_group
 from rayfed.distributed.late_servers import LateServers
 from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, too_often, waiting_line
+from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.ray_internals import is_preempted
 from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, start_recorder
 from rayfed.distributed.server_actor import ServerActor
+from rayfed.distributed.server_trials import ENDED, RAISED
 from rayfed.distributed.shared import share
 from rayfed.distributed.signals import ended_by
 from rayfed.distributed.start import Start
-from rayfed.distributed.trial import ENDED, RAISED
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import Bundle, reserved
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import note, one_trial, watched
+from rayfed.experiments.simulation import interrupted
 from rayfed.experiments.sweep import Job
-from rayfed.experiments.trial import interrupted
 from rayfed.records.progress import Progress
 from rayfed.records.recorder import Recorder
 from rayfed.records.trials import mark_interrupted, recorded_value

@@ -15,7 +15,7 @@ from rayfed.core.options import arguments_for
 from rayfed.core.registry import resolve
 from rayfed.distributed.configuration_halving import ConfigurationHalving
 from rayfed.distributed.given_searcher import domain
-from rayfed.distributed.trial import LAST_GAIN
+from rayfed.distributed.server_trials import LAST_GAIN
 from rayfed.experiments.config import Config
 from rayfed.experiments.space import Space
 from rayfed.experiments.tuning import check_population

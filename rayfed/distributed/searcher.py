@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import stream_seed
-from rayfed.distributed.trial import BEST
+from rayfed.distributed.server_trials import BEST
 from rayfed.distributed.tune_server import sent
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name

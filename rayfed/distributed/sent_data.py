@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rayfed.distributed.cluster import is_private
-from rayfed.distributed.fleet import sendable
+from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.shared import Shared, share
 from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config

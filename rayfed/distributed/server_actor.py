@@ -27,7 +27,7 @@ class ServerActor:
         install(files)
         hide_unreserved_gpus()
         with importing():
-            from rayfed.distributed.trial import ENDED, Trials  # imports torch
+            from rayfed.distributed.server_trials import ENDED, Trials  # imports torch
 
         self._start = start
         self._hosts = hosts

@@ -35,9 +35,9 @@ from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, st
 from rayfed.distributed.running_trials import RunningTrials, trial_name
 from rayfed.distributed.schedulers import scheduler_of
 from rayfed.distributed.sent_data import sent_data
+from rayfed.distributed.server_trials import ENDED
 from rayfed.distributed.shared import Shared, share
 from rayfed.distributed.signals import ended_by
-from rayfed.distributed.trial import ENDED
 from rayfed.distributed.trial_list import JobList, RoundsFile, refuse_restore
 from rayfed.distributed.tune_server import JOB, PROCESS_NAME, TuneServer, sent
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
@@ -158,7 +158,7 @@ class _Trials(tune.Callback, tune.Stopper):
         Args:
             space: The trials, unless `searcher` chooses them.
             files: The user's folders and modules.
-            work: Further arguments of `rayfed.distributed.trial.Trials`.
+            work: Further arguments of `rayfed.distributed.server_trials.Trials`.
             bars: What to show of the progress.
             stopped: Returns the line with which SIGTERM ends the command, from the number of trials that are done.
         """

@@ -85,7 +85,7 @@ class TuneServer(tune.Trainable):
         self._hosts()
         hide_unreserved_gpus()
         with importing():
-            from rayfed.distributed.trial import Trials  # imports torch
+            from rayfed.distributed.server_trials import Trials  # imports torch
 
         self._trials = Trials(actor, **ray.get(work[0]))
 

@@ -2,7 +2,7 @@
 
 Random states are not saved, because random streams are keyed by round. A checkpoint writes only the states of clients
 that changed since the checkpoint before, and few clients' states at a time are in memory. The recorder writes the
-bytes, because it may be on another machine; `rayfed.records.checkpoints` describes the files.
+bytes, because it may be on another machine; `rayfed.records.checkpoint_store` describes the files.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from rayfed.core.trees import serialised, tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.rounds import Version
 from rayfed.engine.server import Server
-from rayfed.records.checkpoints import BLOCK_BYTES, Saved, SavedPart, checksum
+from rayfed.records.checkpoint_store import BLOCK_BYTES, Saved, SavedPart, checksum
 
 _Item = TypeVar("_Item")
 

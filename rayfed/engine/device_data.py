@@ -15,8 +15,8 @@ from rayfed.algorithm import ClientData, Phase
 from rayfed.augment.base import Augment
 from rayfed.core.machine import memory_bytes
 from rayfed.core.modules import ALIGNMENT
-from rayfed.core.records import SERVER
 from rayfed.core.rng import floor_share, generator, global_state_kept
+from rayfed.core.round_record import SERVER
 from rayfed.core.task import Batch, Task
 from rayfed.data.on_disk import LazyRows
 from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population

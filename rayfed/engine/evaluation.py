@@ -15,8 +15,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.options import suggestion
 from rayfed.core.outputs import Kind, Outputs, scored_values
-from rayfed.core.records import Predictions, Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator, stream_seed
+from rayfed.core.round_record import Predictions, Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.trees import bytes_by_field
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint

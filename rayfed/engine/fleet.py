@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, TypeVar
 from rayfed.algorithm import Reply, State
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment
-from rayfed.core.records import Score
+from rayfed.core.round_record import Score
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, Gradients, Scored

@@ -16,8 +16,8 @@ from rayfed.algorithm import ClientData, Context, Exchange, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex
-from rayfed.core.records import Predictions
 from rayfed.core.rng import global_state_kept
+from rayfed.core.round_record import Predictions
 from rayfed.core.trees import nbytes, owned, without
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint

@@ -18,8 +18,8 @@ from rayfed.algorithm import Context, Exchange, State
 from rayfed.core.errors import BadHook
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment
-from rayfed.core.records import Record
 from rayfed.core.rng import generator
+from rayfed.core.round_record import Record
 from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint

@@ -21,8 +21,8 @@ from rayfed.core.errors import BadHook
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.example_losses import sums_of_parts
 from rayfed.core.outputs import labels_with_loss, scored_values, with_loss
-from rayfed.core.records import Predictions, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.rng import generator
+from rayfed.core.round_record import Predictions, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.task import Task
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part

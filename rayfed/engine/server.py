@@ -11,7 +11,7 @@ from rayfed.algorithm import Algorithm, Context, Exchange, Replies, State
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.exact_sum import ExactSum
 from rayfed.core.ids import ClientIndex, Moment, Stage
-from rayfed.core.records import BestRound, Record, RepresentationMap, Score
+from rayfed.core.round_record import BestRound, Record, RepresentationMap, Score
 from rayfed.core.trees import all_finite, bytes_by_field, named_tensors, outcome_hash
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint

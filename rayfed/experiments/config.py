@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, checked, is_near, no_such_key, option, symbol_of, type_hints
 from rayfed.core.paths import check_name, lasting
-from rayfed.core.records import POINTS
+from rayfed.core.round_record import POINTS
 from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.experiments.units import counted

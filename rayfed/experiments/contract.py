@@ -23,8 +23,8 @@ from rayfed.core.double import loss_in_double, module_in_double
 from rayfed.core.errors import Diverged, UsageError, error_line
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.modules import copied
-from rayfed.core.records import Record
 from rayfed.core.rng import global_state_kept
+from rayfed.core.round_record import Record
 from rayfed.core.trees import as_real, is_counter, named_tensors
 from rayfed.data.population import Population, inputs_in_double, small_population
 from rayfed.engine.blueprint import Blueprint
@@ -40,7 +40,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import for_fewer_clients, without_channel
 from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps
-from rayfed.experiments.trial import Simulation, run_trial
+from rayfed.experiments.simulation import Simulation, run_trial
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 

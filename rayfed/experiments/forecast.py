@@ -27,9 +27,9 @@ from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.plan_channel import for_fewer_clients
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import run_summary
+from rayfed.experiments.simulation import check_rounds
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
-from rayfed.experiments.trial import check_rounds
 from rayfed.experiments.units import counted
 from rayfed.records.tracking import check_tracking
 

@@ -20,9 +20,9 @@ from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.modules import constant_names
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.outputs import scored_values
-from rayfed.core.records import Selection
 from rayfed.core.registry import ModuleSource, resolve
 from rayfed.core.rng import floor_share, generator, global_generators_seeded, global_state_kept
+from rayfed.core.round_record import Selection
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.task import loss_on
 from rayfed.core.trees import only, state_hash

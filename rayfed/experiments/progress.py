@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.core.terminal import Bar, StatusLine
 from rayfed.records.progress import Progress
 

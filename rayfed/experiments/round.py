@@ -10,8 +10,8 @@ from rayfed.algorithm import State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import tree_map
+from rayfed.experiments.simulation import Simulation
 from rayfed.experiments.trained_model import trained_model
-from rayfed.experiments.trial import Simulation
 from rayfed.records.tables import metrics_rows, rounds_rows
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from rayfed.experiments.data_notes import data_notes, split_notes
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
 from rayfed.experiments.published import trials_by_arm
 from rayfed.experiments.run_summary import column_names, method_notes, unused_gpu
+from rayfed.experiments.simulation import check_rounds, failure
 from rayfed.experiments.space import Search, Space
-from rayfed.experiments.trial import check_rounds, failure
 from rayfed.experiments.tuning import Tuning, check_tuning
 from rayfed.experiments.units import counted
 from rayfed.experiments.user_code import own_names

@@ -41,7 +41,7 @@ class Metric:
 
     higher_is_better: ClassVar[bool | None] = None
     """Whether higher values are better, which decides on the worst client and on the best rounds. None leaves it to
-    `select.mode`, or to the name of the value; see `rayfed.core.records`."""
+    `select.mode`, or to the name of the value; see `rayfed.core.round_record`."""
 
     every: int | None = option(None, low=1, help=EVERY)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
-from rayfed.core.records import MapPoint
+from rayfed.core.round_record import MapPoint
 from rayfed.metrics.base import OfRepresentations, Representations, Value
 
 LOGITS = "logits"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.core.errors import StorageError, UsageError, one_line
-from rayfed.core.records import MapPoint, RepresentationMap
+from rayfed.core.round_record import MapPoint, RepresentationMap
 from rayfed.records.storage import Storage
 from rayfed.records.tables import check_rows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rayfed.core.machine import Process
-from rayfed.core.records import Event, Selection
+from rayfed.core.round_record import Event, Selection
 from rayfed.records.round_report import RoundReport
 
 RENEWING_ROUNDS = 10

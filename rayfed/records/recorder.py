@@ -18,8 +18,8 @@ from typing import Any
 from rayfed.core.errors import UsageError
 from rayfed.core.machine import Process
 from rayfed.core.paths import lasting, working_folder
-from rayfed.core.records import Event, Record
-from rayfed.records.checkpoints import CheckpointStore, SavedPart
+from rayfed.core.round_record import Event, Record
+from rayfed.records.checkpoint_store import CheckpointStore, SavedPart
 from rayfed.records.files import ClientRow, Holding, write_clients, write_holdings, write_map
 from rayfed.records.mlflow_runs import MlflowRuns
 from rayfed.records.owners import Owner

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from rayfed.core.records import SERVER, SPLITS, Record
+from rayfed.core.round_record import SERVER, SPLITS, Record
 from rayfed.records.tables import score_columns, to_bytes
 
 _MOST_DOMAINS = 20  # with a curve of their own; with more, only the mean over all clients has a curve

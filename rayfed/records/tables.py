@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.errors import shown
-from rayfed.core.records import POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
+from rayfed.core.round_record import POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
 
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}

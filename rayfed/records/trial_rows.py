@@ -10,7 +10,7 @@ import pyarrow as pa
 from rayfed.core.errors import shown
 from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
-from rayfed.core.records import POINTS
+from rayfed.core.round_record import POINTS
 from rayfed.records.owners import is_owner
 
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")

@@ -33,7 +33,7 @@ from rayfed.core.errors import StorageError, UsageError, one_line, printable
 from rayfed.core.machine import versions
 from rayfed.core.options import is_int64
 from rayfed.core.paths import check_name
-from rayfed.records.checkpoints import CheckpointStore
+from rayfed.records.checkpoint_store import CheckpointStore
 from rayfed.records.files import SCHEMA, check_schema, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive, remove_dead
 from rayfed.records.storage import Storage, open_storage, storage_errors

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.core.paths import check_name
-from rayfed.core.records import Event, Record
+from rayfed.core.round_record import Event, Record
 from rayfed.records.files import read_parquet, replace_parquet
 from rayfed.records.round_report import RoundReport, values_of
 from rayfed.records.storage import Storage, open_storage

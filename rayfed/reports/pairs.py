@@ -6,7 +6,7 @@ import textwrap
 
 import pandas as pd
 
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.core.terminal import plain_table
 from rayfed.reports.comparison import Comparison, Pairs
 from rayfed.reports.formats import markdown_columns

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rayfed.core.errors import UsageError, one_line, printable
 from rayfed.core.options import suggestion
-from rayfed.core.records import POINTS, SERVER
+from rayfed.core.round_record import POINTS, SERVER
 from rayfed.records.files import decompressed, read_checked, read_parquet
 from rayfed.records.owners import is_alive
 from rayfed.records.storage import Storage, is_url, open_storage, storage_errors

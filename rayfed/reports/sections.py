@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from rayfed.core.records import POINTS
+from rayfed.core.round_record import POINTS
 from rayfed.records.published import Published
 from rayfed.reports.choice import BY_SEED
 from rayfed.reports.grid import edge_words

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from rayfed.core.records import SERVER
+from rayfed.core.round_record import SERVER
 
 TRIAL = ["experiment", "trial"]
 _MODEL = ["unseen", "point"]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.records import POINTS, is_fraction
+from rayfed.core.round_record import POINTS, is_fraction
 from rayfed.reports.choice import BY_SEED, chosen_groups
 from rayfed.reports.groups import LEFT_OUT
 from rayfed.reports.read import Tables

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.reports.selection import DOMAIN, FEW_CLIENTS
 
 CHOSEN = "†"

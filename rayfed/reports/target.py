@@ -6,7 +6,7 @@ import textwrap
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.core.terminal import plain_table
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, comparable

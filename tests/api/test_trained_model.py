@@ -12,8 +12,8 @@ from helpers.commands import TWO_CLIENTS
 from helpers.federations import Net, as_mappings, blobs
 from helpers.ray_session import start_ray
 from rayfed.core.errors import UsageError
+from rayfed.experiments.simulation import Simulation
 from rayfed.experiments.trained_model import save_module
-from rayfed.experiments.trial import Simulation
 
 
 class Own(nn.Module):

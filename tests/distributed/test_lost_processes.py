@@ -17,7 +17,7 @@ from ray.tune.experiment.trial import Trial
 
 from rayfed.core.errors import HostLost
 from rayfed.core.machine import Process
-from rayfed.core.records import Record
+from rayfed.core.round_record import Record
 from rayfed.distributed import late_servers, liveness
 from rayfed.distributed.liveness import watched_and_ended
 from rayfed.distributed.ray_internals import PreemptedHost, cause_of_death, is_preempted

@@ -10,9 +10,9 @@ from helpers.federations import blobs, blueprint
 from helpers.ray_session import start_ray
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.machine import memory_bytes
-from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.trial import simulation_on
+from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.distributed.server_trials import simulation_on
 from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

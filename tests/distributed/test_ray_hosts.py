@@ -38,13 +38,13 @@ from rayfed.core.errors import Diverged, HostLost
 from rayfed.core.ids import Moment
 from rayfed.core.round_schedule import Buffered
 from rayfed.core.trees import state_hash
-from rayfed.distributed.fleet import RayFleet, RayStates
 from rayfed.distributed.host_actor import HostMethods, kept, pack, unpack
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.ray_fleet import RayFleet, RayStates
 from rayfed.engine.clock import Clock
 from rayfed.engine.fleet import ExchangeRequest
 from rayfed.engine.host import LocalFleet
-from rayfed.engine.schedule import Rates, Schedule
+from rayfed.engine.host_schedule import Rates, Schedule
 from rayfed.engine.server import Evaluation, Server
 from rayfed.metrics.heterogeneity import GradientNorm
 
@@ -275,7 +275,7 @@ class WeighedOnTheServer(FedAvg):
 
 @pytest.mark.parametrize(("algorithm", "large"), [(FedAvg(), 2**26), (FedAvg(), 0), (WeighedOnTheServer(), 2**26)])
 def test_a_host_sends_one_sum_for_all_of_its_clients(algorithm, large, pool, monkeypatch):
-    monkeypatch.setattr("rayfed.distributed.fleet._LARGE_PAYLOAD", large)
+    monkeypatch.setattr("rayfed.distributed.ray_fleet._LARGE_PAYLOAD", large)
     population = blobs(20)
     plan = blueprint(algorithm, population, model=Net(False), rounds=2)
     evaluation = Evaluation(every=2, points=("global",), metrics={"gradient_norm": GradientNorm(splits=["val"])})

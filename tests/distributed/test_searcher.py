@@ -17,7 +17,7 @@ pytest.importorskip("optuna")
 pytest.importorskip("ray")
 from rayfed.distributed import searcher as searchers
 from rayfed.distributed.searcher import SweepSearcher
-from rayfed.distributed.trial import BEST
+from rayfed.distributed.server_trials import BEST
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

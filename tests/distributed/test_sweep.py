@@ -59,8 +59,8 @@ class BreakingServer(FedAvg):
 
 ray = sys.modules.get("ray")
 if ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE:  # Ray only counts the GPUs
-    import rayfed.distributed.trial
-    rayfed.distributed.trial.device_for = lambda gpus, model: torch.device("cpu")
+    import rayfed.distributed.server_trials
+    rayfed.distributed.server_trials.device_for = lambda gpus, model: torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):

@@ -12,13 +12,13 @@ import rayfed
 from helpers import one_weight
 from helpers.one_weight import GIVEN, ROUNDS
 from rayfed.core.errors import UsageError
-from rayfed.distributed import trial as module
+from rayfed.distributed import server_trials as module
+from rayfed.distributed.server_trials import LAST_GAIN, Trials
 from rayfed.distributed.start import Start
-from rayfed.distributed.trial import LAST_GAIN, Trials
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, trial_name
+from rayfed.experiments.simulation import Simulation, local_fleet
 from rayfed.experiments.sweep import Job
-from rayfed.experiments.trial import Simulation, local_fleet
 from rayfed.records.recorder import Recorder
 
 QUICK = one_weight.QUICK | {"local.lr": 0.1}

@@ -18,7 +18,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.engine import checkpoint
 from rayfed.engine.checkpoint import Checkpointer, verified
 from rayfed.engine.client_store import ClientStates
-from rayfed.records import checkpoints, storage
+from rayfed.records import checkpoint_store, storage
 
 ROUNDS, COHORT, CLIENTS = 9, 3, 12
 PEOPLE = blobs(CLIENTS, sizes=(12, 15))
@@ -154,7 +154,7 @@ def forged(folder, change):
     for path in folder.glob("manifest-*"):
         content = json.loads(path.read_text())["content"]
         change(content)
-        path.write_bytes(checkpoints._encoded(content))
+        path.write_bytes(checkpoint_store._encoded(content))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_file_that_is_no_state_is_refused(recorder, folder):
     run_and_save(recorder, 1)
     code = b"cos\nsystem\n(S'touch executed'\ntR."
     (folder / "server-000001.pt").write_bytes(code)
-    forged(folder, lambda c: c.update(server=[1, len(code), checkpoints.checksum(code)]))
+    forged(folder, lambda c: c.update(server=[1, len(code), checkpoint_store.checksum(code)]))
     with pytest.raises(UsageError, match="state server cannot be read"):
         checkpointer(server_of(), recorder).restore(recorder.saved("t"))
 

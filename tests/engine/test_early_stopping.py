@@ -7,12 +7,12 @@ import pytest
 
 import rayfed
 from helpers.commands import TWO_CLIENTS, command
-from rayfed.core.records import SERVER, Record, Score, Selection
+from rayfed.core.round_record import SERVER, Record, Score, Selection
 from rayfed.engine.evaluation import EarlyStopping, StopRule
 from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.trial import Simulation, resume_message
+from rayfed.experiments.simulation import Simulation, resume_message
 from rayfed.records.recorder import Recorder
 
 QUICK = TWO_CLIENTS | {"rounds": 12}

@@ -14,7 +14,7 @@ from helpers.federations import Net, Point, blobs, blueprint, net, new_server, q
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged
 from rayfed.core.optim import SGD
-from rayfed.core.records import Record, Score
+from rayfed.core.round_record import Record, Score
 from rayfed.core.trees import nbytes, tree_map
 from rayfed.sampling.base import PowerOfChoice, Uniform
 

@@ -174,10 +174,10 @@ class TestBetweenProcesses:
 
     @pytest.fixture(autouse=True)
     def fleet(self):
-        from rayfed.distributed import fleet
+        from rayfed.distributed import ray_fleet
 
         start_ray()
-        return fleet
+        return ray_fleet
 
     def nodes(self, monkeypatch, address):
         monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "NodeManagerAddress": address}])

@@ -94,8 +94,8 @@ class TestCommand:
                 raise KeyboardInterrupt
             return run_trial(*given, **more)
 
-        run_trial = launch.trial.run_trial
-        monkeypatch.setattr(launch.trial, "run_trial", interrupted)
+        run_trial = launch.run_here
+        monkeypatch.setattr(launch, "run_here", interrupted)
         assert main(["space.yaml", "arms=[{}]"]) == 130
         assert "interrupted after 1 of 2 trials; the same command with resume=true continues" in capsys.readouterr().err
 

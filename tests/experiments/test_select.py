@@ -10,7 +10,7 @@ import torch
 import rayfed
 from helpers.score_rows import row
 from rayfed.core.errors import UsageError
-from rayfed.core.records import BestRound, Record, Selection
+from rayfed.core.round_record import BestRound, Record, Selection
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, make_plan
 from rayfed.metrics.base import OfPredictions, Value

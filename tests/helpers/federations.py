@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import SGD, Optimizer
-from rayfed.core.records import Record
+from rayfed.core.round_record import Record
 from rayfed.data.population import SPLITS, Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.host import LocalFleet

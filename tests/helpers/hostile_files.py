@@ -18,7 +18,7 @@ import numpy as np
 from helpers import mutations
 from helpers.mnist_files import write_mnist
 from rayfed.data.sets.cifar import Cifar10
-from rayfed.records import checkpoints
+from rayfed.records import checkpoint_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +110,7 @@ def _manifest(whole: bytes, rng: random.Random) -> bytes:
         return mutations.mutated_json(whole, rng)
     content = mutations.mutated_value(json.loads(whole)["content"], rng)
     try:
-        return checkpoints._encoded(content)
+        return checkpoint_store._encoded(content)
     except (UnicodeEncodeError, ValueError):
         return mutations.dumped(content)
 
@@ -122,8 +122,8 @@ def _with_checksums(folder: Path) -> None:
             content = json.loads(manifest.read_bytes())["content"]
             for name, part in [("server", content["server"]), *content["clients"].items()]:
                 state = (manifest.parent / f"{name}-{part[0]:06d}.pt").read_bytes()
-                part[1:] = [len(state), checkpoints.checksum(state)]
-            manifest.write_bytes(checkpoints._encoded(content))
+                part[1:] = [len(state), checkpoint_store.checksum(state)]
+            manifest.write_bytes(checkpoint_store._encoded(content))
 
 
 def _claims(folder: Path) -> None:

@@ -184,10 +184,10 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     """Whole simulations by `rayfed.run`: all metrics, a resumed run, streamed data, every augmentation and model."""
     import rayfed
     from rayfed.augment import AUGMENTS
-    from rayfed.experiments import trial
+    from rayfed.experiments import simulation
 
     def run(device: Any, *, rounds: int = 1, given: Mapping[str, Any] | None = None, **changes: Any) -> Any:
-        with no_step_waits(), mock.patch.object(trial, "device_for", return_value=torch.device(device)) as chosen:
+        with no_step_waits(), mock.patch.object(simulation, "device_for", return_value=torch.device(device)) as chosen:
             result = rayfed.run(
                 {
                     "data.name": "mini_digits",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rayfed.core.records import Record, Score, lower_is_better_by_name
+from rayfed.core.round_record import Record, Score, lower_is_better_by_name
 from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import SEGMENT_ROWS, ExperimentFiles, TrialWriter

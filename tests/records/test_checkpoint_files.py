@@ -7,8 +7,8 @@ import random
 import pytest
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.records import checkpoints
-from rayfed.records.checkpoints import CheckpointStore, SavedPart, checksum
+from rayfed.records import checkpoint_store
+from rayfed.records.checkpoint_store import CheckpointStore, SavedPart, checksum
 from rayfed.records.storage import open_storage
 
 HEADER = {"trial": "t", "configuration": "c", "rayfed": "0", "round": 1}
@@ -117,6 +117,6 @@ def test_a_checkpoint_with_another_schema_is_refused(store, folder, number):
     manifest = folder / "manifest-000001.json"
     tree = json.loads(manifest.read_bytes()) | {"schema": number}
     manifest.write_text(json.dumps({k: v for k, v in tree.items() if v != "none"}))
-    refusal = f"{manifest.name}: has schema {number}, .* reads schema {checkpoints.SCHEMA}; give another"
+    refusal = f"{manifest.name}: has schema {number}, .* reads schema {checkpoint_store.SCHEMA}; give another"
     with pytest.raises(UsageError, match=refusal):
         store.saved()

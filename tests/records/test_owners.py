@@ -12,7 +12,7 @@ import pytest
 from helpers.watcher import read_only
 from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
-from rayfed.core.records import Event, Record
+from rayfed.core.round_record import Event, Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
 from rayfed.experiments.sources import from_arguments

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from rayfed.core.errors import StorageError
-from rayfed.core.records import SERVER, Record, Score
+from rayfed.core.round_record import SERVER, Record, Score
 from rayfed.experiments.config import Config
 from rayfed.records import recorder as recorder_module
 from rayfed.records.recorder import Recorder

@@ -177,9 +177,9 @@ def test_the_final_state_is_read_one_client_at_a_time(results, monkeypatch):
     result = rayfed.run({**config, **data, "results": results})
     assert str(result.folder).endswith("results/run")
     reads = []
-    read = rayfed.records.checkpoints.CheckpointStore.read
+    read = rayfed.records.checkpoint_store.CheckpointStore.read
     noted = lambda self, *part: (reads.append(part), read(self, *part))[1]  # noqa: E731
-    monkeypatch.setattr(rayfed.records.checkpoints.CheckpointStore, "read", noted)
+    monkeypatch.setattr(rayfed.records.checkpoint_store.CheckpointStore, "read", noted)
     assert 2 <= len(result.clients) <= 4
     assert sorted(result.clients) == list(result.clients)
     assert reads == []

@@ -7,7 +7,7 @@ import pytest
 
 import rayfed
 from helpers.commands import TWO_CLIENTS
-from rayfed.core.records import SERVER, Record, Score
+from rayfed.core.round_record import SERVER, Record, Score
 from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import TensorBoard, Trackers

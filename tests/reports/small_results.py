@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.score_rows import row, trial_writer, write
-from rayfed.core.records import SERVER
+from rayfed.core.round_record import SERVER
 from rayfed.records.trials import record_trial
 
 

@@ -11,7 +11,7 @@ from small_results import add
 from helpers.commands import command
 from helpers.score_rows import add_rows, row
 from rayfed.core.errors import UsageError
-from rayfed.core.records import MapPoint, RepresentationMap
+from rayfed.core.round_record import MapPoint, RepresentationMap
 from rayfed.records.files import read_holdings, write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.reports.charts import KINDS, chart_data, draw

@@ -13,7 +13,7 @@ import yaml
 from small_results import add
 
 import rayfed
-from rayfed.core.records import MapPoint, RepresentationMap
+from rayfed.core.round_record import MapPoint, RepresentationMap
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import trial_name
 from rayfed.records.files import write_holdings, write_map

@@ -11,7 +11,7 @@ import pytest
 import rayfed
 from helpers.commands import command
 from helpers.score_rows import Row, frame, row, trial_writer, write
-from rayfed.core.records import SERVER, Record
+from rayfed.core.round_record import SERVER, Record
 from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import record_trial
 from rayfed.reports.page import page_html

@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import command
 from helpers.score_rows import Row, add_rows, frame, row, trial_writer, write
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER, Event
+from rayfed.core.round_record import SERVER, Event
 from rayfed.reports.groups import group_trials
 from rayfed.reports.page import write_page
 from rayfed.reports.read import read

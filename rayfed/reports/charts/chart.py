@@ -13,7 +13,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.read import Tables
 from rayfed.reports.summary import Summary, View, average_words, filter_rows, range_words, rows_of_rule

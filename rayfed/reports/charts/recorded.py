@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SECONDS
+from rayfed.core.round_record import SECONDS
 from rayfed.records.files import read_holdings, read_map
 from rayfed.records.storage import Storage
 from rayfed.reports.charts.chart import (

@@ -35,7 +35,7 @@ from rayfed.engine.fleet import (
     scored_examples,
     scoring_blocks,
 )
-from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
+from rayfed.engine.host_schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.scoring import Gradients, Scored
 from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import memory_share
@@ -102,7 +102,7 @@ class RayStates(ClientStates):
 
 
 class RayFleet:
-    """Hosts to which the clients of each exchange are assigned by predicted cost; see `rayfed.engine.schedule`.
+    """Hosts to which the clients of each exchange are assigned by predicted cost; see `rayfed.engine.host_schedule`.
 
     Args:
         blueprint, population: What the hosts simulate.

@@ -18,13 +18,13 @@ import ray
 import torch
 
 from rayfed.core.errors import HostLost, StorageError
-from rayfed.core.records import Event, Record, Selection
+from rayfed.core.round_record import Event, Record, Selection
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, ray_nodes
-from rayfed.distributed.fleet import RayFleet
 from rayfed.distributed.host_actor import readable
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.liveness import this_process
+from rayfed.distributed.ray_fleet import RayFleet
 from rayfed.distributed.ray_internals import lost_its_node
 from rayfed.distributed.recorder_actor import RemoteRecorder
 from rayfed.distributed.shared import Shared, opened
@@ -35,10 +35,10 @@ from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.simulation import Simulation, local_fleet
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
-from rayfed.experiments.trial import Simulation, local_fleet
 from rayfed.experiments.tuning import check_changes
-from rayfed.records.checkpoints import Saved
+from rayfed.records.checkpoint_store import Saved
 from rayfed.records.recorder import Recorder
 from rayfed.records.round_report import RoundReport
 from rayfed.records.trials import flattened

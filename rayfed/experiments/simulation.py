@@ -17,8 +17,8 @@ from rayfed.core import errors
 from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, error_line
 from rayfed.core.ids import ClientIndex
 from rayfed.core.machine import memory_bytes
-from rayfed.core.records import Event, Record
 from rayfed.core.rng import global_state_kept
+from rayfed.core.round_record import Event, Record
 from rayfed.engine.checkpoint import Checkpointer, newest_content, newest_round
 from rayfed.engine.device import breaks_device, device_for
 from rayfed.engine.fleet import Fleet
@@ -28,7 +28,7 @@ from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import client_rows
-from rayfed.records.checkpoints import Saved
+from rayfed.records.checkpoint_store import Saved
 from rayfed.records.recorder import Recorder, traceback_file
 from rayfed.records.round_report import RoundReport
 from rayfed.records.storage import open_storage, storage_errors

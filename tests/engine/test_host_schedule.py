@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rayfed.engine.schedule import IN_FLIGHT, Rates, Schedule, Unit
+from rayfed.engine.host_schedule import IN_FLIGHT, Rates, Schedule, Unit
 
 
 class Simulation:

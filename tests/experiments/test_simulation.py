@@ -10,8 +10,8 @@ from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.host import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
+from rayfed.experiments.simulation import Simulation, failure, run_trial
 from rayfed.experiments.sweep import error_lines
-from rayfed.experiments.trial import Simulation, failure, run_trial
 from rayfed.records.progress import Progress
 from rayfed.records.recorder import Recorder
 from rayfed.reports.read import read, read_events
@@ -90,7 +90,7 @@ class TestCheckpointsByTheClock:
         """Run six rounds of a minute, and return the rounds after which the state was saved, and the files left."""
         plan = replace(make_plan(Config.read(VALUES, {"results": str(folder), **more})), keep_state=keep_state)
         clock, rounds = Clock(saving), []
-        monkeypatch.setattr("rayfed.experiments.trial.time", clock)
+        monkeypatch.setattr("rayfed.experiments.simulation.time", clock)
         save = Checkpointer.save
 
         def timed(checkpointer):
@@ -163,4 +163,4 @@ def test_an_error_has_the_innermost_place_of_the_users_code():
     row = failure(raised.value)
     assert (row["status"], "in users" in row["traceback"]) == ("failed", True)
     assert row["error"].startswith("ZeroDivisionError: division by zero (")
-    assert row["error"].endswith(f"test_trial.py, line {users.__code__.co_firstlineno + 1}, in <lambda>)")
+    assert row["error"].endswith(f"test_simulation.py, line {users.__code__.co_firstlineno + 1}, in <lambda>)")
