@@ -337,6 +337,11 @@ class Exchange:
         """Whether `prepare` changes training batches."""
         return type(self).prepare is not Exchange.prepare
 
+    @property
+    def draws_poisson(self) -> bool:
+        """Whether every example is in every batch with one probability, independently of the others."""
+        return False
+
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
@@ -373,6 +378,10 @@ class Delegate(Exchange):
     @property
     def prepares_batches(self) -> bool:
         return type(self).prepare is not Delegate.prepare or self.target.prepares_batches
+
+    @property
+    def draws_poisson(self) -> bool:
+        return self.target.draws_poisson
 
     broadcast = delegated(Exchange.broadcast, "target")
     unicast = delegated(Exchange.unicast, "target")
@@ -588,6 +597,10 @@ class Algorithm(Exchange):
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         """Return the privacy spent by all rounds so far, or None without a guarantee."""
+        return None
+
+    def privacy_of_record(self, ctx: Context, steps: int) -> Privacy | None:
+        """Return what protects one record of the client of `ctx` after its first `steps` local steps, if anything."""
         return None
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:

@@ -132,12 +132,19 @@ def table(declaration: Any, prefix: str = "") -> list[str]:
     """Return the rows of a table of options, and an empty line; no rows for a class without options."""
     if not dataclasses.is_dataclass(declaration):
         return []
-    rows = [
-        f"| `{prefix}{field.name}` | {cell(code(default_text(field)))} | {cell(field.metadata['help'])} |"
-        for field in dataclasses.fields(declaration)
-        if field.metadata.get("help")
-    ]
+    rows = list(rows_of(declaration, prefix))
     return ["| key | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def rows_of(declaration: Any, prefix: str) -> Iterator[str]:
+    """Yield a row for each option, and after a section the rows of its options."""
+    for field in dataclasses.fields(declaration):
+        if field.metadata.get("help"):
+            default = cell(code(default_text(field)))
+            yield f"| `{prefix}{field.name}` | {default} | {cell(field.metadata['help'])} |"
+        section = field.metadata.get("section")
+        if section is not None:
+            yield from rows_of(section, f"{prefix}{field.name}.")
 
 
 def code(text: str) -> str:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Finished, Replies, State, Stepped
 from rayfed.algorithms.common.client_weights import weighting_option
-from rayfed.core.network import gradients
+from rayfed.core.private_gradients import batch_gradients
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, numel, only, without
 
@@ -77,12 +77,12 @@ class LocalTraining(Algorithm):
     ) -> tuple[Weights, Tensor, Weights]:
         """Return (∇ `loss` at the weights `trained`, the loss, the network's next buffers)."""
 
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+        def objective(trained: Weights, batch: Batch) -> tuple[Tensor, Weights]:
             weights = work["weights"] | trained
             value, output = self.loss(ctx, weights, work, down, batch)
             return value, output.buffers
 
-        return gradients(objective, trained)
+        return batch_gradients(objective, trained, batch)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> Stepped:
         weights = work["weights"]

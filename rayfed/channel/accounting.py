@@ -39,18 +39,20 @@ def orders() -> list[float]:
     return [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 1024]
 
 
-def check_budget(epsilon: float, delta: float, steps: int, *, rate: float = 1.0, where: str = "algorithm") -> None:
+def check_budget(
+    epsilon: float, delta: float, steps: int, *, rate: float = 1.0, where: str = "algorithm", key: str = "epsilon"
+) -> None:
     """Raise a `UsageError` if no amount of noise makes `steps` steps (ε, δ)-differentially private.
 
-    `where` is the group of the keys in the message.
+    `where` is the group of the keys in the message, and `key` that of ε.
     """
     from opacus.accountants.utils import MAX_SIGMA
 
     smallest = epsilon_spent(MAX_SIGMA / 2, delta, rate=rate, steps=steps)
     if smallest >= epsilon:
         raise UsageError(
-            f"{where}.epsilon={epsilon:g}: no amount of noise keeps {steps} steps below ε={smallest:.3g} at "
-            f"δ={delta:g}; increase {where}.epsilon or {where}.delta"
+            f"{where}.{key}={epsilon:g}: no amount of noise keeps {steps} steps below ε={smallest:.3g} at "
+            f"δ={delta:g}; increase {where}.{key} or {where}.delta"
         )
 
 

@@ -177,6 +177,9 @@ def _entries(kind: Any, prefix: str) -> Iterator[str]:
         if field.init:
             text = field.metadata.get("help", "")
             yield _entry(f"{prefix}{field.name}", default_text(field), text)
+            section = field.metadata.get("section")
+            if section is not None:
+                yield from _entries(section, f"{prefix}{field.name}.")
 
 
 def _entry(name: str, default: str, words: str) -> str:

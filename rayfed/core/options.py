@@ -53,6 +53,7 @@ def option(
     below: float | None = None,
     choices: Sequence[Any] | None = None,
     elsewhere: Mapping[str, str] | None = None,
+    section: type | None = None,
 ) -> Any:
     """Declare a dataclass field with a help text and a range of allowed values.
 
@@ -65,6 +66,7 @@ def option(
         above, below: Bounds, exclusive.
         choices: The allowed values.
         elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.
+        section: The class of the options below this key, of which it holds an object, or None.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     metadata: dict[str, Any] = {"help": help}
@@ -73,6 +75,8 @@ def option(
             metadata[name] = bound
     if elsewhere:
         metadata["elsewhere"] = dict(elsewhere)
+    if section is not None:
+        metadata["section"] = section
     if isinstance(default, (list, dict)):
         kind = type(default)
         return dataclasses.field(default_factory=lambda: kind(default), metadata=metadata)
@@ -116,11 +120,23 @@ def checked_options(
             arguments[name] = values[name]
         elif name in values:
             hint = hints[name]
+            section = field.metadata.get("section")
+            if section is not None and values[name] is not None:
+                arguments[name] = _section(section, values[name], f"{where}.{name}")
+                continue
             arguments[name] = checked(values[name], hint, field.metadata, where=f"{where}.{name}")
         elif is_required(field):
             meaning = field.metadata.get("help", "no default")
             raise UsageError(f"{where}.{name}: required ({meaning})")
     return arguments
+
+
+def _section(section: type, value: Any, where: str) -> Any:
+    """Return the object of a section of options, a dataclass."""
+    if not isinstance(value, Mapping):
+        first = dataclasses.fields(section)[0].name
+        raise UsageError(f"{where}={shown(value)}: expected a mapping; it has keys such as {where}.{first}")
+    return build(section, value, where=where)
 
 
 _LETTERS = {

@@ -135,7 +135,8 @@ class Record:
             them, scoring included; 0 where all clients run in the server's process.
         bytes_formula: Bytes both ways by the formula of the method's paper; None where the paper has none.
         epsilon: The differential privacy spent so far; None without privacy.
-        privacy_unit: What `epsilon` protects: `client`, all data of one client; `representation`, one vector;
+        privacy_unit: What `epsilon` protects: `client`, all data of one client; `record`, one record of one client, and
+            the most that any client has spent; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector rescaled to [0, 1] (see `rayfed.algorithms.dp_adcol`).
         delta, accountant, neighbours: δ, how `epsilon` was computed, and which data sets nobody can tell apart; None
             where the method does not say.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from rayfed.core.batch import Batch as Batch
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.example_losses import ExampleLosses, example_losses, has_example_losses
 from rayfed.core.modules import (
@@ -20,21 +21,10 @@ from rayfed.core.modules import (
     has_convolutions,
     unchanged,
 )
-from rayfed.core.network import Network, gradients, logits_of
+from rayfed.core.network import Network, logits_of
 from rayfed.core.outputs import CLASSES, Outputs, labels_without_loss, with_loss
+from rayfed.core.private_gradients import batch_gradients
 from rayfed.core.trees import Weights, only
-
-
-class Batch(NamedTuple):
-    """Examples ready for the network.
-
-    Attributes:
-        x: Normalised inputs [batch, ...].
-        y: Classes [batch], or soft labels [batch, classes].
-    """
-
-    x: Tensor
-    y: Tensor
 
 
 class InputSpec(NamedTuple):
@@ -412,13 +402,13 @@ class Task:
             The gradients, the loss and the buffers after the step.
         """
 
-        def loss(trained: Weights) -> tuple[Tensor, Weights]:
+        def loss(trained: Weights, batch: Batch) -> tuple[Tensor, Weights]:
             value, output = self.objective(weights | trained, batch)
             return value, output.buffers
 
         if names is None:
             names = self.trainable
-        return gradients(loss, only(weights, names))
+        return batch_gradients(loss, only(weights, names), batch)
 
     @torch.no_grad()
     def predict(self, weights: Weights, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from rayfed.algorithm import ClientData, Phase
 from rayfed.augment.base import Augment
 from rayfed.core.machine import memory_bytes
 from rayfed.core.modules import ALIGNMENT
+from rayfed.core.record_privacy import sampling_rate
 from rayfed.core.rng import floor_share, generator, global_state_kept
 from rayfed.core.round_record import SERVER
 from rayfed.core.task import Batch, Task
@@ -405,6 +406,21 @@ def batch_rows(
             batches = batches[: examples // batch_size or 1]
         rows += batches
     return rows[:wanted]
+
+
+def poisson_rows(
+    examples: int, phase: Phase, batch_size: int, *, drop_last: bool, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the row numbers of as many batches as `batch_rows` has, of `batch_size` rows on average.
+
+    Every batch contains every row with the same probability, independently of the other rows and batches.
+    """
+    rate = sampling_rate(phase.batch_size or batch_size, examples)
+    rows = []
+    for _ in range(batch_count(examples, phase, batch_size, drop_last=drop_last)):
+        is_drawn = rng.random(examples) < rate
+        rows.append(np.flatnonzero(is_drawn))
+    return rows
 
 
 def batch_count(examples: int, phase: Phase, batch_size: int, *, drop_last: bool) -> int:

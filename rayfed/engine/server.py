@@ -19,6 +19,7 @@ from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request, States, add_to
 from rayfed.engine.purity import untouched
+from rayfed.engine.record_steps import StepsOfRecords, note_privacy
 from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weights
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.training import steps_of
@@ -55,6 +56,7 @@ class Server:
         self.population = population
         self.participants = self.evaluator.participants
         self.examples = blueprint.training_examples(population)
+        self._steps_of_records = StepsOfRecords(blueprint, population, self.examples)
         self.round = 0  # the last finished round
         self._is_set_up = False
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
@@ -146,6 +148,7 @@ class Server:
             "finished": self.finished,
             "rounds": self.blueprint.rounds,
             "vmap_clients": self.fleet.vmap_clients,
+            **self._steps_of_records.state(),
             **self.rounds.state(),
         }
 
@@ -155,6 +158,7 @@ class Server:
         self.early_stopping.restore(progress["early_stopping"])
         self.best.restore(progress["best"])
         self.fleet.vmap_clients = progress["vmap_clients"]
+        self._steps_of_records.restore(progress)
         self.rounds.restore(progress, self.round)
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
@@ -182,16 +186,14 @@ class Server:
             ctx = self.ctx.at(moment, cohort=cohort, staleness=turn.staleness)
             self._choose_vmap_clients(exchange, ctx, record)
             self._exchange(exchange, ctx, record, turn, last)
+            self._steps_of_records.add(exchange, ctx)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
         spent = None
         if exchanges:
             spent = self.algorithm.privacy_spent(ctx, self.state)
         if spent is not None:
-            record.epsilon = spent.epsilon
-            record.privacy_unit = spent.unit
-            record.delta = spent.delta
-            record.accountant = spent.accountant
-            record.neighbours = spent.neighbours
+            note_privacy(record, spent)
+        self._steps_of_records.report(ctx, record)
         if stage == "round":
             examples = self.examples[list(cohort)].tolist()
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, examples)

@@ -19,11 +19,12 @@ from rayfed.algorithm import NO_DATA, Context, Delegate, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
+from rayfed.core.private_gradients import of_one_size
 from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map
 from rayfed.engine.device import breaks_device
-from rayfed.engine.device_data import Part, batch_count, batch_rows
+from rayfed.engine.device_data import Part, batch_count, batch_rows, poisson_rows
 from rayfed.engine.graphs import GraphedStep, Result, Step, StepGraphs
 
 Rows = list[np.ndarray]
@@ -172,9 +173,12 @@ def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
 def draw_phases(exchange: Exchange, ctx: Context, *, seed: int, drop_last: bool) -> Phases:
     """Return a client's phases, each with the row numbers of its batches in the order of training."""
     drawn = []
+    draw = batch_rows
+    if exchange.draws_poisson:
+        draw = poisson_rows
     for number, phase in enumerate(exchange.phases(ctx)):
         rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
-        rows = batch_rows(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)
+        rows = draw(ctx.examples, phase, ctx.batch_size, drop_last=drop_last, rng=rng)
         drawn.append((phase, rows))
     return drawn
 
@@ -236,7 +240,8 @@ def _batches(exchange: Exchange, job: Job, number: int, augment: Augment | None,
 def _stacked(batches: Sequence[Iterator[Batch]], counts: Sequence[int]) -> Iterator[Batch]:
     """Yield the batches of a block where each client takes its own."""
     for live in _live_clients(counts):
-        yield stack([next(own) for own in batches[:live]])
+        now = [next(own) for own in batches[:live]]
+        yield stack(of_one_size(now))
 
 
 class Pool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, checked, is_near, no_such_key, option, symbol_of, type_hints
 from rayfed.core.paths import check_name, lasting
+from rayfed.core.record_privacy import RecordPrivacy
 from rayfed.core.round_record import POINTS
 from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
 from rayfed.experiments.sources import SPACE_KEYS, merged
@@ -67,6 +68,9 @@ class Local:
     )
     label_smoothing: float = option(
         0.0, low=0, below=1, help="share of the label that training spreads over all classes; scores are by true labels"
+    )
+    privacy: RecordPrivacy | None = option(
+        None, section=RecordPrivacy, help="DP-SGD, which protects single records, such as patients; null: none"
     )
 
 
@@ -409,11 +413,24 @@ class Config:
         for key in COMPONENTS:
             tree[key] = getattr(self, key).values
         for key in GROUPS:
-            tree[key] = dict(vars(getattr(self, key)))
+            tree[key] = values_of_group(getattr(self, key))
         tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
         for key in _scalars():
             tree[key] = getattr(self, key)
         return tree
+
+
+def values_of_group(group: Any) -> dict[str, Any]:
+    """Return the values of a group; a section of it that is left out has no entry."""
+    values = {}
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        is_section = "section" in field.metadata
+        if not is_section:
+            values[field.name] = value
+        elif value is not None:
+            values[field.name] = dict(vars(value))
+    return values
 
 
 GROUPS: dict[str, type] = {

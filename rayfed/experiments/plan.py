@@ -52,6 +52,7 @@ from rayfed.experiments.plan_model import (
     model_of,
     refuse_mixing,
 )
+from rayfed.experiments.plan_record_privacy import check_record_privacy, with_solved_noise
 from rayfed.experiments.proof import prove_training, why_not_at_once
 from rayfed.experiments.user_code import display_name, own_code, own_names
 from rayfed.losses.base import CrossEntropy, Loss, build_loss
@@ -114,7 +115,9 @@ def depends_on_rounds(config: Config) -> bool:
     """Return whether the first rounds depend on the number of rounds."""
     private = config.privacy.name != "none" and config.privacy.build().depends_on_rounds
     scheduled = config.lr_schedule.build().depends_on_rounds
-    return bool(scheduled or config.algorithm.traits.depends_on_rounds or private)
+    of_records = config.local.privacy
+    solved = of_records is not None and of_records.target_epsilon is not None
+    return bool(scheduled or config.algorithm.traits.depends_on_rounds or private or solved)
 
 
 FEW_PREDICTIONS = 20_000
@@ -287,6 +290,7 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
     has_own_code = is_own or given.clients is not None or bool(own_names(config))
     blueprint = replace(blueprint, own_code=has_own_code)
     blueprint = dry_step(blueprint, population, loss, model=where, own_model=own_model)
+    blueprint = with_solved_noise(blueprint, population)
     check_rounds_of_channel(blueprint)
     trial = check_trial(blueprint, population)
     check_channel(blueprint, population)
@@ -296,6 +300,7 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
         unproven = prove_training(blueprint, population, users, where)
     blueprint = _vectorised_or_alone(settled(trial).blueprint, population, where, own=is_own)
     evaluation = _evaluation(config, blueprint, population)
+    check_record_privacy(config, blueprint, population, evaluation)
     identity = _identity(config, given, blueprint, contents)
     return Plan(
         config=config,

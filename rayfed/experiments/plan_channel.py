@@ -13,6 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
+from rayfed.experiments.plan_record_privacy import with_private_training
 from rayfed.metrics.attacks import AttackSuccess
 from rayfed.metrics.base import Metric
 from rayfed.records.files import ClientRow
@@ -27,7 +28,7 @@ def with_channel(config: Config, population: Population, cohort: int) -> Algorit
         population: The clients, of whom some may attack.
         cohort: The clients in a round.
     """
-    method = config.algorithm
+    method = with_private_training(config, population)
     if all(getattr(config, part).values == {"name": COMPONENTS[part]} for part in CHANNEL_PARTS):
         return method
     attack: Attack | None = _built(config.attack)

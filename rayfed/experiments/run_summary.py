@@ -16,6 +16,7 @@ from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.data_notes import data_notes
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import events_of_clients
+from rayfed.experiments.plan_record_privacy import record_privacy_notes
 from rayfed.experiments.units import counted, size_text
 
 _POLICIES = {
@@ -191,6 +192,7 @@ def _method_notes(plan: Plan) -> Iterator[str]:
     yield from _small_clients(blueprint, population)
     ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
     yield from blueprint.algorithm.notes(ctx, Trial(blueprint, population).problem)
+    yield from record_privacy_notes(blueprint, population)
     yield from channel_notes(blueprint, population)
 
 

@@ -96,3 +96,13 @@ def test_the_command_says_whose_the_data_are(capsys):
     assert "CC BY 4.0; Janosi, Steinbrunn, Pfisterer and Detrano 1988" in capsys.readouterr().out
     assert main(["data"]) == 0
     assert "heart_disease comes with rayfed, under its own licence: CC BY 4.0" in capsys.readouterr().out
+
+
+def test_inputs_may_be_scaled_by_fixed_numbers_that_are_of_no_patients():
+    plain = HeartDisease(standardize="none").load().images.astype(float)
+    fixed = HeartDisease(standardize="fixed").load().images
+    # age, sex, pressure, cholesterol, sugar, pulse, angina, depression, chest pain 2 to 4, ECG 1 and 2
+    shift = np.array([50, 0.5, 130, 200, 0.5, 150, 0.5, 1, *[0.5] * 5])
+    scale = np.array([10, 0.5, 20, 100, 0.5, 25, 0.5, 1, *[0.5] * 5])
+    np.testing.assert_allclose(fixed, (plain - shift) / scale, atol=1e-6)
+    assert abs(fixed.mean(0)).max() < 1.2

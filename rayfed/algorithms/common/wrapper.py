@@ -65,6 +65,7 @@ class Wrapper(Delegate, Algorithm):
     adapt = delegated(Algorithm.adapt, "base")
     notes = delegated(Algorithm.notes, "base")
     privacy_spent = delegated(Algorithm.privacy_spent, "base")
+    privacy_of_record = delegated(Algorithm.privacy_of_record, "base")
     init = delegated(Algorithm.init, "base")
     join = delegated(Algorithm.join, "base")
     global_model = delegated(Algorithm.global_model, "base")
