@@ -1,7 +1,7 @@
 """Networks as functions of explicit weights, and gradients for one client at a time or under `torch.vmap`."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,11 @@ from rayfed.core.trees import Weights, detach, only, without
 
 _vectorised = False
 _backward: "list[Network] | None" = None
-"""The networks that hold the weights they ran with until the backward pass is over; None outside of `gradients`."""
+"""The networks that hold the weights they ran with until the backward pass is over; None outside of `gradients`.
+
+Some code reads the weights of a layer in the backward pass: checkpoints, which compute the forward pass again, hooks of
+layers and of tensors, and autograd functions. It must find the weights of the forward pass.
+"""
 
 
 @contextmanager
@@ -38,27 +42,6 @@ def vectorised() -> Iterator[None]:
 def is_vectorised() -> bool:
     """Return whether the caller is inside a `vectorised` block."""
     return _vectorised
-
-
-@contextmanager
-def _held_for_backward() -> Iterator[list["Network"]]:
-    """Let networks hold their weights until this block ends, and yield those that do.
-
-    Some code reads the weights of a layer in the backward pass: checkpoints, which compute the forward pass again,
-    hooks of layers and of tensors, and autograd functions. It must find the weights of the forward pass.
-    """
-    global _backward
-    if _backward is not None:  # the outer gradients still need the weights
-        yield _backward
-        return
-    _backward = []
-    try:
-        yield _backward
-    finally:
-        networks = _backward
-        _backward = None
-        for network in networks:
-            network.release()
 
 
 def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -124,6 +107,8 @@ class Network:
         self.parameters = tuple(without(parameters, fixed))
         self.buffers = tuple(without(buffers, fixed))
         self._slots = _slots(module, named, fixed)
+        self._own = {slot.key: slot.tensor for slot in self._slots}
+        self._at_rest = {slot.key: slot.values for slot in self._slots}
         self._buffer_slots = [slot for slot in self._slots if slot.key in buffers]
         self._spectral_layers = spectral_layers(module)
         self._read_only = batch_norm_statistics(module)  # in evaluation mode
@@ -196,24 +181,26 @@ class Network:
         weights = run.weights
         for table, name, key, _, _ in self._slots:
             table[name] = weights[key]
-        self._fill(weights[slot.key] for slot in self._slots)
+        self._fill(weights)
 
     def _put_back(self) -> None:
         """Place the module's own tensors in it, with their own values."""
         for table, name, _, tensor, _ in self._slots:
             table[name] = tensor
-        self._fill(slot.values for slot in self._slots)
+        self._fill(self._at_rest)
 
-    def _fill(self, values: Iterable[Tensor]) -> None:
-        """Give the module's own tensors these values, in the order of the slots.
+    def _fill(self, weights: Weights) -> None:
+        """Give the module's own tensors the values of `weights`.
 
         Under `torch.vmap`, also one that a method uses itself, torch refuses that: they keep theirs.
         """
         if _vectorised:
             return
-        with suppress(RuntimeError):
-            for slot, value in zip(self._slots, values, strict=True):
-                slot.tensor.data = value
+        try:  # which is faster than `suppress`, and each step comes here twice
+            for name, tensor in self._own.items():
+                tensor.data = weights[name]
+        except RuntimeError:
+            return
 
     def _differentiates(self, weights: Weights) -> bool:
         """Return whether gradients with respect to `weights` are wanted."""
@@ -253,13 +240,18 @@ class Network:
             self._other = Network(copied(self.module, at_rest), frozen_batch_norm=bool(self._frozen))
         return self._other
 
-    def own_parameters(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the module's own parameters: the name, the tensor, and the weight that is held in its place."""
+    def own_parameters(self) -> list[Tensor]:
+        """Return the module's own parameters, if weights are held in their place."""
         if self._held is None:
-            return
-        for _, _, key, tensor, _ in self._slots:
-            if tensor.requires_grad:
-                yield key, tensor, self._held.weights[key]
+            return []
+        return [tensor for tensor in self._own.values() if tensor.requires_grad]
+
+    def held_in_place(self) -> list[tuple[str, Tensor]]:
+        """Return the name and the weight that is held in the place of each of `own_parameters`."""
+        if self._held is None:
+            return []
+        held = self._held.weights
+        return [(name, held[name]) for name, tensor in self._own.items() if tensor.requires_grad]
 
     def _protected(self, run: _Run) -> _Run:
         """Return a run without gradients, with copies of the parameters that the forward pass writes to.
@@ -380,26 +372,41 @@ def gradients(
     Returns:
         The gradients, the scalar and the auxiliary tree. The last two are detached unless `create_graph` is set.
     """
-    with _held_for_backward() as networks:
+    global _backward
+    outer = _backward
+    networks: list[Network] = []
+    if outer is not None:
+        networks = outer
+    _backward = networks
+    try:
         if _vectorised:
             grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(trained)
             return grads, value, aux
-        leaves = {}
-        for name, value in trained.items():
-            leaves[name] = _leaf(value, create_graph=create_graph)
+        leaves = _leaves(trained, create_graph=create_graph)
         with torch.enable_grad():
             value, aux = loss(leaves)
             found = _derivatives(value, leaves, networks, create_graph=create_graph)
+    finally:
+        _backward = outer
+        if outer is None:  # else the outer gradients still need the weights
+            for network in networks:
+                network.release()
     if create_graph:
         return found, value, aux
     return found, value.detach(), detach(aux)
 
 
-def _leaf(value: Tensor, *, create_graph: bool) -> Tensor:
-    """Return a tensor to differentiate with respect to; part of a larger graph only with `create_graph`."""
-    if create_graph and value.requires_grad:
-        return value
-    return value.detach().requires_grad_()
+def _leaves(trained: Weights, *, create_graph: bool) -> Weights:
+    """Return tensors to differentiate with respect to; with `create_graph`, they may be part of a larger graph."""
+    if not create_graph:
+        return {name: value.detach().requires_grad_() for name, value in trained.items()}
+    leaves = {}
+    for name, value in trained.items():
+        if value.requires_grad:
+            leaves[name] = value
+        else:
+            leaves[name] = value.detach().requires_grad_()
+    return leaves
 
 
 def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, create_graph: bool) -> Weights:
@@ -409,19 +416,25 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
     """
     if not leaves:
         return {}
-    names = {id(leaf): name for name, leaf in leaves.items()}
-    own: list[tuple[str, Tensor, Tensor]] = []
+    own: list[Tensor] = []
     for network in networks:
         own += network.own_parameters()
-    own_tensors = [tensor for _, tensor, _ in own]
-    inputs = [*leaves.values(), *own_tensors]
-    grads = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
-    found = {}
-    for name, grad in zip(leaves, grads, strict=False):
-        if grad is not None:
-            found[name] = grad
-    grads_of_own = grads[len(leaves) :]
-    for (key, _, weight), grad in zip(own, grads_of_own, strict=True):
+    grads = torch.autograd.grad(value, [*leaves.values(), *own], create_graph=create_graph, allow_unused=True)
+    found = {name: grad for name, grad in zip(leaves, grads, strict=False) if grad is not None}
+    of_own = grads[len(leaves) :]
+    if any(grad is not None for grad in of_own):
+        return _with_own(found, leaves, networks, of_own)
+    return found
+
+
+def _with_own(found: Weights, leaves: Weights, networks: Sequence[Network], of_own: Sequence[Tensor | None]) -> Weights:
+    """Add to the derivatives `found` those with respect to modules' own tensors, which stand for the weights."""
+    held: list[tuple[str, Tensor]] = []
+    for network in networks:
+        held += network.held_in_place()
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    summed = dict(found)
+    for (key, weight), grad in zip(held, of_own, strict=True):
         if grad is None:
             continue
         if weight.grad_fn is not None:
@@ -430,8 +443,8 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
                 "weights; read the weight from its layer, such as self.layer.weight"
             )
         leaf = names.get(id(weight))
-        if leaf in found:
-            found[leaf] = found[leaf] + grad
+        if leaf in summed:
+            summed[leaf] = summed[leaf] + grad
         elif leaf is not None:
-            found[leaf] = grad
-    return {name: found[name] for name in leaves if name in found}
+            summed[leaf] = grad
+    return {name: summed[name] for name in leaves if name in summed}

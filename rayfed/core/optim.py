@@ -92,6 +92,9 @@ class SGD:
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
+        if self.is_plain_sgd:
+            add_(_taken(weights, grads), list(grads.values()), alpha=-self.lr)
+            return
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
         regular = without(grads, self.plain_names)

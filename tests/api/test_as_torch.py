@@ -64,9 +64,9 @@ def by_hand(model, *, given=None, rounds=ROUNDS, make_optimizer=None, loss=F.cro
 
 def assert_trained_alike(result, expected, *, moved=True):
     weights = result.server["weights"]
-    for name, value in expected.state_dict().items():
+    for name, value in [*expected.named_parameters(), *expected.named_buffers()]:  # tied weights once
         if value.is_floating_point():
-            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(weights[name], value.detach(), rtol=0, atol=1e-5, msg=name)
     if moved:
         trained = result.model()
         x = torch.from_numpy(clients()[0]["test"][0])
@@ -153,6 +153,20 @@ class HeldInATuple(Body):
 
     def forward(self, x):
         return F.linear(torch.relu(F.linear(x, *self.weights)), *self.others["head"])
+
+
+class TiedAndHeld(Body):
+    """Two layers share a weight, which a tuple also holds."""
+
+    def extra(self):
+        self.a, self.c = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.b = nn.Linear(6, 2)
+        self.c.weight = self.a.weight
+        self.held = (self.a.weight,)
+
+    def forward(self, x):
+        x = torch.relu(self.c(torch.relu(self.a(x))))
+        return self.b(x @ self.held[0])
 
 
 class Partial(Body):
@@ -276,7 +290,7 @@ class Initialised(Body):
 
 
 KINDS = [
-    *(Body, Lambda, InnerFunction, Steps, Defaults, Decorated, HeldInATuple, Partial, Both, HelperObject),
+    *(Body, Lambda, InnerFunction, Steps, Defaults, Decorated, HeldInATuple, TiedAndHeld, Partial, Both, HelperObject),
     *(ForwardHook, Checkpointed, BackwardHook, TensorHook, OwnFunction),
 ]
 
