@@ -59,7 +59,7 @@ class Setting:
         cohort: The number of clients in a round; None: all of them.
         network: "mlp", "mlp_bn" (with batch norm), "linear", or "cnn" (for images of 8x8 pixels).
         head: "linear", "mlp" (two layers), or "mlp_bn" (two layers with batch norm); for networks "mlp" and "mlp_bn".
-        double: Whether both sides compute in float64, which rayfed does not do by itself; for the network "mlp".
+        double: Whether both sides compute in float64.
         more: Other keys of rayfed's configuration, such as {"batch_norm": "local"}.
     """
 
@@ -95,13 +95,8 @@ class Setting:
                 return SplitModel(nn.Identity(), nn.Linear(INPUTS, CLASSES), (INPUTS,))
             norm: dict[str, nn.Module] = {"bn1": nn.BatchNorm1d(12)} if self.network == "mlp_bn" else {}
             layers = {"fc1": nn.Linear(INPUTS, 12), **norm, "relu": nn.ReLU(), "fc2": nn.Linear(12, FEATURES)}
-            if self.double:
-                layers = {"widened": Widened(), **layers}
             body = nn.Sequential(OrderedDict(layers))
-            model = SplitModel(body, self._head(), (INPUTS,))
-            if self.double:
-                model.double()
-            return model
+            return SplitModel(body, self._head(), (INPUTS,))
 
     def _head(self) -> nn.Module:
         if self.head == "linear":
@@ -137,20 +132,16 @@ class Setting:
         }
 
 
-class Widened(nn.Module):
-    """Turns inputs into float64."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.double()
-
-
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Let `torch.Tensor.float` and new tensors be float64, so that rayfed computes in it with a model of float64."""
+    """Let rayfed and other code compute in float64: what magnifies rounding in float32 agrees to many digits here."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        with (
+            mock.patch.object(np, "float32", np.float64),
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+        ):
             yield
     finally:
         torch.set_default_dtype(usual)

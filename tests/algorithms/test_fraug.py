@@ -15,6 +15,8 @@ from rayfed.algorithms.fraug import FRAug, Generator, RTNet, cycled_classes, ent
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import clone, nbytes
+from rayfed.metrics.cost import cost
+from rayfed.models.base import build_model
 
 LR, LATENT = 0.05, 4
 
@@ -75,6 +77,17 @@ def test_networks_have_the_papers_sizes():
     assert sizes == [401408, 267008]
     sizes = [sum(p.numel() for p in kind(256, 512, 0, False).parameters()) for kind in (Generator, RTNet)]
     assert sizes == [394240, 262912]  # 0.39 M and 0.26 M, table 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "classes", "millions", "billions"),
+    [("resnet18", {}, (3, 224, 224), 7, 11.18, 1.81), ("digits_cnn", {"pool": 3}, (3, 32, 32), 10, 18.15, 0.06)],
+)
+def test_models_have_the_sizes_of_table_4(name, options, shape, classes, millions, billions):
+    """The parameters are the paper's; it has 1.84 and 0.08 billion multiply-accumulates."""
+    found = cost(build_model(name, options, shape, classes), shape)
+    assert round(found.parameters / 1e6, 2) == millions
+    assert round(found.macs / 1e9, 2) == billions
 
 
 def test_losses_and_the_rate_of_the_prototypes_as_printed_by_hand():

@@ -10,7 +10,6 @@ import math
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from references.harness import (
     record,
     server_weights,
 )
+from references.harness import in_float64 as computing_in_float64
 from references.pfllib_methods import Changed
 from torch import nn
 
@@ -48,13 +48,34 @@ def check(setting, ours, theirs, watch=None, tolerance=TOLERANCE):
 
 
 @pytest.fixture
-def in_float64(monkeypatch):
-    """Let both sides compute in float64: what amplifies rounding in float32 agrees to many digits here."""
-    monkeypatch.setattr(np, "float32", np.float64)
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+def in_float64():
+    with computing_in_float64():
+        yield
+
+
+def test_a_cohort_of_one_in_turn_passes_one_model_on():
+    """Cyclical weight transfer (Chang et al. 2018), as FLamby's Cyclic is meant: one model visits all in turn."""
+    turn_by_turn = {"sampling.name": "without_replacement"}
+    setting = Setting({"name": "fedavg"}, cohort=1, rounds=7, more=turn_by_turn)
+
+    def passed_on(trace):
+        model, feed = copy.deepcopy(trace.initial), Feed(trace)
+        for number in range(1, setting.rounds + 1):
+            feed.start(number)
+            (client,) = trace.cohort(number)
+            sgd = torch.optim.SGD(model.parameters(), lr=setting.lr)
+            for _ in range(setting.epochs):
+                for x, y in feed.loader(client):
+                    sgd.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    sgd.step()
+        feed.finish()
+        return {"server": plain(model)}
+
+    trace = check(setting, server_weights, passed_on)
+    visits = [trace.cohort(number)[0] for number in range(1, setting.rounds + 1)]
+    assert sorted(visits[:4]) == [0, 1, 2, 3]
+    assert len(set(visits[4:])) == 3
 
 
 def rounds(trace):
