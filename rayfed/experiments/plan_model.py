@@ -29,6 +29,7 @@ from rayfed.data.population import Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.config import Config
 from rayfed.losses.base import CrossEntropy, Loss, NamedLoss, needed_outputs
+from rayfed.losses.survival import Cox
 from rayfed.metrics.base import OfRepresentations
 from rayfed.models.base import build_model
 from rayfed.models.remedies import is_one_hot, reason_of_loss, remedy_for_inputs
@@ -276,6 +277,11 @@ def dry_step(blueprint: Blueprint, population: Population, loss: Loss, *, model:
     if blueprint.outputs.kind == "survival" and not any(events_of_clients(population)):
         where = f"loss: no client of {population.name}"
         raise UsageError(f"{where} has an event in its training data, so nothing is learnt")
+    if isinstance(loss, Cox) and blueprint.batch_size == 1:
+        raise UsageError(
+            "local.batch_size=1: loss.name=cox compares the examples of a batch with each other, so nothing is learnt "
+            "from one; give at least 2, better as many as have several events"
+        )
     if own_model:
         _check_outputs(blueprint, population, model)
     return blueprint

@@ -16,6 +16,8 @@ from typing import Any
 
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, option, suggestion
+from rayfed.metrics import METRICS
+from rayfed.metrics.base import OF_CLASSES
 from rayfed.records.published import Published, PublishedValue
 
 MEANS = ("AVG", "worst")
@@ -59,6 +61,26 @@ class PublishedRows:
                 if column not in known:
                     where = f"arms[{arm}].published.{column}"
                     raise UsageError(f"{where}: the report has no such column; {suggestion(column, known)}")
+
+    def check_metric(self, kind: str, metrics: Collection[str]) -> None:
+        """Raise UsageError for a metric that no trial measures.
+
+        Args:
+            kind: What outputs stand for; only classes have an accuracy.
+            metrics: The keys of the metrics that are measured besides accuracy and loss.
+        """
+        metric = self.options.metric
+        known = ["loss", *metrics]
+        if kind in OF_CLASSES:
+            known = ["accuracy", *known]
+        if metric in known:
+            return
+        if metric in METRICS:
+            raise UsageError(
+                f"published.metric={metric}: is not measured; add metrics.{metric}=true to the search space"
+            )
+        if set(metrics) <= set(METRICS):  # own ones may have values of any name
+            raise UsageError(f"published.metric={metric}: is not measured; {suggestion(metric, known)}")
 
     def of_trials(self, trials: Mapping[int, Sequence[str]]) -> Published:
         """Return the values for a report; `trials` has the names of the trials of each arm."""

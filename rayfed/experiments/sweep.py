@@ -373,9 +373,10 @@ def _is_new_kind(config: Config, kinds: set[str]) -> bool:
 
 
 def _check_plan(plan: Plan, space: Space) -> None:
-    """Raise UsageError if the data lack what the sweep needs: columns of published values, and validation examples."""
+    """Raise UsageError if a trial lacks what the sweep needs: columns and metric of published values, validation examples."""
     if space.published is not None:
         space.published.check_columns({client.domain for client in plan.population.clients})
+        space.published.check_metric(plan.blueprint.outputs.kind, plan.evaluation.metrics)
     for key, value in _needing_validation(space.search):
         check_validated(key, value, plan.population, plan.evaluation.splits)
 

@@ -230,6 +230,12 @@ def test_classes_are_refused_and_numbers_of_this_form_get_a_hint(table):
         rayfed.run({"metrics.concordance": True}, quiet=True)
 
 
+def test_batches_of_one_are_refused(table):
+    table.to_csv("p.csv", index=False)
+    with pytest.raises(UsageError, match=r"^local.batch_size=1: loss.name=cox compares the examples of a batch"):
+        rayfed.run(values(**{"local.batch_size": 1}), quiet=True)
+
+
 def test_events_and_times_are_not_mixed(table):
     table.to_csv("p.csv", index=False)
     with pytest.raises(UsageError, match=r"algorithm.name=fedmix: mixes labels, and an event and a time have no mean"):

@@ -158,6 +158,21 @@ def test_a_column_that_the_report_cannot_have_is_refused(tmp_path):
         rayfed.sweep(space, quiet=True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("auroc", r"^published.metric=auroc: is not measured; add metrics.auroc=true to the search space$"),
+        ("acuracy", r"^published.metric=acuracy: is not measured; did you mean accuracy\?"),
+    ],
+)
+def test_a_metric_that_is_not_measured_is_refused(tmp_path, metric, message):
+    import rayfed
+
+    space = changed(published=SPACE["published"] | {"metric": metric}, results=str(tmp_path))
+    with pytest.raises(UsageError, match=message):
+        rayfed.sweep(space, quiet=True)
+
+
 def test_a_single_run_refuses_the_key():
     from rayfed.experiments.config import Config
 
