@@ -22,7 +22,9 @@ from rayfed.records.published import Published, PublishedValue
 
 MEANS = ("AVG", "worst")
 NEUTRAL = frozenset({"placement", "seeds", "search", "resume", "results", "experiment", "checkpoint", "tracking"})
-"""The keys that a command may give without changing what is measured."""
+"""The keys that a command may give without changing what is measured, besides those of `WHERE`."""
+WHERE = frozenset({"data.root", "data.download"})
+"""The keys that say where the files of a dataset are."""
 
 Number = tuple[float, float | None]
 """A mean and its standard deviation, None where none is published."""
@@ -115,7 +117,7 @@ def published_rows(
     if not rows:
         raise UsageError("published: no arm has values; give an arm the key published, as in published: {AVG: 81.2}")
     read = {number: published_row(f"arms[{number}].published", row) for number, row in rows.items()}
-    keys = set(map(str, itertools.chain(*overrides)))
+    keys = set(map(str, itertools.chain(*overrides))) - WHERE
     changed = sorted(key for key in keys if key.split(".")[0] not in NEUTRAL)
     return PublishedRows(options, read, tuple(changed))
 

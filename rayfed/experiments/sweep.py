@@ -373,7 +373,7 @@ def _is_new_kind(config: Config, kinds: set[str]) -> bool:
 
 
 def _check_plan(plan: Plan, space: Space) -> None:
-    """Raise UsageError if a trial lacks what the sweep needs: columns and metric of published values, validation examples."""
+    """Raise UsageError if a plan lacks what the sweep needs: what published values are of, and validation examples."""
     if space.published is not None:
         space.published.check_columns({client.domain for client in plan.population.clients})
         space.published.check_metric(plan.blueprint.outputs.kind, plan.evaluation.metrics)

@@ -97,6 +97,7 @@ def test_a_command_that_changes_the_configuration_is_named():
     space = read_space(SPACE, {"rounds": 3, "seeds": [0], "results": "r", "placement.threads": 2})
     assert space.published.changed == ("rounds",)
     assert read_space(SPACE).published.changed == ()
+    assert read_space(SPACE, {"data.root": "elsewhere", "data.download": False}).published.changed == ()
 
 
 def test_values_belong_to_the_trials_of_their_arm():
