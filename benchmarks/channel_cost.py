@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from _rounds import results_folder
-from rayfed.core.records import Record
 
+from rayfed.core.round_record import Record
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
