@@ -4,8 +4,8 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from rayfed.core.rng import floor_share, generator, global_state_kept
 from rayfed.core.round_record import SERVER
 from rayfed.core.task import Batch, Task
 from rayfed.data.on_disk import LazyRows
-from rayfed.data.population import SPLITS, Client, Examples, MadeClients, Population
+from rayfed.data.population import SPLITS, Client, ClientSource, Examples, MadeClients, PooledExamples, Population
 from rayfed.engine.least_recent import LeastRecent
 
 _MOST_VIEWS = 1024
@@ -93,11 +93,22 @@ class Streamed:
         return batch.to(self.device, non_blocking=True)
 
 
+class Rows(NamedTuple):
+    """Where a part lies in the examples of all clients, which are on the device: from the row `first` on."""
+
+    x: Tensor
+    y: Tensor
+    first: int
+
+
 class Part:
     """One part (train, val, test or held_out) of a client's data, or a test set of the server.
 
     Labels are on the device. So are inputs, as stored, with `data_on_device`; otherwise batches of them are read when
     they are needed, with the same values. `client`, `domain`, `split` and `unseen` are columns of the scores on it.
+
+    Attributes:
+        rows: Where it lies in the examples of all clients; None where each part has memory of its own.
     """
 
     def __init__(
@@ -107,20 +118,27 @@ class Part:
         normalise: Normalise,
         *,
         data_on_device: bool = True,
+        rows: Rows | None = None,
         client: int = SERVER,
         domain: str = "",
         split: str = "train",
         unseen: bool = False,
     ):
+        self.rows = rows
         self.client = client
         self.domain = domain
         self.split = split
         self.unseen = unseen
-        if data_on_device:
-            self.x: Tensor | Streamed = _to_tensor(examples.x).to(device)
+        if rows is not None:
+            place = slice(rows.first, rows.first + len(examples))
+            self.x: Tensor | Streamed = rows.x[place]
+            self.y = rows.y[place]
         else:
-            self.x = Streamed(examples.x, device)
-        self.y = _to_tensor(examples.y).to(device)
+            self.y = _to_tensor(examples.y).to(device)
+            if data_on_device:
+                self.x = _to_tensor(examples.x).to(device)
+            else:
+                self.x = Streamed(examples.x, device)
         self.normalise = normalise
         self._size = max(1, math.prod(examples.x.shape[1:]))
 
@@ -220,7 +238,8 @@ class HostData:
 
     The parts of a client are made when the client runs here. When the inputs would take more than `room` bytes, the
     parts go that have not been used for the longest time. On a CPU, inputs in memory are not copied. A client or test
-    set that does not fit even alone is read batch by batch.
+    set that does not fit even alone is read batch by batch. If the population has its examples in one array and they
+    all fit, they go to the device together, and parts are slices of them.
     """
 
     def __init__(self, population: Population, task: Task, *, held_out_share: float, seed: int, room: float = math.inf):
@@ -230,6 +249,9 @@ class HostData:
         self._held_out_share = held_out_share
         self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
         self._room = room
+        self._pool = self._pooled(population.clients.source)
+        if self._pool is not None:
+            room -= _held_bytes(self._pool, task.device)
         self._held = _Parts(room)
         self._views = _Parts(_MOST_VIEWS)
         files = {}
@@ -238,6 +260,45 @@ class HostData:
                 files[id(part.x.file)] = part.x
         for rows in files.values():  # a file that is not on this machine, or differs, is noticed before the first round
             rows[:1]
+
+    def _pooled(self, source: ClientSource) -> Examples | None:
+        """Return the examples of all clients if they are in one array, may be used as they are, and fit the device."""
+        if not isinstance(source, PooledExamples) or self._held_out_share:
+            return None
+        pool = source.pool
+        if not isinstance(pool.x, np.ndarray):
+            return None
+        if self.task.device.type == "cpu":
+            fits = _is_usable(pool.x)
+        else:  # kernels round differently where a batch begins between the addresses at which torch allocates
+            fits = pool.dtype == np.uint8 or pool.x[:1].nbytes % ALIGNMENT == 0
+        if not fits or pool.x.nbytes > self._room:
+            return None
+        return pool
+
+    @cached_property
+    def _pool_on_device(self) -> tuple[Tensor, Tensor]:
+        assert self._pool is not None
+        device = self.task.device
+        return _to_tensor(self._pool.x).to(device), _to_tensor(self._pool.y).to(device)
+
+    def _slices(self, client: int, whose: Mapping[str, Any]) -> dict[str, Part]:
+        """Return the parts of a client's data as slices of the examples of all clients."""
+        key = ("client", client)
+        known: dict[str, Part] | None = self._views.get(key)
+        if known is not None:
+            return known
+        x, y = self._pool_on_device
+        source = self.population.clients.source
+        assert isinstance(source, PooledExamples)
+        number = int(self.population.clients.numbers[client])
+        firsts = source.bounds[3 * number : 3 * number + 3].tolist()
+        parts = {}
+        for split, first, examples in zip(SPLITS, firsts, source.parts(number), strict=True):
+            rows = Rows(x, y, first)
+            parts[split] = Part(examples, self.task.device, self._normalise, rows=rows, split=split, **whose)
+        self._views.put(key, parts, 1)
+        return parts
 
     def parts(self, client: int) -> dict[str, Part]:
         """Return the parts of a client's data by split, and `held_out` if the algorithm holds examples out."""
@@ -251,16 +312,18 @@ class HostData:
                 return parts | {"held_out": held_out}
             return parts
 
-        copied: Collection[str] = ()
-        if isinstance(clients.source, MadeClients):
-            copied = {*SPLITS, "held_out"}
-        elif self._held_out_share:
-            copied = {"train", "held_out"}
         whose = {
             "client": clients.id(client),
             "domain": clients.domain(client),
             "unseen": client >= self.task.num_clients,
         }
+        if self._pool is not None:
+            return self._slices(client, whose)
+        copied: Collection[str] = ()
+        if isinstance(clients.source, MadeClients):
+            copied = {*SPLITS, "held_out"}
+        elif self._held_out_share:
+            copied = {"train", "held_out"}
         return self._cached(("client", client), examples, whose, copied=copied)
 
     def training_examples(self, client: int) -> int:

@@ -16,10 +16,11 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import Noise
 from rayfed.core.errors import UsageError
 from rayfed.data.on_disk import ArrayFile, LazyRows, as_lazy_rows, memory_mapped
-from rayfed.data.population import Examples
+from rayfed.data.population import ClientTable, Examples, PooledExamples
 from rayfed.engine import device_data
-from rayfed.engine.device_data import Normalise, Part, Streamed, room_for
+from rayfed.engine.device_data import HostData, Normalise, Part, Streamed, room_for
 from rayfed.engine.host import LocalFleet
+from rayfed.engine.training import Pool
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,16 @@ def on_disk(population):
         return rows.select(place[at - len(x) : at])
 
     return with_inputs(population, moved)
+
+
+def pooled(population):
+    """The same people with their examples in one array, in another order of the clients."""
+    order = [2, 0, 3, 1]
+    parts = [part for client in order for part in population.clients[client].parts]
+    source = PooledExamples(Examples.joined(parts), np.cumsum([0, *map(len, parts)]))
+    table = population.clients
+    clients = ClientTable(source, table.sizes, table.domains, table.ids, numbers=np.argsort(order))
+    return replace(population, clients=clients)
 
 
 def as_pixels(population):
@@ -93,6 +104,34 @@ def test_where_inputs_lie_changes_no_bit(case, form):
     assert outcome(replace(plan, data_on_device=False), people) == expected
     for data_on_device in (True, False):
         assert outcome(replace(plan, data_on_device=data_on_device), on_disk(people)) == expected
+        assert outcome(replace(plan, data_on_device=data_on_device), pooled(people)) == expected
+
+
+def test_batches_of_a_block_are_taken_from_the_array_of_all_clients():
+    people = pooled(as_pixels(blobs(4)))
+    task = blueprint(FedAvg(), people, model=convolutional()).context(people, "cpu").task
+    data = HostData(people, task, held_out_share=0, seed=0)
+    parts = [data.parts(client)["train"] for client in (3, 1)]
+    pool = Pool(parts)
+    array = people.clients.source.pool.x
+    assert pool._x.data_ptr() == array.ctypes.data
+    rows = [[np.array([4, 0]), np.array([2, 3])], [np.array([1, 5])]]
+    x, y = next(pool.batches(rows, [0, 1], [None, None]))
+    for i, part in enumerate(parts):
+        own = part.take(torch.from_numpy(rows[i][0]))
+        assert torch.equal(x[i], own.x)
+        assert torch.equal(y[i], own.y)
+
+
+def test_the_array_of_all_clients_goes_to_the_device_if_it_fits():
+    people = pooled(as_pixels(blobs(4)))
+    task = blueprint(FedAvg(), people, model=convolutional()).context(people, "cpu").task
+    size = people.clients.source.pool.x.nbytes
+    for room, fits in ((size, True), (size - 1, False)):
+        data = HostData(people, task, held_out_share=0, seed=0, room=room)
+        assert (data.parts(1)["val"].rows is not None) == fits
+    held_out = HostData(people, task, held_out_share=0.2, seed=0)
+    assert held_out.parts(1)["train"].rows is None
 
 
 class TestPart:
