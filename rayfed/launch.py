@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from rayfed.core.errors import HostLost, RayNotStarted, StorageError
+from rayfed.core.errors import HostLost, RayNotStarted, StorageError, breaks_device
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
-from rayfed.engine.device import breaks_device, release_memory
+from rayfed.engine.device import release_memory
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
 from rayfed.experiments.round import Round

@@ -20,6 +20,7 @@ _MORE_ROOM = (
     "; give less to do at once (local.batch_size, placement.vmap_clients), keep less there "
     "(placement.data_on_device=false, placement.cuda_graphs=false), or reserve more of the GPU (placement.gpus)"
 )
+_BROKEN_DEVICE = "; the GPU fails in this process from now on, and the same command with resume=true continues"
 
 
 class UsageError(ValueError):
@@ -117,6 +118,15 @@ def is_user_module(name: str) -> bool:
     return False
 
 
+def breaks_device(error: BaseException) -> bool:
+    """Return whether CUDA fails in this process after `error`, as after a failed assertion in a kernel.
+
+    Memory that is out breaks nothing.
+    """
+    text = str(error)
+    return isinstance(error, RuntimeError) and "CUDA error" in text and "out of memory" not in text
+
+
 def error_line(error: BaseException) -> str:
     """Return the type and the message of an error, and the place that raised it, in one line.
 
@@ -126,6 +136,8 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     text = " ".join(str(error).split())
+    if breaks_device(error):
+        text = str(error).strip().partition("\n")[0] + _BROKEN_DEVICE  # without CUDA's advice for its developers
     if text:
         message = f"{type(error).__name__}: {text[:_LONGEST]}"
     else:

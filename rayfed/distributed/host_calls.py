@@ -6,11 +6,10 @@ from typing import Any
 
 import ray
 
-from rayfed.core.errors import HostLost
+from rayfed.core.errors import HostLost, breaks_device
 from rayfed.core.machine import Process
 from rayfed.distributed import liveness
 from rayfed.distributed.ray_internals import PreemptedHost, cause_of_death, is_preempted
-from rayfed.engine.device import breaks_device
 from rayfed.engine.host_schedule import Chunk
 
 _TICK_SECONDS = 30.0  # between two looks at the clock, at most

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 import torch
 
-from rayfed.core.errors import HostLost, StorageError
+from rayfed.core.errors import HostLost, StorageError, breaks_device
 from rayfed.core.round_record import Event, Record, Selection
 from rayfed.data.population import Population
 from rayfed.distributed.cluster import is_private, ray_nodes
@@ -30,7 +30,7 @@ from rayfed.distributed.recorder_actor import RemoteRecorder
 from rayfed.distributed.shared import Shared, opened
 from rayfed.distributed.start import Start
 from rayfed.distributed.user_modules import register_user_modules
-from rayfed.engine.device import breaks_device, device_for, release_memory
+from rayfed.engine.device import device_for, release_memory
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
 from rayfed.experiments.config import Config

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Exchange
+from rayfed.core.errors import BadHook
 from rayfed.core.task import Task
 from rayfed.core.trees import leaves, tensor_bytes
 from rayfed.engine.device_data import Part
@@ -30,7 +31,7 @@ Around = Callable[..., Any]
 """Called as around(name, hook, self, *args, **kwargs) in place of a hook."""
 
 
-class ImpureHook(RuntimeError):
+class ImpureHook(BadHook):
     """A hook modified one of its inputs."""
 
 

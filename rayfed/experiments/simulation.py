@@ -14,13 +14,13 @@ import torch
 import rayfed
 from rayfed.algorithm import State
 from rayfed.core import errors
-from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, error_line
+from rayfed.core.errors import Diverged, HostLost, StorageError, UsageError, breaks_device, error_line
 from rayfed.core.ids import ClientIndex
 from rayfed.core.machine import memory_bytes
 from rayfed.core.rng import global_state_kept
 from rayfed.core.round_record import Event, Record
 from rayfed.engine.checkpoint import Checkpointer, newest_content, newest_round
-from rayfed.engine.device import breaks_device, device_for
+from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server

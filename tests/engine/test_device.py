@@ -12,13 +12,12 @@ from torch import nn
 
 from helpers.federations import blobs, blueprint, new_server
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError, error_line
+from rayfed.core.errors import UsageError, breaks_device, error_line
 from rayfed.core.rng import global_state_kept
 from rayfed.distributed.host_actor import HostMethods
 from rayfed.engine.device import (
     CONTEXT_BYTES,
     _emptiest_gpu,
-    breaks_device,
     check_bf16,
     device_for,
     peak_bytes,
