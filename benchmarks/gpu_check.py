@@ -39,21 +39,23 @@ from peers import jobs
 from step_cost import NETWORKS, exchange, job, plain
 
 import rayfed
-from rayfed.algorithm import Context, State, Stepped
+from rayfed.algorithm import Algorithm, Context, State, Stepped
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import error_line
+from rayfed.algorithms.personal_heads import FedRep
+from rayfed.core.errors import breaks_device, error_line
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.lr_schedule import CONSTANT, Exponential, LrSchedule
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.task import Batch
-from rayfed.core.trees import named_tensors
+from rayfed.core.trees import Weights, named_tensors
 from rayfed.data.population import Client, ClientTable, Examples, Population
 from rayfed.engine import graphs, host
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import breaks_device, device_for, set_kernels
+from rayfed.engine.device import device_for, set_kernels
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import ScoreRequest
 from rayfed.engine.host import LocalFleet
+from rayfed.engine.purity import ImpureHook
 from rayfed.engine.server import Server
 from rayfed.experiments import simulation
 
@@ -191,6 +193,8 @@ def replays(check: Check) -> Iterator[Row]:
         yield check.row(f"{network}, {name}, K={width}", partial(_graphs_beside_steps, check.device, *given))
     yield check.row("a rate that falls", partial(_falling_rate, check.device, networks[-1]))
     yield check.row("a step that ends in .item()", partial(_waiting_step, check.device, networks[-1]))
+    yield check.row("a step that counts its calls", partial(_counting_step, check.device, networks[-1]))
+    yield check.row("a global variable that changes", partial(_global_variable, check.device, networks[0]))
     for width, share in ((1, 0.5), (3, 1.0)):
         compare = partial(_case_with_graphs, check.device)
         yield from _of_cases(check.part(share), f"{width} at once", compare, width, variants=False)
@@ -215,6 +219,59 @@ class _EndsInItem(FedAvg):
 def _waiting_step(device: torch.device, network: str) -> Values:
     plan, people = job(network, 30, 4, rounds=2, deterministic=True, algorithm=_EndsInItem())
     return _graphs_beside_steps(device, plan, people)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts(FedAvg):
+    """FedAvg that divides gradients by the number of its calls, which is an attribute."""
+
+    calls: list[int] = dataclasses.field(default_factory=lambda: [0])
+
+    def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
+        self.calls[0] += 1
+        return {name: grad / self.calls[0] for name, grad in grads.items()}
+
+
+def _counting_step(device: torch.device, network: str) -> Values:
+    plan, people = job(network, 30, 4, rounds=2, deterministic=True)
+    states, fleets = [], []
+    for with_graphs in (True, False):
+        changed = dataclasses.replace(plan, algorithm=_Counts(), cuda_graphs=with_graphs)
+        state, fleet = _run(changed, people, device)
+        states.append(state)
+        fleets.append(fleet)
+    counts = fleets[0].host.graphs.counts if fleets[0].host.graphs else Counter[str]()
+    if counts[graphs.REPLAYED]:
+        return {"failed": f"{counts[graphs.REPLAYED]} steps were replayed"}
+    return _compared(states[0], states[1], tolerance=0) | {"not_used": "; ".join(sorted(counts)) or "no CUDA device"}
+
+
+_FACTOR = [1.0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Global(FedAvg):
+    """FedAvg that multiplies gradients by a global variable."""
+
+    def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
+        return {name: grad * _FACTOR[0] for name, grad in grads.items()}
+
+
+def _global_variable(device: torch.device, network: str) -> Values:
+    """Change a global variable between two rounds: the run must end with a line, unless nothing was replayed."""
+    plan, people = job(network, 30, 4, rounds=4, deterministic=True, algorithm=_Global())
+    fleet = LocalFleet(plan, people, device)
+    run = Server(plan, people, fleet, Evaluation(points=()), device).run()
+    _FACTOR[0] = 1.0
+    try:
+        for _ in range(plan.rounds):
+            next(run)
+            _FACTOR[0] = 1.01
+    except ImpureHook as error:
+        return {"said": str(error)}
+    if fleet.host.graphs is None:
+        return {"said": "no CUDA device"}
+    return {"failed": f"it was not found: {fleet.host.graphs.counts}"}
 
 
 def _graphs_beside_steps(
@@ -497,21 +554,26 @@ def _rounds(check: Check, plan: Blueprint, population: Population) -> Values:
 
 
 def yardstick(check: Check) -> Iterator[Row]:
-    """pfl-research's CIFAR-10 job, with its evaluation in every tenth round, and an evaluation of many clients."""
+    """pfl-research's CIFAR-10 job, with its evaluation in every tenth round, and evaluations of many clients."""
     for title, schedule in (("constant rate", CONSTANT), ("rate that falls", Exponential(decay=0.99))):
         yield check.row(f"cifar10, {title}", partial(_cycles, check, schedule))
+    yield check.row("cifar10, 10 at once", partial(_cycles, check, CONSTANT, width=10))
+    yield check.row("cifar10, 10 at once, none ahead", partial(_cycles, check, CONSTANT, width=10, is_ahead=False))
     yield check.row("many clients scored", partial(_scoring, check))
+    yield check.row("many clients' own models scored", partial(_own_scoring, check))
 
 
-def _cycles(check: Check, schedule: LrSchedule) -> Values:
+def _cycles(check: Check, schedule: LrSchedule, *, width: int = 50, is_ahead: bool = True) -> Values:
     users, cohort, every = (6, 2, 2) if check.tiny else (1000, 50, 10)
     yard = jobs.cifar10(3, users=users, cohort=cohort, every=every)
     if check.tiny:
         yard = dataclasses.replace(yard, test_x=yard.test_x[:20], test_y=yard.test_y[:20])
     made = jobs.plan_of(yard, hosts=0, results="results")
-    plan = dataclasses.replace(made.blueprint, vmap_clients=cohort, drop_last=True, schedule=schedule)
+    plan = dataclasses.replace(made.blueprint, vmap_clients=min(width, cohort), drop_last=True, schedule=schedule)
     people = made.population
     fleet = LocalFleet(plan, people, check.device)
+    if not is_ahead:
+        fleet.host.room_ahead = 0
     evaluation = Evaluation(every=every, points=("global",), splits=("val",))
     run = Server(plan, people, fleet, evaluation, check.device).run()
     times = [check.seconds(lambda: next(run)) for _ in range(yard.rounds)]
@@ -527,6 +589,24 @@ def _cycles(check: Check, schedule: LrSchedule) -> Values:
 
 def _scoring(check: Check) -> Values:
     """Score the server's model on clients of five validation and five test images."""
+    plan, people, request = _scored_clients(check, FedAvg())
+    fleet = LocalFleet(plan, people, check.device)
+    ctx = plan.context(people, check.device)
+    model = plan.algorithm.global_model(ctx, plan.algorithm.init(ctx))
+    return _seconds_of_scores(check, request, partial(fleet.score_global, request, model))
+
+
+def _own_scoring(check: Check) -> Values:
+    """Score the models that clients have with FedRep: a common body, and a head of their own."""
+    plan, people, request = _scored_clients(check, FedRep())
+    request = dataclasses.replace(request, points=("downloaded",))
+    fleet = LocalFleet(plan, people, check.device)
+    ctx = plan.context(people, check.device)
+    down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
+    return _seconds_of_scores(check, request, partial(fleet.score_downloads, request, down, {}))
+
+
+def _scored_clients(check: Check, algorithm: Algorithm) -> tuple[Blueprint, Population, ScoreRequest]:
     rng = np.random.default_rng(0)
     count = 10 if check.tiny else 1000
 
@@ -535,15 +615,15 @@ def _scoring(check: Check) -> Values:
 
     clients = [Client(number, "all", draw(), draw(), draw()) for number in range(count)]
     people = Population("noise", ClientTable.of(clients), 10, (1, 28, 28), (0.5,), (0.5,))
-    plan, _ = job("mlp", 1, 1)
-    fleet = LocalFleet(plan, people, check.device)
-    ctx = plan.context(people, check.device)
-    model = plan.algorithm.global_model(ctx, plan.algorithm.init(ctx))
     everyone = tuple(map(ClientIndex, range(count)))
     request = ScoreRequest(moment=Moment("round", 1), cohort=everyone, clients=everyone, splits=("val", "test"))
-    fleet.score_global(request, model)
-    times = [check.seconds(lambda: fleet.score_global(request, model)) for _ in range(check.rounds)]
-    return {"us_per_client": 1e6 * statistics.median(times) / count}
+    return job("mlp", 1, 1, algorithm=algorithm)[0], people, request
+
+
+def _seconds_of_scores(check: Check, request: ScoreRequest, score: Callable[[], object]) -> Values:
+    score()
+    times = [check.seconds(score) for _ in range(check.rounds)]
+    return {"us_per_client": 1e6 * statistics.median(times) / len(request.clients)}
 
 
 SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
@@ -554,7 +634,7 @@ SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
     "determinism": (determinism, 50),
     "steps": (steps, 75),
     "rounds": (rounds, 45),
-    "yardstick": (yardstick, 45),
+    "yardstick": (yardstick, 60),
     "options": (options, 60),
     "assertion": (assertion, 15),
 }

@@ -89,6 +89,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--users", nargs="+", type=_positive, default=[1000, 1_000_000], help="many-users: numbers of users"
     )
     parser.add_argument("--cifar-users", type=_positive, default=1000, help="cifar10: number of users (default: 1000)")
+    parser.add_argument("--cifar-cohort", type=_positive, default=50, help="cifar10: users in a round (default: 50)")
     parser.add_argument("--parameters", type=_positive, default=20_000_000, help="large-model: about how many")
     parser.add_argument(
         "--layout",
@@ -133,7 +134,7 @@ def _jobs(name: str, args: argparse.Namespace) -> list[Job]:
     if name in (jobs.PIXELS, jobs.NEXT_WORDS):
         return [(jobs.pixels if name == jobs.PIXELS else jobs.next_words)(rounds)]
     if name == jobs.CIFAR10:
-        return [jobs.cifar10(rounds, users=args.cifar_users)]
+        return [jobs.cifar10(rounds, users=args.cifar_users, cohort=args.cifar_cohort)]
     if name == jobs.LARGE_MODEL:
         return [jobs.large_model(rounds, parameters=args.parameters)]
     if not (root := data_folder()):

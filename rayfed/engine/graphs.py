@@ -3,23 +3,26 @@
 Launching the kernels of a small step one by one takes ten times as long as the kernels; a graph launches them at once.
 It repeats them on the same memory, with the same numbers from Python. So inputs are copied into its memory, and so is
 the learning rate where a schedule changes it. A step that reads other changing numbers, draws random ones or waits for
-the GPU runs by itself.
+the GPU runs by itself. What cannot be seen, such as a global variable, is found by its effect: steps are compared with
+their replays from time to time.
 """
 
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.algorithm import Context, Exchange, State
 from rayfed.core.errors import error_line
 from rayfed.core.task import Batch
-from rayfed.core.trees import clone, named_tensors, tree_map
+from rayfed.core.trees import as_real, clone, named_tensors, tree_map
+from rayfed.engine.purity import ImpureHook
 
 Result = tuple[State, dict[str, Tensor]]
 Step = Callable[[Context, State, State, Batch], Result]
@@ -38,8 +41,13 @@ Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 
 ENOUGH_STEPS = 20
 """Steps of a kind that a host takes before it captures one, which takes as long as several of them."""
+CHECK_AFTER = 100
+"""Replays after which a step is taken beside one and compared again, and again when they are twice as many."""
 REPLAYED = "replayed"
 _MOST_KINDS = 8  # of steps, whose graphs a host keeps
+_DEEP = 6  # levels of objects in which numbers that a step may read are looked for
+_NOISE = 10  # times the difference of a step from itself by which its replay may differ from it
+_ROUNDING = 1e-4  # beside that, as a share of what the step changes
 _WARM_UPS = 3  # runs before a capture, in which libraries take memory on its stream
 _LASTING = (
     *("task", "optimizer", "batch_size", "rounds", "keep_optimizer", "stage", "exchange", "phase"),
@@ -54,13 +62,17 @@ class NotCaptured(RuntimeError):
 class StepGraphs:
     """The graphs of a host, one for each kind of steps, of those kinds that were used last.
 
+    Args:
+        enough_steps: The steps of a kind that are taken before one is captured; `ENOUGH_STEPS` by default.
+
     Attributes:
         counts: The steps by what became of them: `REPLAYED`, or why not.
         failure: Why nothing is captured any more; empty unless CUDA broke off a capture.
     """
 
-    def __init__(self, capture: Capture):
+    def __init__(self, capture: Capture, enough_steps: int | None = None):
         self.capture = capture
+        self.enough_steps = enough_steps or ENOUGH_STEPS
         self.counts = Counter[str]()
         self.failure = ""
         self._kinds: list[_Kind] = []
@@ -99,6 +111,8 @@ class _Kind:
         self.reason = ""
         self.graph: _Graph | None = None
         self.checked = False  # a step after the captured one, with other inputs, gave what its replay gives
+        self.replays = 0
+        self.next_check = CHECK_AFTER  # the replays before it
 
 
 class GraphedStep:
@@ -113,27 +127,20 @@ class GraphedStep:
         self._step = step
         self._rates: Rates | None = None  # where a schedule changes them; for all steps, captured or not
         self._kinds: dict[Any, _Kind] = {}  # by the form of the batch: only the last batch, or a block, has another
+        self._state = _python_state(exchange)
 
     def __call__(self, ctx: Context, work: State, down: State, batch: Batch) -> Result:
-        form = _form(batch)
-        if form not in self._kinds:
-            of_inputs = _form((work, down, batch))
-            kind = self._graphs.kind(self._exchange, _lasting(ctx), of_inputs)
-            self._kinds[form] = kind
-            if not ctx.schedule.is_constant:
-                self._rates = self._graphs.rates(ctx, _example(work, batch))
-            if kind.graph is not None:
-                _copy(kind.graph.down, down)
-                _copy(kind.graph.rates, tuple(self._rates or ()))
-        kind = self._kinds[form]
-        if kind.graph is not None and kind.checked:
+        kind = self._kind(ctx, work, down, batch)
+        if kind.graph is not None and kind.checked and kind.replays < kind.next_check:
+            kind.replays += 1
             self._graphs.counts[REPLAYED] += 1
             return kind.graph.replay(work, batch)
         kind.steps += 1
-        self._graphs.counts[kind.reason or f"fewer than {ENOUGH_STEPS} steps alike"] += 1
+        enough = self._graphs.enough_steps
+        self._graphs.counts[kind.reason or f"fewer than {enough} steps alike"] += 1
         if self._rates is not None:
             ctx = ctx.with_rates(*self._rates)
-        if kind.reason or kind.steps < ENOUGH_STEPS:
+        if kind.reason or kind.steps < enough:
             return self._step(ctx, work, down, batch)
         if kind.graph is None:
             take = self._captured
@@ -145,6 +152,20 @@ class GraphedStep:
             _log_once(kind.reason)
         return result
 
+    def _kind(self, ctx: Context, work: State, down: State, batch: Batch) -> _Kind:
+        """Return the kind of a step, whose graph has the `down` and the rates of this phase."""
+        form = _form(batch)
+        if form not in self._kinds:
+            of_inputs = _form((work, down, batch))
+            kind = self._graphs.kind(self._exchange, self._state, _lasting(ctx), of_inputs)
+            self._kinds[form] = kind
+            if not ctx.schedule.is_constant:
+                self._rates = self._graphs.rates(ctx, _example(work, batch))
+            if kind.graph is not None:
+                _copy(kind.graph.down, down)
+                _copy(kind.graph.rates, tuple(self._rates or ()))
+        return self._kinds[form]
+
     def _captured(self, kind: _Kind, ctx: Context, work: State, down: State, batch: Batch) -> Result:
         """Take a step, and capture it if those to come can be replayed."""
         before = clone(work)
@@ -153,6 +174,8 @@ class GraphedStep:
         result = self._step(watched, work, down, batch)
         form = kind.key[-1][0]
         kind.reason = self._graphs.failure or _obstacle(watched, random, form, before, result[0])
+        if _python_state(self._exchange) != self._state:
+            kind.reason = "the step changes attributes of the algorithm"
         if not kind.reason:
             try:
                 kind.graph = _Graph(self._graphs.capture, self._step, ctx, before, down, batch)
@@ -163,17 +186,30 @@ class GraphedStep:
         return result
 
     def _checked(self, kind: _Kind, ctx: Context, work: State, down: State, batch: Batch) -> Result:
-        """Take a step, and compare it with its replay: equal to the bit, or as close as the step is to itself."""
+        """Take a step, and compare it with its replay: equal to the bit, or as close as the step is to itself.
+
+        Raises:
+            ImpureHook: Replays before gave wrong numbers, too: they have repeated what has changed since.
+        """
         assert kind.graph is not None
-        inputs = clone(work)
-        replayed = clone(kind.graph.replay(inputs, batch))
-        again = self._step(ctx, clone(inputs), down, batch)
-        result = self._step(ctx, work, down, batch)
-        is_alike: Callable[[Tensor, Tensor], bool] = functools.partial(torch.allclose, rtol=1e-4, atol=1e-6)
+        before = clone(work)
+        replayed = clone(kind.graph.replay(before, batch))
+        again = self._step(ctx, clone(before), down, batch)
+        result = self._step(ctx, clone(before), down, batch)  # `work` may be the memory of the graph
+        difference = _difference(replayed, result, before)
+        is_alike = difference <= _NOISE * _difference(again, result, before) + _ROUNDING
+        if kind.replays and not is_alike and math.isfinite(difference):
+            raise ImpureHook(
+                f"{type(self._exchange).__name__}.step: gives other numbers than its CUDA graph, which has repeated it "
+                f"{kind.replays} times: it reads something that changes besides its arguments, such as a global "
+                "variable; keep that in the state, or set placement.cuda_graphs=false"
+            )
         if _equal(again, result):
-            is_alike = torch.equal
-        kind.checked = _equal(replayed, result, is_alike)
-        if not kind.checked:
+            is_alike = _equal(replayed, result)
+        kind.checked = is_alike
+        if kind.replays:
+            kind.next_check = 2 * kind.replays
+        if not is_alike:
             kind.reason = "a graph of the step gives other numbers"
         return result
 
@@ -332,10 +368,63 @@ def _write(memory: Any, tree: Any) -> None:
     tree_map(lambda old, new: old if new is old else old.copy_(new), memory, others)
 
 
-def _equal(tree: Any, other: Any, test: Callable[[Tensor, Tensor], bool] = torch.equal) -> bool:
+def _equal(tree: Any, other: Any) -> bool:
     tests: list[bool] = []
-    tree_map(lambda a, b: tests.append(test(a, b)), tree, other)
+    tree_map(lambda a, b: tests.append(torch.equal(a, b)), tree, other)
     return all(tests)
+
+
+def _difference(found: Result, wanted: Result, before: State) -> float:
+    """Return by how much two results of a step from `before` differ, as a share of what the step changes.
+
+    Weights themselves change so little in a step that a wrong learning rate would be taken for rounding.
+    """
+    of_state = _share(found[0], wanted[0], before)
+    of_metrics = _share(found[1], wanted[1], {})
+    return of_state + of_metrics
+
+
+def _share(found: Any, wanted: Any, before: Any) -> float:
+    """Return |found − wanted| / |wanted − before|, each over all tensors of a tree."""
+    starts = dict(named_tensors(before))
+    ends = dict(named_tensors(wanted))
+    errors = 0.0
+    changes = 0.0
+    for path, tensor in named_tensors(found):
+        end = as_real(ends[path]).double()
+        change = end
+        if path in starts:
+            change = end - as_real(starts[path]).double()
+        errors += float((as_real(tensor).double() - end).square().sum())
+        changes += float(change.square().sum())
+    if not errors:
+        return 0.0
+    if not changes:
+        return math.inf
+    return math.sqrt(errors / changes)
+
+
+def _python_state(value: Any, levels: int = _DEEP) -> Any:
+    """Return what a step may read of an exchange or another object, so that a change is seen by comparison."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if not levels or isinstance(value, (type, nn.Module)):
+        return id(value)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    if isinstance(value, (list, tuple)):
+        return [_python_state(item, levels - 1) for item in value]
+    if isinstance(value, dict):
+        return {key: _python_state(item, levels - 1) for key, item in value.items()}
+    if callable(value) or not hasattr(value, "__dict__"):
+        return id(value)
+    states = [_python_state(vars(value), levels - 1)]
+    for kind in type(value).__mro__:
+        if not kind.__module__.startswith(("rayfed.", "builtins")):  # whose classes count nothing
+            states.append({name: item for name, item in vars(kind).items() if type(item) in (int, float)})
+    return states
 
 
 @functools.cache

@@ -36,7 +36,7 @@ from rayfed.engine.scoring import (
     scores_of_changed_inputs,
     unread_scores,
 )
-from rayfed.engine.training import InBf16, Job, Phases, Trained, draw_phases, fastest_width, train
+from rayfed.engine.training import InBf16, Job, Phases, Trained, TrainedBlock, draw_phases, fastest_width, train
 from rayfed.metrics.base import OfChangedInputs, OfPredictions, OfTraining, Value
 
 CLIENTS_AT_ONCE = 64
@@ -60,6 +60,7 @@ class Host:
     Attributes:
         ctx: The context common to all hooks; its task lies on this host's device.
         graphs: The CUDA graphs of its steps; None on a CPU, and where there are to be none.
+        room_ahead: The bytes of trained clients that may wait while others train; 0 on a CPU, which is always busy.
     """
 
     def __init__(
@@ -89,6 +90,9 @@ class Host:
         self.graphs: StepGraphs | None = None
         if on_gpu and blueprint.cuda_graphs:
             self.graphs = StepGraphs(CudaCapture(self.ctx.task.device))
+        self.room_ahead = 0.0
+        if on_gpu:
+            self.room_ahead = room_for(None, self.ctx.task.device, share) / 4
         self._share = share
         room = room_for(blueprint.data_on_device, device, share)
         held_out = self.algorithm.held_out_share
@@ -317,8 +321,12 @@ class Host:
                 inputs = part.x.nbytes
             most = int(room / (inputs + _COPIES * nbytes(work) + 1))
 
+            graphs = None
+            if self.graphs is not None:  # all blocks but the first one replay their steps, as most steps of a run
+                graphs = StepGraphs(self.graphs.capture, enough_steps=1)
+
             def block(width: int) -> None:
-                self._train(exchange, [job] * width, graphs=None)  # of which few steps would be replayed
+                self._train(exchange, [job] * width, graphs)
                 self._synchronise()
                 if peak_bytes(task.device) > room:
                     raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
@@ -337,9 +345,46 @@ class Host:
 
         What a client trains in this round depends on its availability, unless `changes` says it.
         """
+        blocks = self._trained_blocks(exchange, request, down, unicast, states, changes)
+        for block in self._one_ahead(blocks):
+            for job, trained in block.clients():
+                self._check_finite(job, trained)
+                yield job, trained
+                del job, trained  # whose weights would stay in memory while the next block trains
+
+    def _one_ahead(self, blocks: Iterator[TrainedBlock]) -> Iterator[TrainedBlock]:
+        """Yield each block when the next one was launched, where both may be in the memory of a GPU.
+
+        Whoever reads the results of a block then waits while the GPU has work.
+        """
+        before: TrainedBlock | None = None
+        for block in blocks:
+            if before is not None:
+                yield before
+                before = None
+            is_small = self.room_ahead > 0 and nbytes(block.work) < self.room_ahead
+            if is_small:
+                before = block
+            else:
+                yield block
+            del block
+        if before is not None:
+            yield before
+
+    def _trained_blocks(
+        self,
+        exchange: Exchange,
+        request: Request,
+        down: State,
+        unicast: States,
+        states: States,
+        changes: dict[str, Any],
+    ) -> Iterator[TrainedBlock]:
+        """Start the clients of `request`, and launch their steps, block by block; see `_trained`."""
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
         drawn = self._drawn(exchange, request, changes)
+        hook = f"{type(exchange).__name__}.step"
         while block := list(itertools.islice(drawn, request.vmap_clients)):
             jobs = []
             for ctx, phases in block:
@@ -354,12 +399,10 @@ class Host:
                 work = exchange.start(ctx, state, fields)
                 part = self.data.parts(client)["train"]
                 jobs.append(Job(client, part, phases, work, ctx, state, fields))
-            hook = f"{type(exchange).__name__}.step"
             with untouched(hook, down=jobs[0].down, client=jobs[0].state):
-                results = self._train(exchange, jobs, self.graphs)
-            for job in jobs:
-                self._check_finite(job, results[0])
-                yield job, results.pop(0)
+                launched = self._train(exchange, jobs, self.graphs)
+            del jobs
+            yield launched
 
     def _drawn(self, exchange: Exchange, request: Request, changes: dict[str, Any]) -> Iterator[tuple[Context, Phases]]:
         """Yield the context of each client of `request`, without its data, and the batches of its phases.
@@ -378,7 +421,7 @@ class Host:
             while ahead:
                 yield ahead.pop(0)  # which would else keep the client's data
 
-    def _train(self, exchange: Exchange, jobs: Sequence[Job], graphs: StepGraphs | None) -> list[Trained]:
+    def _train(self, exchange: Exchange, jobs: Sequence[Job], graphs: StepGraphs | None) -> TrainedBlock:
         if self.bf16:
             exchange = InBf16(exchange)
         return train(exchange, jobs, self._streams, self.augment, graphs)

@@ -4,6 +4,7 @@ A step of a block takes the same number of operations for any number of clients,
 Only the draws of an augmentation, and batches that each client makes alone (`_stacked`), take more for more clients.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from rayfed.algorithm import NO_DATA, Context, Delegate, Exchange, Phase, State
 from rayfed.augment.base import Augment
+from rayfed.core.errors import breaks_device
 from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
 from rayfed.core.private_gradients import of_one_size
 from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map
-from rayfed.engine.device import breaks_device
 from rayfed.engine.device_data import Part, batch_count, batch_rows, poisson_rows
 from rayfed.engine.graphs import GraphedStep, Result, Step, StepGraphs
 
@@ -62,22 +63,42 @@ class Trained(NamedTuple):
     metrics: dict[str, float]
 
 
+@dataclass
+class TrainedBlock:
+    """What the clients of a block have trained, perhaps before the device has finished.
+
+    Attributes:
+        jobs: The clients.
+        work: The `work` of each.
+        sums: Returns the sums of each client's metrics, after a wait for the device.
+    """
+
+    jobs: list[Job]
+    work: list[State]
+    sums: "Callable[[], list[_Sums]]"
+
+    def clients(self) -> Iterator[tuple[Job, Trained]]:
+        """Yield each client with its result, which is not kept here."""
+        for sums in self.sums():
+            yield self.jobs.pop(0), Trained(self.work.pop(0), sums.means())
+
+
 def train(
     exchange: Exchange,
     jobs: Sequence[Job],
     streams: Streams,
     augment: Augment | None = None,
     graphs: StepGraphs | None = None,
-) -> list[Trained]:
+) -> TrainedBlock:
     """Run all phases for all jobs, with `torch.vmap` if there is more than one job, from `graphs` if there are."""
     if len(jobs) == 1:
-        return [_train_alone(exchange, jobs[0], streams, augment, graphs)]
+        return _train_alone(exchange, jobs[0], streams, augment, graphs)
     return _train_together(exchange, jobs, streams, augment, graphs)
 
 
 def _train_alone(
     exchange: Exchange, job: Job, streams: Streams, augment: Augment | None, graphs: StepGraphs | None
-) -> Trained:
+) -> TrainedBlock:
     """Run all phases for one client."""
     work = clone(job.work)  # steps may change it in place
     totals = _Sums()
@@ -94,16 +115,16 @@ def _train_alone(
                 totals.take(name, value)
         if graphs is not None:
             work = clone(work)  # a graph's memory is that of the next client
-    return Trained(work, totals.means())
+    return TrainedBlock([job], [work], lambda: [totals])
 
 
 def _train_together(
     exchange: Exchange, jobs: Sequence[Job], streams: Streams, augment: Augment | None, graphs: StepGraphs | None
-) -> list[Trained]:
+) -> TrainedBlock:
     """Run all phases for several clients at once; those with the most batches come first in the block."""
     work = [job.work for job in jobs]  # a block stacks them, which copies
     down = jobs[0].down  # the fields that a step reads are common to all clients
-    totals = [_Sums() for _ in jobs]
+    of_phases: list[tuple[list[int], BlockSums]] = []
     pool = _pool_of(exchange, jobs, augment)
     for number, phases in enumerate(zip(*(job.phases for job in jobs), strict=True)):
         # common to all clients: a step finds what is its client's in `work`
@@ -120,11 +141,20 @@ def _train_together(
         else:
             batches = pool.batches(drawn, order, seeds)
         ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts, graphs)
-        for i, end, of_client in zip(order, ends, sums.of_clients(), strict=True):
+        of_phases.append((order, sums))
+        for i, end in zip(order, ends, strict=True):
             work[i] = end
-            for name, (total, count) in of_client.items():
-                totals[i].take(name, total, count)
-    return [Trained(state, sums.means()) for state, sums in zip(work, totals, strict=True)]
+    return TrainedBlock(list(jobs), work, partial(_sums_of_clients, of_phases, len(jobs)))
+
+
+def _sums_of_clients(of_phases: "Sequence[tuple[list[int], BlockSums]]", count: int) -> "list[_Sums]":
+    """Return the sums of each of `count` clients over all phases; each phase has the clients in its own order."""
+    totals = [_Sums() for _ in range(count)]
+    for order, sums in of_phases:
+        for i, of_client in zip(order, sums.of_clients(), strict=True):
+            for name, (total, steps) in of_client.items():
+                totals[i].take(name, total, steps)
+    return totals
 
 
 def _begin_phase(streams: Streams, jobs: Sequence[Job], number: int) -> Context:
@@ -245,18 +275,26 @@ def _stacked(batches: Sequence[Iterator[Batch]], counts: Sequence[int]) -> Itera
 
 
 class Pool:
-    """The training examples of all clients of a block in one tensor, from which their batches are taken at once."""
+    """The training examples of all clients of a block in one tensor, from which their batches are taken at once.
+
+    It is the tensor of all clients' examples where they have one, and else those of the block are joined.
+    """
 
     def __init__(self, parts: Sequence[Part], augment: Augment | None = None):
         self._normalise = parts[0].normalise
         self._augment = augment
+        places = [part.rows for part in parts if part.rows is not None]
+        if len(places) == len(parts):
+            self._x, self._y, _ = places[0]
+            self._first = [place.first for place in places]
+            return
         inputs = []
         for part in parts:
             if isinstance(part.x, Tensor):
                 inputs.append(part.x)
         self._x = torch.cat(inputs)
         self._y = torch.cat([part.y for part in parts])
-        self._first = np.cumsum([0, *map(len, parts)])
+        self._first = list(itertools.accumulate(map(len, parts), initial=0))
 
     def batches(self, rows: Sequence[Rows], order: Sequence[int], seeds: Sequence[SeedBatch]) -> Iterator[Batch]:
         """Yield the batch [clients, batch, ...] of each step, of the clients that still train.
@@ -273,8 +311,8 @@ class Pool:
         table = np.empty((counts[0], len(order), batch_size), dtype=np.int64)
         for place, (i, count) in enumerate(zip(order, counts, strict=True)):
             if count:
-                in_pool = np.stack(rows[i]) + self._first[i]
-                table[:count, place] = in_pool
+                of_client = np.concatenate(rows[i]).reshape(count, batch_size)
+                table[:count, place] = of_client + self._first[i]
         on_device = torch.from_numpy(table).to(self._y.device, non_blocking=True)
         for step, live in enumerate(_live_clients(counts)):
             now = on_device[step, :live]

@@ -4,6 +4,7 @@ CUDA is not needed: `helpers.taped_graphs` repeats recorded operations as a grap
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from unittest.mock import Mock
 
@@ -15,13 +16,15 @@ from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.ids import Moment
 from rayfed.core.lr_schedule import CONSTANT, Exponential
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import tree_map
-from rayfed.engine import graphs
+from rayfed.engine import graphs, host
+from rayfed.engine.fleet import Request
 from rayfed.engine.graphs import REPLAYED, NotCaptured, StepGraphs
 from rayfed.engine.host import LocalFleet
-from rayfed.engine.purity import facts
+from rayfed.engine.purity import ImpureHook, facts
 from rayfed.engine.server import Evaluation, Server
 
 CHANGED = 1.0
@@ -199,3 +202,142 @@ def test_a_step_that_draws_random_numbers_runs_by_itself():
     people, model = blobs(), net(batch_norm=False)
     model.body.append(torch.nn.Dropout())
     assert set(replayed(blueprint(FedAvg(), people, model=model), people)) == {"the step draws random numbers"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts(FedAvg):
+    """Its gradients are divided by a count that an attribute holds, which one of its hooks increases."""
+
+    where: str
+    seen: dict = dataclasses.field(default_factory=dict)
+
+    def count(self, hook):
+        if hook == self.where:
+            self.seen["calls"] = self.seen.get("calls", 0) + 1
+
+    def correct(self, ctx, grads, work, down):
+        self.count("step")
+        return tree_map(lambda g: g / (1 + self.seen.get("calls", 0) / 100), grads)
+
+    def finish(self, ctx, work, client, down, data):
+        self.count("finish")
+        return super().finish(ctx, work, client, down, data)
+
+
+def counts_of(algorithm, **changes):
+    """Return what became of the steps of a run with graphs."""
+    people = blobs()
+    plan = blueprint(algorithm, people, model=net(batch_norm=False), **changes)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    server.fleet.host.graphs = StepGraphs(taped_graphs.capture)
+    list(server.run())
+    return server.fleet.host.graphs.counts
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_step_that_counts_its_calls_in_an_attribute_runs_by_itself(width):
+    assert "the step changes attributes of the algorithm" in (
+        counts := counts_of(Counts(where="step"), vmap_clients=width)
+    )
+    assert REPLAYED not in counts
+
+
+def test_steps_after_another_hook_has_changed_an_attribute_are_of_another_kind():
+    """Twenty steps of a client are alike, and those of the next client are not."""
+    people = blobs()
+    plan = blueprint(Counts(where="finish"), people, model=net(batch_norm=False), rounds=3)
+    weights = []
+    for capture in (None, taped_graphs.capture):
+        object.__setattr__(plan.algorithm, "seen", {})
+        server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+        server.fleet.host.graphs = StepGraphs(capture) if capture else None
+        list(server.run())
+        weights.append(facts(server.state["weights"]))
+    assert weights[0] == weights[1]
+    assert server.fleet.host.graphs.counts[REPLAYED] == 3 * (1 + 2 + 3 + 5)  # of 4, 5, 6 and 8 steps, less three each
+
+
+LEVEL = 1.0
+"""A number that steps of `Global` take from Python; it changes once."""
+
+
+class Global(FedAvg):
+    """Multiplies gradients by a global variable, which changes in the fourth round by a hundredth."""
+
+    def broadcast(self, ctx, server):
+        global LEVEL
+        LEVEL = 1.01 if ctx.round >= 4 else 1.0
+        return super().broadcast(ctx, server)
+
+    def correct(self, ctx, grads, work, down):
+        return tree_map(lambda g: g * LEVEL, grads)
+
+
+def test_a_global_variable_that_changes_later_is_found_at_the_next_check_and_ends_the_run(monkeypatch):
+    monkeypatch.setattr(graphs, "CHECK_AFTER", 50)  # replays; a round has 23 steps
+    assert counts_of(Global(), rounds=3)[REPLAYED] == 3 * 23 - 3 - 1  # one is compared after 50
+    with pytest.raises(
+        ImpureHook, match=r"^Global\.step: gives other numbers than its CUDA graph, .* 100 times.*global"
+    ) as raised:
+        counts_of(Global(), rounds=6)
+    assert "\n" not in str(raised.value)
+    assert "placement.cuda_graphs=false" in str(raised.value)
+
+
+def test_later_checks_of_a_pure_step_change_nothing(monkeypatch):
+    monkeypatch.setattr(graphs, "CHECK_AFTER", 3)
+    people = blobs()
+    for width in (1, 4):
+        plan = blueprint(Scaffold(), people, model=net(batch_norm=False), rounds=4, vmap_clients=width)
+        assert replayed(plan, people)[REPLAYED] > 10
+
+
+NOISE = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noisy(FedAvg):
+    """Its steps differ by rounding from call to call, as those of a GPU may; a graph has another rate by a factor."""
+
+    factor: float
+
+    def correct(self, ctx, grads, work, down):
+        number = 1 + next(NOISE) % 7 * 1e-8
+        if torch.utils._python_dispatch._get_current_dispatch_mode_stack():  # in a capture
+            number = self.factor
+        return tree_map(lambda g: (g.double() * number).float(), grads)
+
+
+@pytest.mark.parametrize(("factor", "is_replayed"), [(1.0, True), (1.001, False)])
+def test_what_a_noisy_step_changes_is_compared_and_not_its_weights(factor, is_replayed):
+    """A step changes weights by a few per cent, and a thousandth of that would be taken for rounding."""
+    counts = counts_of(Noisy(factor=factor), rounds=2)
+    assert (counts[REPLAYED] > 0) == is_replayed
+    assert ("a graph of the step gives other numbers" in counts) != is_replayed
+
+
+def test_the_number_of_clients_at_once_is_measured_on_replayed_steps(monkeypatch):
+    people = blobs()
+    plan = blueprint(FedAvg(), people, model=net(batch_norm=False), rounds=2, vmap_clients=4)
+    fleet = LocalFleet(plan, people)
+    fleet.host.graphs = StepGraphs(taped_graphs.capture)
+    made = []
+
+    def noted(capture, enough_steps):
+        made.append(StepGraphs(capture, enough_steps))
+        return made[-1]
+
+    monkeypatch.setattr(host, "StepGraphs", noted)
+    task = fleet.host.ctx.task
+    request = Request(moment=Moment("round", 1), cohort=(0,), clients=(0,), vmap_clients=4)
+    width = fleet.host.fastest_width(request, {"weights": task.initial_weights()}, {}, {})
+    assert 1 <= width <= 4
+    (measured,) = made
+    assert measured.counts[REPLAYED] > 0
+    assert not fleet.host.graphs.counts
+    server = Server(plan, people, fleet, Evaluation(points=()))
+    list(server.run())
+    found = facts(server.state)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+    list(server.run())
+    assert facts(server.state) == found
