@@ -1,13 +1,14 @@
 """Reading the results of one experiment, or of all experiments in a folder, also while trials still write.
 
 The scores of a large sweep would take gigabytes as data frames. Reports show means over clients, and values of clients
-only in a few rounds. Both follow from the scores of one trial at a time, so all files stay compressed in memory.
+only in a few rounds. Both follow from the scores of a few trials at a time, so all files stay compressed in memory.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -30,11 +31,19 @@ _STRINGS = string_columns(METRICS_SCHEMA)
 _SCHEMAS = {"rounds": ROUNDS_SCHEMA, "events": EVENTS_SCHEMA}
 _OF_SEVERAL_LINES = ("traceback",)
 _NO_ROWS = METRICS_SCHEMA.empty_table()
+_ROWS_AT_ONCE = 200_000  # of several trials, which become data frames together
 _COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
 
 
+class _Reduced(NamedTuple):
+    """What reports read of all rounds of a trial: what `aggregate_clients` returns, and what `count_scores` returns."""
+
+    curves: pd.DataFrame
+    counts: pd.DataFrame
+
+
 class TrialScores:
-    """The rows of one trial in the table `metrics`.
+    """The rows of one trial in the table `metrics`, compressed.
 
     Args:
         files: The contents that `read_checked` returned.
@@ -44,11 +53,17 @@ class TrialScores:
     def __init__(self, files: Sequence[bytes], experiment: str | None = None):
         self._files = files
         self._experiment = experiment
+        self._reduced: _Reduced | None = None
 
     def renamed(self, experiments: Mapping[tuple[str, str], str]) -> "TrialScores":
         """Return the same scores under the name in `experiments`, by the experiment and the trial."""
-        for key in self.counts[TRIAL].head(1).itertuples(index=False, name=None):
-            return TrialScores(self._files, experiments.get(key))
+        before = self.reduced
+        for key in before.counts[TRIAL].head(1).itertuples(index=False, name=None):
+            name = experiments.get(key)
+            renamed = TrialScores(self._files, name)
+            if name is not None:
+                renamed._reduced = _Reduced(*(frame.assign(experiment=name) for frame in before))
+            return renamed
         return self
 
     def rows(self) -> pa.Table:
@@ -57,31 +72,82 @@ class TrialScores:
             tables.append(_printable(decompressed(file)))
         return pa.concat_tables([_NO_ROWS, *tables])
 
-    def frame(self) -> pd.DataFrame:
+    def table(self) -> pa.Table:
         """Return the rows with categories in place of strings."""
         tables = []
         for file in self._files:
             tables.append(_printable(decompressed(file, _STRINGS)))
-        frame = pa.concat_tables(tables or [_NO_ROWS]).unify_dictionaries().to_pandas()
+        table = pa.concat_tables(tables or [_NO_ROWS])
         if self._experiment is None:
-            return frame
-        experiment = pd.Categorical([self._experiment] * len(frame))
-        return frame.assign(experiment=experiment)
+            return table
+        experiment = pa.array([self._experiment] * len(table), pa.string()).dictionary_encode()
+        place = table.schema.get_field_index("experiment")
+        return table.set_column(place, "experiment", experiment)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows with categories in place of strings."""
+        return _frame([self.table()])
 
     @property
-    def curves(self) -> pd.DataFrame:
-        """What `aggregate_clients` returns."""
-        return self._reduced[0]
+    def reduced(self) -> _Reduced:
+        """The curves and counts of the trial."""
+        if self._reduced is None:
+            reduce_together([self])
+        assert self._reduced is not None
+        return self._reduced
 
-    @property
-    def counts(self) -> pd.DataFrame:
-        """What `count_scores` returns."""
-        return self._reduced[1]
 
-    @cached_property
-    def _reduced(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        frame = self.frame()
-        return _as_strings(aggregate_clients(frame)), _as_strings(count_scores(frame))
+def reduce_together(scores: Sequence[TrialScores]) -> None:
+    """Compute `TrialScores.reduced` of many trials. pandas takes as long for ten rows as for thousands."""
+    batch: dict[tuple[str, ...], TrialScores] = {}
+    tables: list[pa.Table] = []
+    for one in scores:
+        if one._reduced is not None:
+            continue
+        table = one.table()
+        names = _names_in(table)
+        if len(names) != 1:
+            one._reduced = _reduction([table])
+            continue
+        (name,) = names
+        rows = sum(map(len, tables))
+        if name in batch or rows + len(table) > _ROWS_AT_ONCE:
+            _reduce_batch(batch, tables)
+            batch = {}
+            tables = []
+        batch[name] = one
+        tables.append(table)
+    _reduce_batch(batch, tables)
+
+
+def _names_in(table: pa.Table) -> set[tuple[str, ...]]:
+    """Return the experiments and trials that rows belong to: those of one trial, in files that rayfed wrote."""
+    columns = [table.column(name).unique().to_pylist() for name in TRIAL]
+    return set(itertools.product(*columns))
+
+
+def _reduce_batch(batch: Mapping[tuple[str, ...], TrialScores], tables: Sequence[pa.Table]) -> None:
+    """Compute the reductions of trials by their names, from their rows."""
+    if not batch:
+        return
+    reduction = _reduction(tables)
+    parts = []
+    for frame in reduction:
+        of_trial = {}
+        for name, rows in frame.groupby(TRIAL, sort=False):
+            of_trial[name] = rows.reset_index(drop=True)
+        parts.append((of_trial, frame.head(0)))
+    for name, one in batch.items():
+        one._reduced = _Reduced(*(of_trial.get(name, nothing) for of_trial, nothing in parts))
+
+
+def _reduction(tables: Sequence[pa.Table]) -> _Reduced:
+    frame = _frame(tables)
+    return _Reduced(_as_strings(aggregate_clients(frame)), _as_strings(count_scores(frame)))
+
+
+def _frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
+    return pa.concat_tables(tables).unify_dictionaries().to_pandas()
 
 
 def count_scores(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -165,6 +231,7 @@ class Tables:
         places = {}
         for name, own in zip(names, before, strict=True):
             places[name] = self.places[own]
+        reduce_together(self.scores)
         renamed_scores = [scores.renamed(renamed) for scores in self.scores]
         return Tables(
             scores=renamed_scores,
@@ -183,13 +250,15 @@ class Tables:
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The clients of each round aggregated; see `aggregate_clients`."""
-        curves = [scores.curves for scores in self.scores]
+        reduce_together(self.scores)
+        curves = [scores.reduced.curves for scores in self.scores]
         return pd.concat(curves, ignore_index=True)
 
     @cached_property
     def counts(self) -> pd.DataFrame:
         """Which scores there are; see `count_scores`."""
-        counts = [scores.counts for scores in self.scores]
+        reduce_together(self.scores)
+        counts = [scores.reduced.counts for scores in self.scores]
         return pd.concat(counts, ignore_index=True)
 
     @cached_property
@@ -361,7 +430,7 @@ def of_experiment(tables: Tables, name: str) -> Tables:
     trials = tables.trials[tables.trials["experiment"] == name].reset_index(drop=True)
     scores = []
     for of_trial in tables.scores:
-        if (of_trial.counts["experiment"] == name).any():
+        if (of_trial.reduced.counts["experiment"] == name).any():
             scores.append(of_trial)
     faults = []
     for fault in tables.faults:
