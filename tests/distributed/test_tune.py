@@ -81,6 +81,28 @@ def test_tune_has_the_hyperparameters_every_round_and_a_frame_that_equals_the_ta
     assert err.count("callback Failing.on_trial_result failed (RuntimeError: mine") == 1
 
 
+@pytest.mark.slow
+def test_the_grid_of_adcol_in_the_frame_of_tune():
+    """A frame of Tune has μ and the last scores of every trial, as the tables have them."""
+    result = rayfed.sweep("adcol", quiet=True, experiment="adcol", rounds=2, seeds=[0], **{"evaluate.every": 1})
+    frame = result.tune.get_dataframe().set_index("config/job")
+    assert len(frame) == len(result.trials) == 16
+    scores = result.metrics.query("round == 2 and metric == 'accuracy'")
+    means = scores.groupby(["trial", "point", "split"])["value"].mean()
+    weights = []
+    for row in result.trials.to_dict("records"):
+        seen = frame.loc[row["trial"]]
+        assert seen["config/algorithm.name"] == row["algorithm"]
+        if row["algorithm"] in ("adcol", "fedprox"):
+            weights.append(seen["config/algorithm.mu"])
+            assert seen["config/algorithm.mu"] == row["algorithm.mu"]
+        else:
+            assert math.isnan(seen["config/algorithm.mu"])
+        for point, split in means[row["trial"]].index:
+            assert seen[f"{point}/{split}/accuracy"] == pytest.approx(means[row["trial"], point, split])
+    assert sorted(weights) == sorted([0, *[10, 1, 0.1, 0.01, 0.001] * 2, 0.1, 0.01])
+
+
 def replayed(rates, events, interval):
     """The error w - 1 by trial and round, with the exchanges that `events` tell of."""
     errors = dict.fromkeys(rates, -1.0)

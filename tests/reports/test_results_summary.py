@@ -1,6 +1,7 @@
 """Selection, means and sds against numbers worked out by hand, and the wording of the report."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.round_record import SERVER, Event
 from rayfed.reports.groups import group_trials
 from rayfed.reports.page import write_page
-from rayfed.reports.read import read
+from rayfed.reports.read import count_scores, read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import View, summarise
@@ -72,6 +73,27 @@ def test_the_files_of_a_trial_are_aggregated_as_one(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("e/metrics/*.parquet"))) == 4
     pd.testing.assert_frame_equal(tables.curves, aggregate_clients(tables.metrics))
     assert set(tables.curves["value"]) == {0.1, 0.2, 0.3}
+
+
+@pytest.mark.parametrize("at_once", [1, 200_000])
+def test_trials_that_are_aggregated_together_are_as_if_alone(tmp_path: Path, monkeypatch, at_once: int) -> None:
+    """One trial has no value, one has many clients, and a copied experiment has the same names in its rows."""
+    monkeypatch.setattr("rayfed.reports.read._ROWS_AT_ONCE", at_once)
+    add_trial(tmp_path, "t", [(0.2, 0.3), (0.9, 0.4)])
+    add_trial(tmp_path, "u", [(0.5, 0.6)], algorithm="fedprox", seed=1)
+    add_rows(tmp_path, "nothing", [row(1, 0, "a", "test", "global", "accuracy", NAN, 10)])
+    many = [row(1, client, "ab"[client % 2], "test", "global", "loss", client / 7, client + 1) for client in range(40)]
+    add_rows(tmp_path, "many", many)
+    shutil.copytree(tmp_path / "e", tmp_path / "copy")
+    tables = read(tmp_path)
+    curves, counts = [], []
+    for scores in read(tmp_path).scores:
+        rows = scores.rows().to_pandas()
+        curves.append(aggregate_clients(rows))
+        counts.append(count_scores(rows))
+    assert len(curves) == 8
+    pd.testing.assert_frame_equal(tables.curves, pd.concat(curves, ignore_index=True))
+    pd.testing.assert_frame_equal(tables.counts, pd.concat(counts, ignore_index=True))
 
 
 def of_metric(metric: str, val: list[float], test: list[float], point: str = "global") -> list[Row]:
