@@ -33,7 +33,7 @@ from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, too_often,
 from rayfed.distributed.ray_internals import is_preempted, keep_credentials_here, most_resources
 from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
-from rayfed.distributed.schedulers import scheduler_of
+from rayfed.distributed.schedulers import Chosen, scheduler_of
 from rayfed.distributed.sent_data import sent_data
 from rayfed.distributed.server_trials import ENDED
 from rayfed.distributed.shared import Shared, share
@@ -46,7 +46,6 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.progress import Bars, bars_of_sweep, note, watched
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import SweepPlan, error_lines, shown_values
-from rayfed.experiments.tuning import Tuning
 from rayfed.experiments.user_code import own_code, own_names
 from rayfed.records.progress import Progress
 from rayfed.records.storage import open_storage
@@ -68,9 +67,10 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGr
         HostLost: The recorder died, or the cluster ended.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
+    chosen = scheduler_of(plan.space, plan.configs, plan.tuning.scheduler)
     _connect_sweep(plan.configs, quiet=quiet)
     register_user_modules()
-    trials = _Trials(plan.configs, plan.space, plan.tuning, quiet=quiet)
+    trials = _Trials(plan.configs, plan.space, chosen, plan.tuning.callbacks, quiet=quiet)
     searcher: Searcher | None = None
     expected = plan.expected
     space: dict[str, Any] = {}
@@ -129,10 +129,13 @@ class _Trials(tune.Callback, tune.Stopper):
         progress: The last known progress of all trials.
     """
 
-    def __init__(self, configs: Sequence[Config], space: Space, tuning: Tuning, *, quiet: bool):
+    def __init__(
+        self, configs: Sequence[Config], space: Space, chosen: Chosen, callbacks: Sequence[tune.Callback], *, quiet: bool
+    ):
         self._configs = configs
         self._space = space
-        self._tuning = tuning
+        self._chosen = chosen
+        self._callbacks = callbacks
         self._quiet = quiet
         self._folder = configs[0].results
         self._experiment = configs[0].experiment
@@ -192,7 +195,7 @@ class _Trials(tune.Callback, tune.Stopper):
         self, space: Mapping[str, Any], files: SentFiles, work: Mapping[str, Any], searcher: "Searcher | None"
     ) -> tune.Tuner:
         search = self._space.search
-        chosen = scheduler_of(self._space, self._configs, self._tuning.scheduler)
+        chosen = self._chosen
         keep_credentials_here()
         is_buffered = chosen.scheduler is None
         os.environ.pop("TUNE_RESULT_BUFFER_LENGTH", None)
@@ -202,7 +205,7 @@ class _Trials(tune.Callback, tune.Stopper):
         callbacks: list[tune.Callback] = [self, RoundsFile()]
         search_alg: Any = searcher
         at_once = search.max_concurrent
-        callbacks += [guarded(callback, self._say) for callback in self._tuning.callbacks]
+        callbacks += [guarded(callback, self._say) for callback in self._callbacks]
         if searcher is not None and at_once is None:
             _allow_pending_trials(self._configs[0])
         if searcher is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
 from rayfed.experiments.config import Config
 from rayfed.experiments.space import Space
 
@@ -55,6 +56,8 @@ def check_tuning(space: Space, configs: Sequence[Config], given: Tuning) -> None
             f"search_alg: a search algorithm of Ray Tune knows no arms, and there are {len(space.arms)}; give one arm, "
             "or search.kind=optuna, which searches each arm with the same budget"
         )
+    if ":" in search.scheduler_name:
+        resolve(search.scheduler_name, {}, where="search.scheduler")
     if search.scheduler_name == "pbt":
         _check_packaged_population(space, configs)
     if search.scheduler_name == "hyperband":

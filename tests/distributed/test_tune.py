@@ -84,7 +84,8 @@ def test_tune_has_the_hyperparameters_every_round_and_a_frame_that_equals_the_ta
 @pytest.mark.slow
 def test_the_grid_of_adcol_in_the_frame_of_tune():
     """A frame of Tune has μ and the last scores of every trial, as the tables have them."""
-    result = rayfed.sweep("adcol", quiet=True, experiment="adcol", rounds=2, seeds=[0], **{"evaluate.every": 1})
+    space = Path(rayfed.__file__).parents[1] / "tune_spaces" / "adcol.yaml"
+    result = rayfed.sweep(space, quiet=True, experiment="adcol", rounds=2, seeds=[0], **{"evaluate.every": 1})
     frame = result.tune.get_dataframe().set_index("config/job")
     assert len(frame) == len(result.trials) == 16
     scores = result.metrics.query("round == 2 and metric == 'accuracy'")

@@ -48,6 +48,7 @@ def checked(tuning=None, **changes):
             {"search.scheduler": "hyperband", "evaluate.every": 2},
             "search.scheduler=hyperband: compares trials after any",
         ),
+        ({"search.scheduler": "nosuch:Thing"}, "search.scheduler=nosuch:Thing: no module 'nosuch' in"),
         ({"search.kind": "tune"}, "search.kind=tune: the search algorithm is given as rayfed.sweep"),
     ],
 )
