@@ -122,7 +122,9 @@ class _Trials(tune.Callback, tune.Stopper):
 
     Args:
         configs: The configurations of all trials, or the corners of a space that is searched.
-        space, tuning: How Tune searches and stops.
+        space: What Tune searches.
+        chosen: What stops trials.
+        callbacks: Callbacks of the user's.
 
     Attributes:
         interrupted: Whether Ctrl-C was pressed.
@@ -130,7 +132,13 @@ class _Trials(tune.Callback, tune.Stopper):
     """
 
     def __init__(
-        self, configs: Sequence[Config], space: Space, chosen: Chosen, callbacks: Sequence[tune.Callback], *, quiet: bool
+        self,
+        configs: Sequence[Config],
+        space: Space,
+        chosen: Chosen,
+        callbacks: Sequence[tune.Callback],
+        *,
+        quiet: bool,
     ):
         self._configs = configs
         self._space = space
