@@ -84,7 +84,8 @@ class Result:
     @classmethod
     def of(cls, plan: Plan, given: Given, weights_hash: str) -> "Result":
         """Read the outcome of `plan`, which has ended, from the folder of its results."""
-        results, experiment = plan.config.results, plan.config.experiment
+        results = plan.config.results
+        experiment = plan.config.experiment
         tables = read(results, experiment)
         metrics, rounds, trials = (table[table["trial"] == plan.trial].reset_index(drop=True) for table in tables)
         final = None
@@ -204,7 +205,8 @@ class Result:
 
     def _score(self) -> str:
         """Return the mean over clients of the metric that selects rounds, in the last round that was scored."""
-        metric, rows = self._metric(), self._last_scores()
+        metric = self._metric()
+        rows = self._last_scores()
         rows = rows[(rows["metric"] == metric) & (rows["split"] == "test")]
         if rows.empty:
             return ""

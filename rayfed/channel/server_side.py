@@ -105,10 +105,11 @@ class _Bits:
 
 def with_variances(ctx: Context, mean: State) -> State:
     """Return `mean` with running variances of at least 0: noise and attackers may make them negative."""
-    modules = []
+    names = set()
     for network in (ctx.task.model, *ctx.task.modules.values()):
-        modules.append(network.module)
-    names = {name for module in modules for name in batch_norm_statistics(module) if name.endswith(_VARIANCE)}
+        for name in batch_norm_statistics(network.module):
+            if name.endswith(_VARIANCE):
+                names.add(name)
 
     def walk(value: Any, name: str) -> Any:
         if isinstance(value, Mapping):

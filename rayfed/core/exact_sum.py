@@ -145,7 +145,9 @@ class ExactSum:
 
 def _leaves(tree: Any, names: Container[str], path: Path = ()) -> Iterator[tuple[Path, Tensor | None]]:
     """Yield the tensors of nested dicts whose own keys are in `names`, without counters."""
-    for key, value in tree.items() if isinstance(tree, dict) else ():
+    if not isinstance(tree, dict):
+        return
+    for key, value in tree.items():
         if isinstance(value, Tensor) and key in names and not is_counter(value):
             yield (*path, key), value
         yield from _leaves(value, names, (*path, key))

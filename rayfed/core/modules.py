@@ -42,10 +42,8 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
     names: set[str] = set()
     for prefix, layer in module.named_modules(remove_duplicate=False):
         if _normalises_by_statistics(layer):
-            tensors = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
-            for name, _ in tensors:
-                path = f"{prefix}.{name}" if prefix else name
-                names.add(path)
+            names.update(dict(layer.named_parameters(prefix, recurse=False)))
+            names.update(dict(layer.named_buffers(prefix, recurse=False)))
     return frozenset(names)
 
 

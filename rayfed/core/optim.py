@@ -30,9 +30,12 @@ def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | fl
     Every argument is a list with one entry per value, or a single one for all values.
     """
     if is_vectorised():
-        columns = []
+        columns: list[Iterable[Any]] = []
         for arg in args:
-            columns.append(arg if isinstance(arg, list) else itertools.repeat(arg))
+            if isinstance(arg, list):
+                columns.append(arg)
+            else:
+                columns.append(itertools.repeat(arg))
         rows = zip(values, *columns, strict=False)
         return [getattr(value, method)(*row, **options) for value, *row in rows]
     if not values:

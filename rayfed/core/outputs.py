@@ -139,9 +139,10 @@ def meaning_of_outputs(loss: Callable[..., Any], shape: Sequence[int], labels: S
     dtype = torch.from_numpy(labels[0][:0]).dtype
     is_integer = not dtype.is_floating_point
     is_bits = all(map(_are_bits, labels))
-    for axis in dict.fromkeys((1, len(shape))) if is_integer else ():
-        if len(shape) != len(form) + 1:
-            continue
+    axes: set[int] = set()
+    if is_integer and len(shape) == len(form) + 1:
+        axes = {1, len(shape)}
+    for axis in sorted(axes):
         if (*shape[: axis - 1], *shape[axis:]) == form:
             found = _of_classes(loss, shape, axis, labels)
             if found is not None:

@@ -60,7 +60,9 @@ def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | N
     wrong = np.flatnonzero(~is_class)  # also NaN, which is not equal to itself
     if len(wrong):
         label = labels[wrong[0]]
-        said = f"{label:g}" if labels.dtype.kind == "f" else str(label)
+        said = str(label)
+        if labels.dtype.kind == "f":
+            said = f"{label:g}"
         remedy = ""
         if label == -1:
             remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled"

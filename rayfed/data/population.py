@@ -147,7 +147,10 @@ class ListedClients:
         return self.clients[number].parts
 
     def examples(self) -> Sequence[Examples]:
-        return [part for client in self.clients for part in client.parts]
+        examples: list[Examples] = []
+        for client in self.clients:
+            examples += client.parts
+        return examples
 
     def read(self) -> "ListedClients":
         read = []

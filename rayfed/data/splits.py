@@ -13,7 +13,9 @@ SPELLINGS = {
     "test": ("test", "testing"),
 }
 EXPECTED = "train, val or test, also training, valid, validation, dev, development or testing"
-_SPLITS = {spelling: split for split, spellings in SPELLINGS.items() for spelling in spellings}
+_SPLITS: dict[str, str] = {}
+for _split, _spellings in SPELLINGS.items():
+    _SPLITS.update(dict.fromkeys(_spellings, _split))
 
 
 def split_named(name: str) -> str | None:
@@ -34,9 +36,7 @@ def split_masks(where: str, names: Sequence[str] | np.ndarray) -> tuple[np.ndarr
         UsageError: A name is no spelling of a split; the message starts with `where`.
     """
     different, codes = np.unique(np.asarray(names, str), return_inverse=True)
-    splits = []
-    for name in different.tolist():
-        splits.append(split_named(name))
+    splits = list(map(split_named, different.tolist()))
     if None in splits:
         unknown = different[splits.index(None)].item()
         raise UsageError(f"{where} has {unknown!r}; expected {EXPECTED}")

@@ -38,7 +38,9 @@ class GivenSearcher(Searcher):
 
     def __init__(self, plan: SweepPlan):
         super().__init__(metric=BEST, mode="max")
-        self._plan, self._populations, self._shown = plan, Populations(keep_all=True), plan.varied
+        self._plan = plan
+        self._populations = Populations(keep_all=True)
+        self._shown = plan.varied
         (self._arm,) = plan.space.adaptive
         (self._samples,) = plan.space.samples
         self._inner: Any = plan.tuning.search_alg

@@ -152,10 +152,14 @@ def downloads(
 ) -> tuple[State, dict[ClientIndex, State]]:
     """Return what every client of the cohort receives, and the further fields that some of `clients` receive."""
     down = exchange.broadcast(ctx, state)
+    if clients is None:
+        clients = ctx.cohort
     unicast = {}
-    for i in ctx.cohort if clients is None else clients:
-        unicast[i] = exchange.unicast(ctx.at(client=i), state)
-    return down, {i: fields for i, fields in unicast.items() if fields}
+    for client in clients:
+        fields = exchange.unicast(ctx.at(client=client), state)
+        if fields:
+            unicast[client] = fields
+    return down, unicast
 
 
 class Evaluator:

@@ -280,14 +280,16 @@ def scores_of_changed_inputs(
     scores = []
     for metric in metrics:
         for part in parts:
-            logits, labels = list[Tensor](), list[Tensor]()
+            logits = []
+            labels = []
             for batch in part.batches(batch_size(part)):
                 x, y = metric.changed(batch.x, batch.y, ctx.task.inputs)
                 if len(y):
                     logits.append(algorithm.predict(ctx, model, x))
                     labels.append(y)
-            values = metric.measure(torch.cat(logits), torch.cat(labels)) if labels else ()
-            scores += [as_score(metric.declared(value), point=point, **part.place) for value in values]
+            if labels:
+                for value in metric.measure(torch.cat(logits), torch.cat(labels)):
+                    scores.append(as_score(metric.declared(value), point=point, **part.place))
     return scores
 
 

@@ -127,9 +127,8 @@ class SweepPlan:
     @property
     def needs_ray(self) -> bool:
         """Whether the trials can only run with Ray Tune."""
-        search, given = self.space.search, self.tuning
-        is_searched = bool(self.space.adaptive) or search.scheduler_name != "none"
-        is_given = bool(given.callbacks) or given.scheduler is not None
+        is_searched = bool(self.space.adaptive) or self.space.search.scheduler_name != "none"
+        is_given = bool(self.tuning.callbacks) or self.tuning.scheduler is not None
         return is_searched or is_given or any(config.placement.hosts for config in self.configs)
 
     @property

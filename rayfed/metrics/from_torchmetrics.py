@@ -117,11 +117,17 @@ def named_numbers(name: str, computed: Any) -> Iterator[tuple[str, float]]:
     """
     if isinstance(computed, Mapping):
         for key, value in computed.items():
-            yield from named_numbers(f"{name}_{key}" if key else name, value)
+            if key:
+                yield from named_numbers(f"{name}_{key}", value)
+            else:
+                yield from named_numbers(name, value)
         return
     numbers = torch.as_tensor(computed).reshape(-1).tolist()
+    if len(numbers) == 1:
+        yield name, numbers[0]
+        return
     for place, number in enumerate(numbers):
-        yield f"{name}_{place}" if len(numbers) > 1 else name, number
+        yield f"{name}_{place}", number
 
 
 def torch_metric(path: str, values: Mapping[str, Any]) -> dict[str, Any]:

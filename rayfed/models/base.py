@@ -142,7 +142,9 @@ def build_model(
         if is_split:
             return module
         return prepare(module, shape, dtype)
-    split: Any = module if is_split else ensure_split(module, shape, dtype)
+    split: Any = module
+    if not is_split:
+        split = ensure_split(module, shape, dtype)
     return with_projection(split, projection, num_classes)
 
 

@@ -40,15 +40,20 @@ class MlflowRuns:
             return
         client = self._client(uri)
         known = client.get_experiment_by_name(self._experiment)
-        experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+        if known is None:
+            experiment = client.create_experiment(self._experiment)
+        else:
+            experiment = known.experiment_id
         earlier = client.search_runs(
             [experiment], f"tags.`{_TAG}` = '{trial}'", order_by=["attributes.start_time DESC"]
         )
         if continues is not None and earlier:
             run = earlier[0].info.run_id
             client.update_run(run, status="RUNNING")
-            steps = {name: client.get_metric_history(run, name) for name in earlier[0].data.metrics}
-            self._last[trial] = {name: max(metric.step for metric in history) for name, history in steps.items()}
+            self._last[trial] = {}
+            for name in earlier[0].data.metrics:
+                history = client.get_metric_history(run, name)
+                self._last[trial][name] = max(metric.step for metric in history)
         else:
             for one in earlier:
                 client.delete_run(one.info.run_id)
@@ -68,11 +73,15 @@ class MlflowRuns:
         from mlflow.entities import Metric
 
         client, run = self._runs[trial]
-        last, now = self._last[trial], int(time.time() * 1000)
-        named = {NOT_IN_TAGS.sub("_", name): float(value) for name, value in values.items()}
-        new = {name: value for name, value in named.items() if last.get(name, -1) < round}
-        client.log_batch(run, metrics=[Metric(name, value, now, round) for name, value in new.items()])
-        last.update(dict.fromkeys(new, round))
+        last = self._last[trial]
+        now = int(time.time() * 1000)
+        metrics = {}
+        for name, value in values.items():
+            name = NOT_IN_TAGS.sub("_", name)
+            if last.get(name, -1) < round:
+                metrics[name] = Metric(name, float(value), now, round)
+        client.log_batch(run, metrics=list(metrics.values()))
+        last.update(dict.fromkeys(metrics, round))
 
     def end(self, trial: str, status: str) -> None:
         self._last.pop(trial, None)

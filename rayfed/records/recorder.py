@@ -262,7 +262,8 @@ class Recorder:
         Args:
             configuration: The hash of the configuration with which the trial goes on.
         """
-        known, store = self._trials[trial], self._checkpoints_of(trial)
+        known = self._trials[trial]
+        store = self._checkpoints_of(trial)
         with storage_errors(self._home.location):
             saved = store.saved()
             own = {one["content"]["configuration"] for one in saved[:1] if "content" in one}

@@ -331,7 +331,9 @@ def check_tracking(options: Any, results: str) -> None:
     for key in ("tensorboard", "wandb"):
         value = getattr(options, key)
         if value and options.folder is None and is_url(results):
-            written = str(value).lower() if value is True else value
+            written = value
+            if value is True:
+                written = "true"
             raise UsageError(
                 f"tracking.{key}={written}: needs a local folder, and results={results} is none; give tracking.folder"
             )

@@ -31,7 +31,8 @@ class WandbRuns:
     is_slow = True
 
     def __init__(self, home: Path | None, experiment: str):
-        self._home, self._experiment = home, experiment
+        self._home = home
+        self._experiment = experiment
         self._runs: dict[str, Any] = {}  # of open trials
         self._last: dict[str, int] = {}  # their last rounds
         self.notes: list[str] = []

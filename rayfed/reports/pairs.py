@@ -29,7 +29,10 @@ def stars_against(pairs: Pairs) -> Stars:
     against = ""
     marks = {}
     p_values = {}
-    for pair in pairs.comparisons if pairs.by is None else ():
+    comparisons = pairs.comparisons
+    if pairs.by is not None:
+        comparisons = []
+    for pair in comparisons:
         first, second = pair.orders
         if pairs.baseline is not None:
             against = pair.first

@@ -98,5 +98,6 @@ def _named(names: list[str]) -> str:
     if not names:
         return ""
     shown = ", ".join(names[:_MOST_NAMED])
-    more = ", …" if len(names) > _MOST_NAMED else ""
-    return f", not in {shown}{more}"
+    if len(names) > _MOST_NAMED:
+        shown += ", …"
+    return f", not in {shown}"

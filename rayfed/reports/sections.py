@@ -190,7 +190,9 @@ class _SectionMaker:
         orders = dict(zip(self._done["trial"], self._done["order"], strict=True))
         compared = with_published(table, published, orders)
         note = published_note(compared, published)
-        return compared.table, [note] if note else []
+        if note:
+            return compared.table, [note]
+        return compared.table, []
 
     def _coverage_notes(self, shown: pd.DataFrame, split: str) -> list[str]:
         """Return notes on clients whose examples leave the metric undefined, for the table and for the choice."""

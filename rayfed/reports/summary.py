@@ -144,7 +144,9 @@ def nothing_to_show(tables: Tables) -> str:
     done = tables.done
     if done.empty:
         return "No trial is done yet."
-    are_done = "1 trial is done" if len(done) == 1 else f"{len(done)} trials are done"
+    are_done = f"{len(done)} trials are done"
+    if len(done) == 1:
+        are_done = "1 trial is done"
     counts = tables.counts.merge(done[TRIAL], on=TRIAL)
     if counts.empty:
         return f"{are_done}, and {NOT_SCORED}."

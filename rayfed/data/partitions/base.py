@@ -77,8 +77,12 @@ class Partition:
                     f"partition.redraw=true: partition.seed={self.seed} gives all seeds one split; give one of them"
                 )
             return self
-        follows = self.follows_seed if self.redraw is None else self.redraw
-        return replace(self, seed=seed if follows else 0)
+        follows = self.redraw
+        if follows is None:
+            follows = self.follows_seed
+        if follows:
+            return replace(self, seed=seed)
+        return replace(self, seed=0)
 
     def draws_tests(self, dataset: Dataset) -> bool | None:
         """Return whether the clients' test examples are drawn from their rows, and not the dataset's own.
@@ -104,7 +108,9 @@ class Partition:
         if self.stratify and not dataset.has_classes:
             form = f"{dataset.labels.dtype} {list(dataset.labels.shape)}"
             raise UsageError(f"partition.stratify=true: the labels of {dataset.name} are {form}, and no classes")
-        stratifies = bool(dataset.stratified) if self.stratify is None else self.stratify
+        stratifies = self.stratify
+        if stratifies is None:
+            stratifies = dataset.stratified
         if not stratifies or not dataset.has_classes:
             return None
         return dataset.labels

@@ -95,12 +95,18 @@ class File(Partition):
         if not stored.num_rows:
             raise UsageError(f"{where}: has no rows; expected one for each example")
         for name in COLUMNS:
-            kind, empty = plain(stored.schema.field(name).type), stored[name].null_count
-            is_number = name in _NUMBERS
-            fits = pa.types.is_integer(kind) if is_number else pa.types.is_string(kind)
+            kind = plain(stored.schema.field(name).type)
+            empty = stored[name].null_count
+            if name in _NUMBERS:
+                fits = pa.types.is_integer(kind)
+                expected = "integers from 0"
+            else:
+                fits = pa.types.is_string(kind)
+                expected = "text"
             if not fits or empty:
-                expected = "integers from 0" if is_number else "text"
-                found = f"{kind}, with {empty} empty cells" if empty else kind
+                found = str(kind)
+                if empty:
+                    found += f", with {empty} empty cells"
                 raise UsageError(f"{where}: column {name!r} is {found}; expected {expected} and no empty cells")
         # pandas' own metadata is not needed and could be damaged too.
         table = stored.replace_schema_metadata(None).to_pandas()

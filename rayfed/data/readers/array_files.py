@@ -93,7 +93,10 @@ def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """Return the uint8 array of an IDX file with the given number of dimensions (3: images, 1: labels)."""
-    with readable(path, f"an IDX file of {'images' if dimensions == 3 else 'labels'}"):
+    what = "labels"
+    if dimensions == 3:
+        what = "images"
+    with readable(path, f"an IDX file of {what}"):
         if path.suffix == ".gz":
             content = gzip.decompress(read_file(path))
         else:

@@ -1,6 +1,7 @@
 """Listings of image files in folders that are named after the classes."""
 
 import functools
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,7 +172,7 @@ def tell_absent_classes(root: Path, held: Mapping[str, set[int]], classes: Seque
     Raises:
         UsageError: A class has no image at all, or no two folders have a class in common.
     """
-    counts = Counter(label for labels in held.values() for label in labels)
+    counts = Counter(itertools.chain(*held.values()))
     for label, title in enumerate(classes):
         if not counts[label]:
             raise UsageError(f"{root}: the folders of the class {title} contain no image; expected {EXPECTED}")

@@ -24,7 +24,11 @@ def datasets_folder(root: str | None) -> Path:
 def existing(option: str, path: str | Path, expected: str, kind: str = "file") -> Path:
     """Return the absolute `path` of a user's file, or folder by `kind`; UsageError if there is none."""
     found = absolute(path)
-    if not (found.is_dir() if kind == "folder" else found.is_file()):
+    if kind == "folder":
+        is_there = found.is_dir()
+    else:
+        is_there = found.is_file()
+    if not is_there:
         problem = f"no such {kind}{looked_in(path)}"
         raise UsageError(f"{option}={path}: {problem}; {expected}")
     return found

@@ -105,7 +105,9 @@ def words(text: str) -> list[str]:
 
 def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
     """Number the most frequent words from 2; `size` includes padding (0) and unknown (1); ties by alphabet."""
-    counts = Counter(word for text in texts for word in words(text))
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     kept = ranked[: size - 2]
     return {word: number for number, word in enumerate(kept, start=2)}

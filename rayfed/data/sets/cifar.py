@@ -37,8 +37,9 @@ class CifarFiles(Published, ChannelNormalisation):
         folder = self.find(source.name)
 
         def read() -> Arrays:
-            sides = ([self._read(folder / file) for file in side] for side in (self.train, self.test))
-            return join_splits(*sides)
+            train = [self._read(folder / file) for file in self.train]
+            test = [self._read(folder / file) for file in self.test]
+            return join_splits(train, test)
 
         files = (*self.train, *self.test)
         return read_once(source.name, source, folder, files, read)

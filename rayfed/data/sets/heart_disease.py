@@ -112,7 +112,9 @@ def read_hospital(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lines = np.flatnonzero(~np.isnan(known).any(1))
     values = known[lines, :-1]
     plain = [column for column in INPUTS if column not in CATEGORIES]
-    marks = [values[:, column] == value for column, present in CATEGORIES.items() for value in present]
+    marks: list[np.ndarray] = []
+    for column, present in CATEGORIES.items():
+        marks += [values[:, column] == value for value in present]
     inputs = np.column_stack([values[:, plain], *marks])
     ill = known[lines, -1] > 0
     return inputs, ill.astype(np.int64), lines

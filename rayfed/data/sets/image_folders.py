@@ -1,5 +1,6 @@
 """Images in folders: PACS, OfficeHome, Office-Caltech-10, DomainNet's ten classes, Tiny ImageNet, and a user's own."""
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -250,7 +251,9 @@ class TinyImageNet(Published, ChannelNormalisation):
                 raise ValueError(f"{len(set(wnids))} different classes")
         entries = []
         left_out = Counter[str]()
-        for label, wnid in enumerate(wnids if "train" in self.parts else ()):
+        if "train" not in self.parts:
+            wnids = []
+        for label, wnid in enumerate(wnids):
             place = folder / "train" / wnid / "images"
             with readable(place, "a folder of images"):
                 files = image_files(place, left_out)
@@ -356,7 +359,7 @@ class ImageFolder(ImageFiles):
         if "" not in splits:
             outer = _inner_folders(root, splits)
             self._refuse_untrained(root, splits, outer)
-        combined = [os.path.join(split, name) for split in splits for name in outer]
+        combined = itertools.starmap(os.path.join, itertools.product(splits, outer))
         inner = _inner_folders(root, combined)
         is_whole = not inner or self.domains == [WHOLE]
         if is_whole:
@@ -405,8 +408,8 @@ class ImageFolder(ImageFiles):
 
 def _inner_folders(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the sorted names of the folders in those of `paths`, below `root`, that exist."""
-    existing_paths = []
+    names = set[str]()
     for path in paths:
         if (root / path).is_dir():
-            existing_paths.append(root / path)
-    return sorted({name for path in existing_paths for name in folders(path)})
+            names.update(folders(root / path))
+    return sorted(names)

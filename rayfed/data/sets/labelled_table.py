@@ -250,10 +250,13 @@ class HubTables(LabelledTable):
             remedy = f"name those to read, data.splits=[{', '.join(splits)}], in which others are trained on"
             problem = f"the split {unknown[0]} is none of train, val and test"
             raise UsageError(f"data.folder={folder}: {problem}; {remedy}")
-        files = [path for split in splits for path in by_split[split]]
+        files: list[Path] = []
+        counts = []
+        for split in splits:
+            files += by_split[split]
+            counts.append(self._count_rows(by_split[split]))
         if not files:
             raise UsageError(f"data.folder={folder}: its splits have no tables")
-        counts = [self._count_rows(by_split[split]) for split in splits]
         numbers = np.arange(len(splits), dtype=np.int8)
         source = np.repeat(numbers, counts)
         kind_of_split = np.array([str(kinds[split]) for split in splits])

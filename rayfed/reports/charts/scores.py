@@ -127,7 +127,9 @@ def of_each_key(data: ChartData) -> Chart:
         rows = rows.assign(chosen=False)  # validation does not choose among data
     drawn = keys[:_MOST_PANELS]
     columns = min(2, len(drawn))
-    width = 300 if columns > 1 else WIDTH
+    width = WIDTH
+    if columns > 1:
+        width = 300
     panels = [_key_panel(rows, key, data).properties(width=width, height=240) for key in drawn]
     chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
     picked = RULE_CAPTIONS[rule].format(criterion=data.criterion)
