@@ -124,7 +124,7 @@ class Cohorts:
         if sampler.varies:
             most = clients
         self._cohort = self._checked(sampler.draw(drawing), most)
-        return tuple(ClientIndex(i) for i in self._cohort.clients)
+        return tuple(map(ClientIndex, self._cohort.clients))
 
     def weights(self, own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
         """Return the weights of a cohort in the aggregate, given the method's `own` weights before normalisation."""
@@ -134,7 +134,7 @@ class Cohorts:
         if drawn is not None and drawn.equal:
             return dict.fromkeys(cohort, 1 / len(cohort))
         if drawn is not None and drawn.factors is not None:
-            total = math.fsum(own(i) for i in self.participants)
+            total = math.fsum(map(own, self.participants))
             factors = dict(zip(drawn.clients, drawn.factors, strict=True))
             if not total:
                 return dict.fromkeys(cohort, 0.0)
@@ -190,7 +190,7 @@ class Cohorts:
 
     def _losses_now(self, round: int, clients: Sequence[int]) -> np.ndarray:
         began = time.perf_counter()
-        asked = tuple(sorted({ClientIndex(i) for i in clients}))
+        asked = tuple(sorted(set(map(ClientIndex, clients))))
         losses, self._sizes = self._losses(round, asked)
         self._asked.update(asked)
         self._seconds += time.perf_counter() - began
@@ -199,17 +199,14 @@ class Cohorts:
     def _checked(self, cohort: Cohort, size: int) -> Cohort:
         """Return a cohort with its clients in ascending order; raise BadHook if it is not valid."""
         name = f"{type(self._blueprint.sampler).__name__}.draw"
-        clients = [int(i) for i in cohort.clients]
+        clients = list(map(int, cohort.clients))
         are_different = len(set(clients)) == len(clients)
         if not 1 <= len(clients) <= size or not are_different:
             raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
-        unknown = set()
-        for i in clients:
-            if i not in self.participants:
-                unknown.add(i)
-        if unknown:
-            expected = f"positions from 0 to {len(self.participants) - 1}"
-            raise BadHook(f"{name} returned client {min(unknown)}, expected {expected}")
+        for client in sorted(clients):
+            if client not in self.participants:
+                expected = f"positions from 0 to {len(self.participants) - 1}"
+                raise BadHook(f"{name} returned client {client}, expected {expected}")
         order = sorted(range(len(clients)), key=clients.__getitem__)
         factors = cohort.factors
         if factors is not None:
@@ -489,10 +486,10 @@ class BufferedRounds(Rounds):
     def restore(self, state: Mapping[str, Any], round: int) -> None:
         self._under_way = {}
         for start, update in enumerate(self.updates[:round]):
-            self._under_way[start] = set(update.starting)
+            if update.starting:
+                self._under_way[start] = set(update.starting)
         for update in self.updates[:round]:
             self._leave((*update.replies, *update.dropped))
-        self._under_way = {start: clients for start, clients in self._under_way.items() if clients}
 
     def _leave(self, jobs: Sequence[tuple[ClientIndex, int]]) -> None:
         """Note that clients that started from a version are no longer under way."""

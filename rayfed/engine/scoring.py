@@ -200,7 +200,7 @@ def unread_scores(
     output depends on its batch.
     """
     task = ctx.task
-    lengths = [len(part) for part in parts]
+    lengths = list(map(len, parts))
     held = None
     more: list[list[Value]] = [[] for _ in parts]
     outputs: Iterable[Tensor] = predictions(algorithm, ctx, model, parts)
