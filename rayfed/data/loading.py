@@ -429,12 +429,20 @@ def _tell_equal_images(dataset: Dataset) -> None:
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order])) + 1
     for rows in np.split(order, starts):
-        first = dataset.images[rows[:1]]
-        others = (dataset.images[rows[place : place + 1]] for place in range(1, len(rows)))
-        if len(rows) > 1 and all(np.array_equal(first, other) for other in others):
+        if len(rows) > 1 and _are_equal(dataset, rows):
             domain = dataset.domains[dataset.domain[rows[0]]]
             label = dataset.labels[rows[0]]
             note(f"{dataset.name}: all {len(rows)} images of class {label} of {domain} are equal")
+
+
+def _are_equal(dataset: Dataset, rows: np.ndarray) -> bool:
+    """Return whether the images of some rows are equal; they are read one by one."""
+    first = dataset.images[rows[:1]]
+    for place in range(1, len(rows)):
+        other = dataset.images[rows[place : place + 1]]
+        if not np.array_equal(first, other):
+            return False
+    return True
 
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:

@@ -460,15 +460,17 @@ def inputs_in_double(population: Population) -> Population:
     def changed(part: Examples) -> Examples:
         x: Any = part.x[:]
         if x.dtype == np.uint8:
-            mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in (population.mean, population.std))
+            mean = np.reshape(population.mean, (-1, 1, 1))
+            std = np.reshape(population.std, (-1, 1, 1))
             x = (x / 255 - mean) / std
         elif x.dtype.kind == "f":
             x = x.astype(np.float64)
         return Examples(x, part.y, part.layout)
 
     clients = []
-    for c in population.clients:
-        clients.append(Client(c.id, c.domain, *map(changed, c.parts)))
+    for client in population.clients:
+        parts = map(changed, client.parts)
+        clients.append(Client(client.id, client.domain, *parts))
     tests = tuple(replace(test, examples=changed(test.examples)) for test in population.tests)
     return replace(population, clients=ClientTable.of(clients), tests=tests)
 

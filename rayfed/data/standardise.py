@@ -108,7 +108,10 @@ def _moments(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _standardised_source(source: PooledExamples, by: Standardisation) -> PooledExamples:
     x = np.empty_like(source.pool.x)
     for number in range(len(by.means)):
-        rows = slice(int(source.bounds[3 * number]), int(source.bounds[3 * number + 3]))
+        first = 3 * number  # of the parts of a client
+        start = int(source.bounds[first])
+        end = int(source.bounds[first + 3])
+        rows = slice(start, end)
         x[rows] = (source.pool.x[rows] - by.means[number]) / by.scales[number]
     return replace(source, pool=replace(source.pool, x=x))
 

@@ -15,7 +15,8 @@ MOST_NAMES = 12
 
 def names_in(options: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the names in `data.without`, each once and sorted, so that their order changes no trial."""
-    given: Any = checked((options or {}).get(KEY), str | list[str] | None, {}, where=f"data.{KEY}")
+    value = (options or {}).get(KEY)
+    given: Any = checked(value, str | list[str] | None, {}, where=f"data.{KEY}")
     if given is None:
         return ()
     if isinstance(given, str):

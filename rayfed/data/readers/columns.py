@@ -55,10 +55,12 @@ def _joined(files: Sequence[Path], name: str, pieces: Sequence[pa.ChunkedArray])
             parts.append(pa.table([piece], [name]))
         return pa.concat_tables(parts, promote_options="permissive")[name]
     except (pa.ArrowException, TypeError) as error:
-        first = pieces[0].type
-        path, other = next((path, piece.type) for path, piece in zip(files, pieces, strict=True) if piece.type != first)
-        found = f"column {name!r} is {other}, but {first} in {files[0].name}"
-        raise UsageError(f"{path}: {found}; write it in one type ({error_line(error)})") from error
+        types = [piece.type for piece in pieces]
+        first = types[0]
+        place = next(number for number, other in enumerate(types) if other != first)
+        found = f"column {name!r} is {types[place]}, but {first} in {files[0].name}"
+        reason = error_line(error)
+        raise UsageError(f"{files[place]}: {found}; write it in one type ({reason})") from error
 
 
 def _as_integers(piece: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -126,7 +126,10 @@ class Digits5(Published, DomainSampling):
         folder = self.find(source.name, files)
 
         def read() -> Arrays:
-            sides = ([read_side(folder / file, side)] for file, side in zip(files, SIDES, strict=True))
+            sides = []
+            for file, side in zip(files, SIDES, strict=True):
+                path = folder / file
+                sides.append([read_side(path, side)])
             return join_splits(*sides)
 
         return read_once(f"{self.name}-{domain}", source, folder, files, read)

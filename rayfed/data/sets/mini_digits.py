@@ -50,20 +50,22 @@ class MiniDomains(DomainSelection):
         domains = self.selected_domains()
         size = self.per_domain or self.most
         arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, self.generate)
-        firsts = []
+        rows_of = []
         for name in domains:
-            firsts.append(self.all_domains.index(name) * self.most)
-        rows = np.concatenate([first + np.arange(size) for first in firsts])
+            first = self.all_domains.index(name) * self.most
+            rows_of.append(np.arange(first, first + size))
+        rows = np.concatenate(rows_of)
         images = np.array(arrays["images"][rows])
         is_font = [int(name == "font") for name in domains]
         half = (0.5,) * images.shape[1]
+        numbers = np.arange(len(domains), dtype=np.int16)
         return Dataset.of(
             self.name,
             images,
             arrays["labels"][rows],
             is_test=rows % self.most % 5 == 4,
             num_classes=self.classes,
-            domain=np.repeat(np.arange(len(domains), dtype=np.int16), size),
+            domain=np.repeat(numbers, size),
             domains=domains,
             source=np.repeat(is_font, size),
             sources=self.sources,
@@ -261,7 +263,9 @@ def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling)
 def patch(photographs: list[np.ndarray], random: Random, side: int = SIDE) -> np.ndarray:
     """Return a random patch [side, side, ...] in [0, 1] of one of the photographs, uint8 [height, width, ...]."""
     photograph = photographs[random.integers(len(photographs))]
-    top, left = (int(random.integers(size - side + 1)) for size in photograph.shape[:2])
+    height, width = photograph.shape[:2]
+    top = int(random.integers(height - side + 1))
+    left = int(random.integers(width - side + 1))
     cut = photograph[top : top + side, left : left + side]
     return cut / np.float32(255)
 
