@@ -29,9 +29,9 @@ AIM = Density(nodes=7.8, conditionals=12, comprehensions=25, walruses=1)
 # These packages are denser than the aim. The numbers are a little above what was measured when this test was written.
 # They may only sink: whoever spreads a package out lowers them, and deletes its line when it has reached the aim.
 CEILINGS = {
-    "data": Density(7.8, 12, 30, 1),
-    "engine": Density(7.8, 12, 35, 1),
-    "experiments": Density(7.8, 12, 30, 1),
+    "data": Density(7.8, 12, 29, 1),
+    "engine": Density(7.8, 12, 33, 1),
+    "experiments": Density(7.8, 12, 29, 1),
     "reports": Density(7.9, 12, 25, 1),
 }
 
