@@ -32,6 +32,7 @@ from rayfed.engine.fleet import (
     Request,
     ScoreRequest,
     States,
+    Versions,
     scored_examples,
     scoring_blocks,
 )
@@ -187,7 +188,7 @@ class RayFleet:
             first.setdefault(self._calls.result(call, position), position)
         return list(first.values())
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
+    def exchange(self, request: ExchangeRequest, down: State | Versions, unicast: States) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)

@@ -14,6 +14,8 @@ from rayfed.engine.scoring import NO_METRICS, DueMetrics, Gradients, Scored
 
 States = Mapping[ClientIndex, State]
 """The states of clients, or further fields for single clients."""
+Versions = Mapping[int, State]
+"""What clients that train ahead of the clock have received, by the round in which they started."""
 _Key = TypeVar("_Key")
 _Number = TypeVar("_Number", int, float)
 
@@ -28,9 +30,8 @@ class Request:
         clients: The clients to run. The server asks for all of them, and a fleet deals them to its hosts.
         metrics: The metrics to take besides accuracy and loss.
         vmap_clients: The number of clients that a host trains at once, or the largest number to measure. Fleets set it.
-        origins: Of clients that train ahead of the clock: when each has started, and who with it. The payload for all
-            clients then has what they received, by the round of their start. The fleet keeps what they return until
-            `weigh` and `commit`.
+        origins: Of clients that train ahead of the clock: when each has started, and who with it. They have received
+            `Versions`. The fleet keeps what they return until `weigh` and `commit`.
     """
 
     moment: Moment
@@ -205,7 +206,7 @@ class Fleet(Protocol):
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         """Have a host measure `vmap_clients`, so that there is a block for each host; see `Host.fastest_width`."""
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult: ...
+    def exchange(self, request: ExchangeRequest, down: State | Versions, unicast: States) -> ExchangeResult: ...
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
 
     def commit(self, clients: Iterable[ClientIndex]) -> None:

@@ -24,7 +24,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStore
 from rayfed.engine.device import check_bf16, keep_freed_memory, peak_bytes, room_for_states, set_kernels
 from rayfed.engine.device_data import Augmented, HostData, Part, room_for
-from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States, scoring_blocks
+from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Request, ScoreRequest, States, Versions, scoring_blocks
 from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import (
@@ -110,7 +110,7 @@ class Host:
         return ExactSum(untrained=self.ctx.task.untrained)
 
     def exchange(
-        self, request: ExchangeRequest, down: State, unicast: States, states: States, total: ExactSum
+        self, request: ExchangeRequest, down: State | Versions, unicast: States, states: States, total: ExactSum
     ) -> ExchangeResult:
         """Train the clients of `request`, and add their averaged fields to `total`, an `empty_sum` at first.
 
@@ -339,7 +339,13 @@ class Host:
             return fastest_width(min(request.vmap_clients, most), block, clock)
 
     def _trained(
-        self, exchange: Exchange, request: Request, down: State, unicast: States, states: States, **changes: Any
+        self,
+        exchange: Exchange,
+        request: Request,
+        down: State | Versions,
+        unicast: States,
+        states: States,
+        **changes: Any,
     ) -> Iterator[tuple[Job, Trained]]:
         """Train the clients of `request` in blocks of its `vmap_clients`; `changes` apply to their contexts.
 
@@ -375,7 +381,7 @@ class Host:
         self,
         exchange: Exchange,
         request: Request,
-        down: State,
+        down: State | Versions,
         unicast: States,
         states: States,
         changes: dict[str, Any],
@@ -390,7 +396,7 @@ class Host:
             for ctx, phases in block:
                 client = ClientIndex(ctx.client)
                 if request.origins:
-                    received = common[str(ctx.round)]
+                    received = common[ctx.round]
                 else:
                     received = common
                 fields = received | to_memory_format(unicast.get(client, {}))
@@ -493,7 +499,7 @@ class LocalFleet:
     def choose_vmap_clients(self, request: Request, down: State, unicast: States) -> None:
         self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: States) -> ExchangeResult:
+    def exchange(self, request: ExchangeRequest, down: State | Versions, unicast: States) -> ExchangeResult:
         result = ExchangeResult(total=self.host.empty_sum())
         for part in self._parts(request):
             states = self._states_of(part.clients)

@@ -406,7 +406,7 @@ class BufferedRounds(Rounds):
             What the training cost; the rest is put into `_waiting`.
         """
         origins = {}
-        versions = {}
+        versions: dict[int, State] = {}
         unicast = {}
         for start in sorted(self._under_way):
             for client in sorted(self._under_way[start]):
@@ -415,7 +415,7 @@ class BufferedRounds(Rounds):
                 if (client, start) not in self._needed or client in self._waiting:
                     continue
                 version = self.ring[start]
-                versions[str(start + 1)] = version.down
+                versions[start + 1] = version.down
                 if client in version.unicast:
                     unicast[client] = version.unicast[client]
                 origins[client] = (Moment("round", start + 1), self.updates[start].starting)
