@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError, one_line, printable
 from rayfed.core.options import suggestion
@@ -87,6 +88,14 @@ class TrialScores:
     def frame(self) -> pd.DataFrame:
         """Return the rows with categories in place of strings."""
         return _frame([self.table()])
+
+    def of_clients(self, point: str, split: str, metric: str) -> pd.DataFrame:
+        """Return the scores of participants at a point, on a split: columns client, domain, round and value."""
+        rows = self.rows()
+        is_shown = pc.and_(pc.greater_equal(rows["client"], 0), pc.invert(rows["unseen"]))
+        for name, wanted in {"point": point, "split": split, "metric": metric}.items():
+            is_shown = pc.and_(is_shown, pc.equal(rows[name], wanted))
+        return rows.filter(is_shown).select(["client", "domain", "round", "value"]).to_pandas()
 
     @property
     def reduced(self) -> _Reduced:

@@ -28,6 +28,7 @@ KINDS: Mapping[str, Kind] = {
     "privacy": Kind("channel:over_budget", "the score against the privacy budget of all rounds"),
     "upload": Kind("channel:over_upload", "the score against the bytes that clients sent in all rounds"),
     "attacks": Kind("channel:attacks_by_rules", "the score by attack and robust rule"),
+    "clients": Kind("clients:over_rounds", "the score of each client over rounds, as a heat map"),
     "sensitivity": Kind("scores:of_each_key", "the score against each hyperparameter that varies"),
     "partition": Kind("recorded:all_partitions", "who holds how many examples of which class"),
     "tsne": Kind("recorded:last_of_each_method", "maps of representations, where metrics.tsne was measured"),

@@ -36,6 +36,7 @@ _OF_A_VIEW = {
     "privacy": "Against the privacy budget of all rounds",
     "upload": "Against the bytes that clients sent in all rounds",
     "attacks": "Attacks and robust rules",
+    "clients": "Clients over rounds",
     "sensitivity": "Sensitivity",
 }
 _OF_THE_EXPERIMENT = {"tsne": "Maps of representations", "time": "Where the time went"}
