@@ -19,7 +19,8 @@ from rayfed.core.trees import named_tensors
 from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.channel_checks import channel_obstacles
+from rayfed.experiments.checks.channel import channel_obstacles
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import CHANNEL_PARTS, Config
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import make_plan
@@ -108,7 +109,7 @@ def _channel_of(name: str) -> tuple[list[str], list[str]]:
 
 def _obstacles(name: str, keys: dict[str, Any]) -> dict[str, str]:
     plan = task_plan(Config.read({"algorithm.name": name, **keys}), TASKS[-1])
-    return channel_obstacles(plan.blueprint, plan.blueprint.algorithm, plan.population)
+    return channel_obstacles(Trial(plan.blueprint, plan.population), plan.blueprint.algorithm)
 
 
 def _is_taken(config: Config, task: str) -> bool:

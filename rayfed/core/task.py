@@ -5,6 +5,7 @@ import fnmatch
 import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 _moved: MutableMapping[Any, dict[Any, Tensor]] = WeakTensorKeyDictionary()
 """Constants by the tensor that they are copies of, by their device and memory format."""
+
+_heads: MutableMapping[nn.Module, tuple[frozenset[str], int]] = WeakKeyDictionary()
+"""What `_head` returns by the model, whose copies have the same head: it takes a gradient."""
 
 LossTerm = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
 """A term that a wrapper adds to the objective: (loss so far, weights, output) -> (loss, output)."""
@@ -160,8 +164,8 @@ class Task:
                 raise UsageError(f"algorithm.personal={pattern}: matches no weight of the model, such as {known}")
             self.personal_names |= names
 
-    def _set_model(self, model: nn.Module) -> None:
-        model = self._here(model)
+    def _set_model(self, source: nn.Module) -> None:
+        model = self._here(source)
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
         self.feature_dtype = getattr(model, "feature_dtype", torch.get_default_dtype())
@@ -187,7 +191,9 @@ class Task:
         if self._learned_loss is not None:
             self._add_loss(self._learned_loss, named)
         self.trainable = self.parameters
-        of_head, width = _head(model, self.feature_shape, self.feature_dtype)
+        if source not in _heads:
+            _heads[source] = _head(model, self.feature_shape, self.feature_dtype)
+        of_head, width = _heads[source]
         self.head_names = of_head.intersection(self._initial)
         self.num_outputs = self.num_classes
         if self.outputs.kind == "classes":

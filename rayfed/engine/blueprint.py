@@ -146,6 +146,11 @@ class Blueprint:
         """Return the server's model before the first round, or None, and whether it has all weights of the network."""
         with global_state_kept():
             ctx = self.context(population, "cpu")
+        return self.global_model_in(ctx)
+
+    def global_model_in(self, ctx: Context) -> tuple[Any, bool]:
+        """Return what `global_model` does, in a context of this blueprint."""
+        with global_state_kept():
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
         names = {*ctx.task.trainable, *ctx.task.buffers}
         return model, isinstance(model, dict) and names <= set(model)

@@ -11,17 +11,21 @@ from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_probe import Sent, what_is_sent
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.units import counted, size_text
 
 _SHOWN = 6  # clients by number
 
 
-def channel_notes(blueprint: Blueprint, population: Population) -> Iterator[str]:
+def channel_notes(trial: Trial) -> Iterator[str]:
     """Yield a line on each part of the channel; none without a channel."""
-    channel, method = channel_of(blueprint.algorithm), blueprint.algorithm
+    blueprint = trial.blueprint
+    population = trial.population
+    method = blueprint.algorithm
+    channel = channel_of(method)
     if channel is None or not isinstance(method, Channelled):
         return
-    sent = [one for one in what_is_sent(blueprint, method.base, population, whole=False) if one.stage == "round"]
+    sent = [one for one in what_is_sent(trial, method.base, whole=False) if one.stage == "round"]
     if channel.privacy is not None:
         yield from _on_privacy(channel, blueprint, len(population.participants))
     if channel.compression is not None:

@@ -13,12 +13,12 @@ from rayfed.core.ids import Stage
 from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import leaves, tree_map
-from rayfed.data.population import Population, small_population
-from rayfed.engine.blueprint import Blueprint
+from rayfed.data.population import small_population
 from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
+from rayfed.experiments.checks.trial import Trial
 from rayfed.sampling.base import UNIFORM
 
 _CLIENTS = 32  # at most: options may name clients
@@ -120,18 +120,18 @@ class _Watching(Wrapper):
         return self._watched("final", self.base.final_exchanges)
 
 
-def what_is_sent(blueprint: Blueprint, method: Algorithm, population: Population, *, whole: bool) -> list[Sent]:
+def what_is_sent(trial: Trial, method: Algorithm, *, whole: bool) -> list[Sent]:
     """Return what clients send with `method` in each exchange, in order.
 
     The setup and a round with one step of training run on a few examples of at most 32 clients. With `whole`, the round
     goes to its end and the final stage runs, too, which shows what the server reads.
     """
-    size = min(blueprint.batch_size, _BATCH)
+    size = min(trial.blueprint.batch_size, _BATCH)
     examples = ceil((_BATCHES * size + 1) / (1 - method.held_out_share))
-    small = small_population(population, _CLIENTS, [examples], size)
+    small = small_population(trial.population, _CLIENTS, [examples], size)
     watching = _Watching(base=method, whole=whole)
     plan = replace(
-        blueprint,
+        trial.blueprint,
         algorithm=watching,
         local=Phase("train", steps=1),
         batch_size=size,

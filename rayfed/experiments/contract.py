@@ -34,6 +34,7 @@ from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Server
 from rayfed.experiments.checks import check_trial
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Checkpoint, Placement, Tracking
 from rayfed.experiments.contract_tasks import TASKS, task_plan
 from rayfed.experiments.plan import Plan
@@ -247,7 +248,7 @@ def _as_torch(small: _SmallTrial) -> str:
         method = own
         who = "two local steps end"
     users = UsersModel.of(blueprint.model)
-    obstacle = prove_training(blueprint, small.population, users, "model", method)
+    obstacle = prove_training(Trial(blueprint, small.population), users, method)
     return obstacle or f"{who} as in plain PyTorch"
 
 

@@ -36,22 +36,16 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.clock import Availability, Clock
 from rayfed.engine.evaluation import Evaluation, StopRule, check_metrics, chosen_metric, refuse_void_validation
-from rayfed.experiments.channel_checks import check_channel, check_rounds_of_channel
-from rayfed.experiments.checks import check_trial, settled
+from rayfed.experiments.checks import CHECKS, CHECKS_OF_MODEL, go_through, settled
 from rayfed.experiments.checks.model import check_adaptation
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
 from rayfed.experiments.device_profile import read_profile
+from rayfed.experiments.first_examples import input_type
 from rayfed.experiments.plan_channel import metrics_of, unscored, with_channel
-from rayfed.experiments.plan_model import (
-    ModelFactory,
-    dry_step,
-    first_outputs,
-    input_type,
-    model_of,
-    refuse_mixing,
-)
+from rayfed.experiments.plan_loss import measured
+from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.plan_record_privacy import check_record_privacy, with_solved_noise
 from rayfed.experiments.proof import prove_training, why_not_at_once
 from rayfed.experiments.user_code import display_name, own_code, own_names
@@ -289,23 +283,22 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
     blueprint = _blueprint(config, population, module, loss)
     has_own_code = is_own or given.clients is not None or bool(own_names(config))
     blueprint = replace(blueprint, own_code=has_own_code)
-    blueprint = dry_step(blueprint, population, loss, model=where, own_model=own_model)
-    blueprint = with_solved_noise(blueprint, population)
-    check_rounds_of_channel(blueprint)
-    trial = check_trial(blueprint, population)
-    check_channel(blueprint, population)
-    refuse_mixing(blueprint, population)
+    trial = Trial(blueprint, population, where, own_model)
+    go_through(CHECKS_OF_MODEL, trial)
+    trial = measured(trial)
+    trial = trial.of(with_solved_noise(trial.blueprint, population))
+    go_through(CHECKS, trial)
     unproven = None
     if is_own and not tried:
-        unproven = prove_training(blueprint, population, users, where)
-    blueprint = _vectorised_or_alone(settled(trial).blueprint, population, where, own=is_own)
-    evaluation = _evaluation(config, blueprint, population)
-    check_record_privacy(config, blueprint, population, evaluation)
-    identity = _identity(config, given, blueprint, contents)
+        unproven = prove_training(trial, users)
+    trial = _vectorised_or_alone(settled(trial), own=is_own)
+    evaluation = _evaluation(config, trial)
+    check_record_privacy(config, trial.blueprint, population, evaluation)
+    identity = _identity(config, given, trial.blueprint, contents)
     return Plan(
         config=config,
         population=population,
-        blueprint=blueprint,
+        blueprint=trial.blueprint,
         evaluation=evaluation,
         unproven=unproven,
         **identity,
@@ -409,20 +402,20 @@ def _identity(config: Config, given: Given, blueprint: Blueprint, contents: str)
     }
 
 
-def _vectorised_or_alone(blueprint: Blueprint, population: Population, where: str, *, own: bool) -> Blueprint:
-    """Return `blueprint` with `vmap_clients` 1 in place of None where clients that train at once get other weights.
+def _vectorised_or_alone(trial: Trial, *, own: bool) -> Trial:
+    """Return `trial` with `vmap_clients` 1 in place of None where clients that train at once get other weights.
 
     Raises:
         UsageError: They do, and the configuration asks for several at once.
     """
-    width = blueprint.vmap_clients
+    width = trial.blueprint.vmap_clients
     if width == 1 or (width is None and not own):
-        return blueprint
-    obstacle = why_not_at_once(blueprint, population, where)
+        return trial
+    obstacle = why_not_at_once(trial)
     if obstacle is None:
-        return blueprint
+        return trial
     if width is None:
-        return replace(blueprint, vmap_clients=1)
+        return trial.at_once(1)
     raise UsageError(f"placement.vmap_clients={width}: {obstacle}; use placement.vmap_clients=1, or auto")
 
 
@@ -510,14 +503,15 @@ def _own(chosen: Component) -> bool:
     return ":" in (chosen.name or "")
 
 
-def _evaluation(config: Config, blueprint: Blueprint, population: Population) -> Evaluation:
+def _evaluation(config: Config, trial: Trial) -> Evaluation:
     """Return when and what to score, after checking that it can be scored."""
-    server_model, is_whole = blueprint.global_model(population)
+    population = trial.population
+    server_model, is_whole = trial.global_model
     points = _points(config, has_global=server_model is not None)
     if "adapted" in points or population.unseen_clients:
         of_participants = "adapted" in points
-        check_adaptation(Trial(blueprint, population), config.evaluate.adapt_epochs, of_participants=of_participants)
-    left_out = unscored(blueprint.algorithm)
+        check_adaptation(trial, config.evaluate.adapt_epochs, of_participants=of_participants)
+    left_out = unscored(trial.blueprint.algorithm)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
@@ -525,14 +519,14 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         splits=tuple(config.evaluate.splits),
         clients=_clients_scored(config, len(population.participants) - len(left_out)),
         adapt_epochs=config.evaluate.adapt_epochs,
-        metrics=_metrics(config, blueprint, population),
+        metrics=_metrics(config, trial),
         left_out=left_out,
     )
-    evaluation = replace(evaluation, keep_predictions=_keeps_predictions(config, blueprint, population))
-    check_metrics(blueprint, population, evaluation, whole=is_whole)
-    _check_torchmetrics(blueprint, population, evaluation)
-    _try_own_metrics(evaluation.metrics, blueprint, population)
-    selection = _selection(config, blueprint, population, points[0], evaluation.metrics)
+    evaluation = replace(evaluation, keep_predictions=_keeps_predictions(config, trial))
+    check_metrics(trial.blueprint, population, evaluation, whole=is_whole)
+    _check_torchmetrics(trial, evaluation)
+    _try_own_metrics(trial, evaluation.metrics)
+    selection = _selection(config, trial, points[0], evaluation.metrics)
     stopping = config.early_stopping
     rule = None
     if stopping.patience is not None:
@@ -552,28 +546,28 @@ def _clients_scored(config: Config, participants: int) -> str | int:
     return clients
 
 
-def _metrics(config: Config, blueprint: Blueprint, population: Population) -> dict[str, Metric]:
+def _metrics(config: Config, trial: Trial) -> dict[str, Metric]:
     """Return the metrics by name: the default ones of the outputs, those of the method, and those of `config`."""
     metrics: dict[str, Metric] = {}
-    for name in default_metrics(blueprint.outputs.kind, population.clients[0].train.y.ndim):
+    for name in default_metrics(trial.blueprint.outputs.kind, trial.population.clients[0].train.y.ndim):
         kind = resolve(METRICS[name], {}, where="metrics")
         metrics[name] = kind()
-    metrics |= metrics_of(blueprint.algorithm)
+    metrics |= metrics_of(trial.blueprint.algorithm)
     metrics |= config.metrics
     return metrics
 
 
-def _check_torchmetrics(blueprint: Blueprint, population: Population, evaluation: Evaluation) -> None:
+def _check_torchmetrics(trial: Trial, evaluation: Evaluation) -> None:
     """Raise UsageError if a metric of TorchMetrics cannot score the outputs of the model."""
     metrics = [metric for metric in evaluation.metrics.values() if isinstance(metric, TorchMetric)]
     if not metrics:
         return
-    outputs, labels = first_outputs(blueprint, population, 8)
+    outputs, labels = trial.first_outputs(8)
     for metric in metrics:
-        metric.check(blueprint.outputs, outputs, labels)
+        metric.check(trial.blueprint.outputs, outputs, labels)
 
 
-def _try_own_metrics(metrics: Mapping[str, Metric], blueprint: Blueprint, population: Population) -> None:
+def _try_own_metrics(trial: Trial, metrics: Mapping[str, Metric]) -> None:
     """Raise UsageError if a metric of the user's own returns something else than values for a few examples.
 
     What it raises itself is told by the trial, which fails, and the others go on.
@@ -581,8 +575,8 @@ def _try_own_metrics(metrics: Mapping[str, Metric], blueprint: Blueprint, popula
     own = {name: metric for name, metric in metrics.items() if ":" in name and isinstance(metric, OfPredictions)}
     if not own:
         return
-    raw = first_outputs(blueprint, population, 8)
-    scored = scored_values(blueprint.outputs, *raw)
+    raw = trial.first_outputs(8)
+    scored = scored_values(trial.blueprint.outputs, *raw)
     for name, metric in own.items():
         arguments = scored if metric.requires_classes and scored is not None else raw
         try:
@@ -593,24 +587,27 @@ def _try_own_metrics(metrics: Mapping[str, Metric], blueprint: Blueprint, popula
             continue
 
 
-def _keeps_predictions(config: Config, blueprint: Blueprint, population: Population) -> bool:
+def _keeps_predictions(config: Config, trial: Trial) -> bool:
     """Return whether the outputs for test examples are recorded: if asked for, or by default if they are few."""
     if config.evaluate.predictions is not None:
         return config.evaluate.predictions
-    if blueprint.outputs.kind in ("positions", "unknown"):
+    kind = trial.blueprint.outputs.kind
+    if kind in ("positions", "unknown"):
         return False
+    population = trial.population
     examples = sum(len(test.examples) for test in population.tests)
     if "test" in config.evaluate.splits:
         examples += int(population.participants.sizes[:, SPLITS.index("test")].sum())
-    y = population.clients[0].train.y
-    outputs = math.prod(y.shape[1:]) if blueprint.outputs.kind in ("labels", "numbers") else population.num_classes
+    outputs = population.num_classes
+    if kind in ("labels", "numbers"):
+        outputs = math.prod(population.clients[0].train.y.shape[1:])
     return examples * outputs <= FEW_PREDICTIONS
 
 
-def _selection(
-    config: Config, blueprint: Blueprint, population: Population, point: str, metrics: Mapping[str, Metric]
-) -> Selection:
+def _selection(config: Config, trial: Trial, point: str, metrics: Mapping[str, Metric]) -> Selection:
     """Return what chooses rounds, after checking that the metric is measured and that there are validation scores."""
+    population = trial.population
+    meaning = trial.blueprint.outputs
     metric = config.select.metric
     needing: dict[str, Any] = {
         "select.metric": metric,
@@ -620,13 +617,13 @@ def _selection(
     for key, value in needing.items():
         if value is not None:
             check_validated(key, value, population, config.evaluate.splits)
-            refuse_void_validation(key, value, population, blueprint.outputs)
+            refuse_void_validation(key, value, population, meaning)
     shape: tuple[int, ...] = ()
-    has_no_default = metric is None and blueprint.outputs.kind not in DEFAULTS
+    has_no_default = metric is None and meaning.kind not in DEFAULTS
     if metric not in ("accuracy", "loss") and not has_no_default:
-        outputs, _ = first_outputs(blueprint, population, 2)
+        outputs, _ = trial.first_outputs(2)
         shape = outputs.shape[1:]
-    name, higher_is_better = chosen_metric(metric, config.select.mode, metrics, population, blueprint.outputs, shape)
+    name, higher_is_better = chosen_metric(metric, config.select.mode, metrics, population, meaning, shape)
     return Selection(metric=name, higher_is_better=higher_is_better, point=point)
 
 

@@ -34,7 +34,9 @@ from rayfed.core.trees import Weights, clone, only, stack, state_hash, tree_map
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.attributes import attribute_hashes
-from rayfed.experiments.plan_model import UsersModel, first_batch, largest_part
+from rayfed.experiments.checks.trial import Trial
+from rayfed.experiments.first_examples import first_batch, largest_part
+from rayfed.experiments.plan_model import UsersModel
 from rayfed.losses.base import Loss
 
 _EXAMPLES = 4  # at most, of each of the two steps
@@ -54,16 +56,12 @@ def takes_plain_steps(algorithm: Algorithm) -> TypeGuard[LocalTraining]:
     return all(getattr(kind, hook) is getattr(LocalTraining, hook) for hook in hooks)
 
 
-def prove_training(
-    blueprint: Blueprint, population: Population, users: UsersModel, where: str, method: LocalTraining = _FEDAVG
-) -> str | None:
+def prove_training(trial: Trial, users: UsersModel, method: LocalTraining = _FEDAVG) -> str | None:
     """Compare two steps of local training here with two steps in plain PyTorch.
 
     Args:
-        blueprint: The simulation, with the configured optimiser.
-        population: Its data. The client with the most examples gives the batches.
+        trial: The simulation, with the configured optimiser. The client with the most examples gives the batches.
         users: The model as its user wrote it.
-        where: The key of the model, for messages.
         method: A method that takes plain steps.
 
     Returns:
@@ -74,11 +72,12 @@ def prove_training(
     """
     with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
-        if _fits_in_double(blueprint.model):
-            ends = _ends_in_double(blueprint, population, users, where, method)
+        where = trial.model_key
+        if _fits_in_double(trial.blueprint.model):
+            ends = _ends_in_double(trial, users, method)
             if ends is not None:
                 return _compared(*ends, where)
-        case = _Case.as_it_is(blueprint, population, method)
+        case = _Case.as_it_is(trial, method)
         trained = _in_engine(case, where)
         try:
             expected = _in_torch(case, users)
@@ -89,26 +88,25 @@ def prove_training(
         return _compared(case, expected, trained, where)
 
 
-def _ends_in_double(
-    blueprint: Blueprint, population: Population, users: UsersModel, where: str, method: LocalTraining
-) -> tuple["_Case", Weights, Weights] | None:
+def _ends_in_double(trial: Trial, users: UsersModel, method: LocalTraining) -> tuple["_Case", Weights, Weights] | None:
     """Return the case in float64 with the weights of plain PyTorch and of the engine after it.
 
     It is None for code that fails there, such as code that takes float32 alone; the next attempt says what fails.
     """
     with contextlib.suppress(Exception):
-        case = _Case.in_double(blueprint, population, method)
+        case = _Case.in_double(trial, method)
         expected = _in_torch(case, users)
-        trained = _in_engine(case, where)
+        trained = _in_engine(case, trial.model_key)
         return case, expected, trained
     return None
 
 
-def why_not_at_once(blueprint: Blueprint, population: Population, where: str) -> str | None:
+def why_not_at_once(trial: Trial) -> str | None:
     """Return why clients cannot train at once with `torch.vmap`; None if a step of two clients ends as that of one."""
     with global_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
-        case = _Case.as_it_is(blueprint, population, _FEDAVG)
+        where = trial.model_key
+        case = _Case.as_it_is(trial, _FEDAVG)
         alone = _Trainer(case).step(0)
         try:
             together = _step_of_two(case)
@@ -137,9 +135,10 @@ class _Case:
     dtype: torch.dtype
 
     @classmethod
-    def in_double(cls, blueprint: Blueprint, population: Population, method: LocalTraining) -> "_Case":
+    def in_double(cls, trial: Trial, method: LocalTraining) -> "_Case":
         """Return the case in float64, with the configured optimiser."""
-        batches = [Batch(in_double(x), in_double(y)) for x, y in _batches(blueprint, population)]
+        blueprint = trial.blueprint
+        batches = [Batch(in_double(x), in_double(y)) for x, y in _batches(trial)]
         blueprint = replace(
             blueprint,
             algorithm=method,
@@ -148,11 +147,12 @@ class _Case:
             training_loss=None,
             optimizer=_larger_steps(blueprint.optimizer),
         )
-        return cls(blueprint, population, batches, torch.float64)
+        return cls(blueprint, trial.population, batches, torch.float64)
 
     @classmethod
-    def as_it_is(cls, blueprint: Blueprint, population: Population, method: LocalTraining) -> "_Case":
+    def as_it_is(cls, trial: Trial, method: LocalTraining) -> "_Case":
         """Return the case in the model's own types. Adam would enlarge the rounding of small gradients: SGD is used."""
+        blueprint = trial.blueprint
         optimizer = _larger_steps(blueprint.optimizer)
         if isinstance(optimizer, Adam):
             optimizer = SGD(lr=optimizer.lr)
@@ -163,7 +163,7 @@ class _Case:
             training_loss=None,
             optimizer=optimizer,
         )
-        return cls(blueprint, population, _batches(blueprint, population), torch.float32)
+        return cls(blueprint, trial.population, _batches(trial), torch.float32)
 
     def context(self) -> Context:
         """Return a context with a copy of the model of its own."""
@@ -196,12 +196,13 @@ def _larger_steps(optimizer: Optimizer) -> Optimizer:
     return replace(optimizer, lr=max(optimizer.lr, _LEAST_LR))
 
 
-def _batches(blueprint: Blueprint, population: Population) -> list[Batch]:
+def _batches(trial: Trial) -> list[Batch]:
     """Return two batches of the client with the most examples; images are in [0, 1].
 
     Examples whose labels the loss leaves out come last: torch's loss of them alone is NaN.
     """
-    part = largest_part(population)
+    blueprint = trial.blueprint
+    part = largest_part(trial.population)
     size = max(1, min(blueprint.batch_size, _EXAMPLES, len(part) // 2))
     x, y = first_batch(part, 4 * size)
     left_out = labels_without_loss(blueprint.training_loss or blueprint.loss, blueprint.outputs)

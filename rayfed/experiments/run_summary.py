@@ -11,11 +11,11 @@ from rayfed.core.trees import bytes_by_field, nbytes
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_notes import channel_notes
+from rayfed.experiments.checks.loss import events_of_clients
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.data_notes import data_notes
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.plan_model import events_of_clients
 from rayfed.experiments.plan_record_privacy import record_privacy_notes
 from rayfed.experiments.units import counted, size_text
 
@@ -41,7 +41,7 @@ def run_summary(plan: Plan) -> str:
         ("placement", _placement(plan)),
         ("results", f"{config.results}/{config.experiment}, trial {plan.trial}"),
     ]
-    for note in (*_simulated(config), *unused_gpu([config.placement]), *notes(plan)):
+    for note in (*_simulated(config), *unused_gpu([config.placement]), *notes(plan, trial)):
         rows.append(("note", note))
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
@@ -49,8 +49,7 @@ def run_summary(plan: Plan) -> str:
 def _download(trial: Trial) -> State:
     """Return what every client receives in the first round."""
     algorithm = trial.blueprint.algorithm
-    everyone = tuple(range(trial.blueprint.cohort))
-    return algorithm.broadcast(trial.ctx.at(cohort=everyone), algorithm.init(trial.ctx))
+    return algorithm.broadcast(trial.cohort_ctx, algorithm.init(trial.ctx))
 
 
 def _data(plan: Plan) -> str:
@@ -163,21 +162,23 @@ def _batch_norm_policy(blueprint: Blueprint, download: Mapping[str, Any]) -> str
     return _POLICIES[blueprint.batch_norm]
 
 
-def notes(plan: Plan) -> list[str]:
-    """Return the notes on the data and on the method, one line each."""
+def notes(plan: Plan, trial: Trial | None = None) -> list[str]:
+    """Return the notes on the data and on the method, one line each; `trial` is that of the plan, if it exists."""
     of_data = data_notes(plan.population, plan.evaluation, column_names(plan.config))
-    return [*of_data, *method_notes(plan)]
+    return [*of_data, *method_notes(plan, trial)]
 
 
-def method_notes(plan: Plan) -> list[str]:
+def method_notes(plan: Plan, trial: Trial | None = None) -> list[str]:
     """Return the notes on what is not scored and on small clients, and the algorithm's own, one line each."""
-    return list(_method_notes(plan))
+    if trial is None:
+        trial = Trial(plan.blueprint, plan.population)
+    return list(_method_notes(plan, trial))
 
 
-def _method_notes(plan: Plan) -> Iterator[str]:
+def _method_notes(plan: Plan, trial: Trial) -> Iterator[str]:
     blueprint = plan.blueprint
     population = plan.population
-    yield from _tests_without_model(plan)
+    yield from _tests_without_model(plan, trial)
     if plan.unproven is not None:
         yield plan.unproven
     if plan.incomparable:
@@ -190,13 +191,12 @@ def _method_notes(plan: Plan) -> Iterator[str]:
     if blueprint.outputs.kind == "survival":
         yield from _without_events(population)
     yield from _small_clients(blueprint, population)
-    ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
-    yield from blueprint.algorithm.notes(ctx, Trial(blueprint, population).problem)
+    yield from blueprint.algorithm.notes(trial.cohort_ctx, trial.problem)
     yield from record_privacy_notes(blueprint, population)
-    yield from channel_notes(blueprint, population)
+    yield from channel_notes(trial)
 
 
-def _tests_without_model(plan: Plan) -> Iterator[str]:
+def _tests_without_model(plan: Plan, trial: Trial) -> Iterator[str]:
     """Yield a note on the server's test sets if there is no global model to score on them."""
     domains: dict[str, None] = {}
     splits: dict[str, None] = {}
@@ -204,7 +204,7 @@ def _tests_without_model(plan: Plan) -> Iterator[str]:
         if test.split != "ood":  # on which the clients' models are scored
             domains[test.domain] = None
             splits[test.split] = None
-    if splits and plan.blueprint.global_model(plan.population)[0] is None:
+    if splits and trial.global_model[0] is None:
         yield (
             f"not scored: the server's test sets ({_shortened(list(domains))}; split {', '.join(splits)}), because "
             f"{plan.config.algorithm_name} has no global model here; use an algorithm that has one, such as fedavg "

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
+import rayfed.experiments.checks.inputs
+import rayfed.experiments.first_examples
 import rayfed.experiments.plan
 from helpers import stand_in_data
 from helpers.commands import run_trials
@@ -66,7 +68,7 @@ def lines(rows):
     return pd.DataFrame(rows, columns=columns)
 
 
-extreme_examples = rayfed.experiments.plan_model.extreme_examples
+extreme_examples = rayfed.experiments.first_examples.extreme_examples
 context_of = Blueprint.context
 
 
@@ -123,7 +125,7 @@ def made(made_for_all, monkeypatch):
     stand_in_data.install(monkeypatch, made_for_all.folder)
     monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
     monkeypatch.setattr(rayfed.experiments.plan_model, "build_model", made_for_all.network)
-    monkeypatch.setattr(rayfed.experiments.plan_model, "extreme_examples", made_for_all.extreme_examples)
+    monkeypatch.setattr(rayfed.experiments.checks.inputs, "extreme_examples", made_for_all.extreme_examples)
     monkeypatch.setattr(vhl, "virtual_data", virtual_zeros)
     monkeypatch.setattr(Blueprint, "context", lambda plan, *asked: made_for_all.context(plan, *asked))
     monkeypatch.chdir(made_for_all.folder)

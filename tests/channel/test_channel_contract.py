@@ -5,6 +5,7 @@ import pytest
 from rayfed.channel.accounting import epsilon_spent
 from rayfed.core.errors import UsageError
 from rayfed.experiments.channel_notes import channel_notes
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
 from rayfed.experiments.plan import make_plan, trial_name
@@ -41,7 +42,7 @@ def test_rayfed_check_finds_nothing(parts):
 def test_the_lines_before_a_run_say_what_each_part_does():
     given = {**PARTS["all"], "privacy": {"sigma": 2, "delta": 0.01, "noise_cohort": 500}, "rounds": 4}
     plan = make_plan(Config.read(SMALL, given))
-    privacy, larger, simulation, compression, attack, memory = channel_notes(plan.blueprint, plan.population)
+    privacy, larger, simulation, compression, attack, memory = channel_notes(Trial(plan.blueprint, plan.population))
     epsilon = epsilon_spent(2.0, 0.01, rate=1.0, steps=4)
     start = f"privacy: ε={epsilon:.4g} at δ=0.01 by rdp, Gaussian noise with σ=2; neighbours: replace a client; it"
     assert privacy == f"{start} protects what the server sends; uploads are not protected"
@@ -56,7 +57,7 @@ def test_the_lines_before_a_run_say_what_each_part_does():
 def test_fields_that_pass_are_named():
     given = {"algorithm": {"name": "fedgen"}, "compression.name": "cast", "robust.name": "median"}
     plan = make_plan(Config.read(SMALL, given))
-    compression, memory = channel_notes(plan.blueprint, plan.population)
+    compression, memory = channel_notes(Trial(plan.blueprint, plan.population))
     assert compression.endswith("; head are sent as they are")
     assert memory.endswith("; head are neither attacked nor compared")
 

@@ -14,7 +14,8 @@ from helpers.federations import as_mappings, blobs, blueprint
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.experiments.channel_checks import channel_obstacles
+from rayfed.experiments.checks.channel import channel_obstacles
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, make_plan
 
@@ -221,7 +222,7 @@ def test_a_method_that_averages_integers_alone_is_refused(part):
     people = blobs()
     plan = blueprint(Counts(), people)
     reason = "averages integers alone, which have no update"
-    assert channel_obstacles(plan, plan.algorithm, people)[part] == reason
+    assert channel_obstacles(Trial(plan, people), plan.algorithm)[part] == reason
 
 
 # Which methods take which part, as docs/algorithms.md has it
@@ -254,7 +255,7 @@ def test_which_parts_a_method_takes_follows_from_what_it_sends(name):
     if name == "mixup":
         method = dataclasses.replace(method, base=dataclasses.replace(method.base, weighting="equal"))
     plan = plan_of(case, algorithm=method)
-    found = channel_obstacles(plan, plan.algorithm, people_of(plan.algorithm))
+    found = channel_obstacles(Trial(plan, people_of(plan.algorithm)), plan.algorithm)
     refused = {part: why for part, why in found.items() if why}
     if name in NO_UPDATES:
         assert set(refused) == EVERY_PART

@@ -17,6 +17,7 @@ from rayfed.channel.compression import TopK
 from rayfed.channel.privacy import Gaussian
 from rayfed.channel.robust import Mean
 from rayfed.experiments.channel_notes import channel_notes
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 
@@ -53,4 +54,4 @@ def test_a_method_with_a_channel_of_its_own_is_checked_by_itself(name):
     weighting = {"algorithm.weighting": "examples"} if name == "dp_fedbn" else {}
     given = {"algorithm.name": name, "model": {"name": "mlp", "hidden": [4], "batch_norm": True}, **weighting}
     plan = make_plan(Config.read(given, {"data": {"per_domain": 20, "domains": ["plain", "font"]}}))
-    assert list(channel_notes(plan.blueprint, plan.population)) == []
+    assert list(channel_notes(Trial(plan.blueprint, plan.population))) == []

@@ -11,6 +11,7 @@ from rayfed.core import network
 from rayfed.core.modules import copied
 from rayfed.core.optim import SGD, Adam
 from rayfed.experiments import proof
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, make_plan
 from rayfed.experiments.plan_model import UsersModel
@@ -176,6 +177,10 @@ def test_it_is_made_once_for_a_sweep_on_ray_and_not_again_where_the_trial_runs(m
     assert len(calls) == 1
 
 
+def trial_of(plan, key="model"):
+    return Trial(plan.blueprint, plan.population, key)
+
+
 NETWORKS = [
     ("mlp", {}, (1, 8, 8)),
     ("mlp", {"batch_norm": True}, (1, 8, 8)),
@@ -203,14 +208,14 @@ def test_packaged_networks_train_as_in_torch(name, options, shape):
     module = build_model(name, options, shape, 3)
     config = Config.read({"experiment": "proof", "rounds": 1, "local.momentum": 0.9, "local.weight_decay": 0.01})
     trial = make_plan(config, Given(clients=clients(shape), model=lambda: copied(module)), tried=True)
-    assert prove_training(trial.blueprint, trial.population, UsersModel.of(trial.blueprint.model), name) is None
+    assert prove_training(trial_of(trial, name), UsersModel.of(trial.blueprint.model)) is None
 
 
 def test_fasttext_trains_as_in_torch():
     module = build_model("fasttext", {"vocabulary": 50}, (7,), 3, torch.int64)
     config = Config.read({"experiment": "proof", "rounds": 1})
     trial = make_plan(config, Given(clients=clients((7,), integers=50), model=lambda: copied(module)), tried=True)
-    assert prove_training(trial.blueprint, trial.population, UsersModel.of(trial.blueprint.model), "m") is None
+    assert prove_training(trial_of(trial), UsersModel.of(trial.blueprint.model)) is None
 
 
 def test_methods_that_take_plain_steps():
@@ -220,12 +225,8 @@ def test_methods_that_take_plain_steps():
 
 
 def test_a_step_of_several_clients_is_compared_with_that_of_one():
-    trial = plan(Plain)
-    assert why_not_at_once(trial.blueprint, trial.population, "model") is None
-    held = plan(Held)
-    assert "a step of model with torch.vmap gives other weights (a." in why_not_at_once(
-        held.blueprint, held.population, "model"
-    )
+    assert why_not_at_once(trial_of(plan(Plain))) is None
+    assert "a step of model with torch.vmap gives other weights (a." in why_not_at_once(trial_of(plan(Held)))
 
 
 class Adapted(Plain):

@@ -1,11 +1,19 @@
 """A trial before it starts, as checks see it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec
+from rayfed.core.rng import global_state_kept
 from rayfed.data.population import Population, SizesById
 from rayfed.engine.blueprint import Blueprint
+from rayfed.experiments.first_examples import first_batch
+from rayfed.losses.base import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)
@@ -15,24 +23,67 @@ class Trial:
     Attributes:
         blueprint: The simulation.
         population: Its data.
+        model_key: The key of the model, for messages.
+        own_model: Whether the model is the user's own.
+        same_context: Another trial with this one's context, which then is not made again.
     """
 
     blueprint: Blueprint
     population: Population
+    model_key: str = "model"
+    own_model: bool = False
+    same_context: "Trial | None" = field(default=None, repr=False, compare=False)
 
     def at_once(self, clients: int) -> "Trial":
-        """Return the trial with so many clients at once."""
-        return Trial(replace(self.blueprint, vmap_clients=clients), self.population)
+        """Return the trial with so many clients at once, on which no context depends."""
+        return replace(self, blueprint=replace(self.blueprint, vmap_clients=clients), same_context=self)
+
+    def with_(self, **changes: Any) -> "Trial":
+        """Return the trial with `changes` of the blueprint."""
+        return self.of(replace(self.blueprint, **changes))
+
+    def of(self, blueprint: Blueprint) -> "Trial":
+        """Return the trial with another blueprint."""
+        if blueprint is self.blueprint:
+            return self
+        return replace(self, blueprint=blueprint, same_context=None)
 
     @property
     def named(self) -> str:
         """The method, as a user names it."""
         return f"algorithm.name={self.blueprint.algorithm.name}"
 
+    @property
+    def loss(self) -> Loss:
+        """The loss that scores models; plain cross-entropy is that of rayfed."""
+        if self.blueprint.loss is F.cross_entropy:
+            return CrossEntropy()
+        return self.blueprint.loss
+
     @cached_property
     def ctx(self) -> Context:
         """The context of all hooks, on the CPU."""
-        return self.blueprint.context(self.population, "cpu")
+        if self.same_context is not None:
+            return self.same_context.ctx
+        with global_state_kept():
+            return self.blueprint.context(self.population, "cpu")
+
+    @cached_property
+    def cohort_ctx(self) -> Context:
+        """The context of a round in which the first clients train."""
+        return self.ctx.at(cohort=tuple(range(self.blueprint.cohort)))
+
+    @cached_property
+    def global_model(self) -> tuple[Any, bool]:
+        """The server's model before the first round, or None, and whether it has all weights of the network."""
+        return self.blueprint.global_model_in(self.ctx)
+
+    def first_outputs(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the logits of the initial model for the first `count` examples, and their labels."""
+        x, y = first_batch(self.population.clients[0].train, count)
+        with global_state_kept(), torch.no_grad():
+            task = self.ctx.task
+            return task.predict(task.initial_weights(), x), y
 
     @cached_property
     def sizes(self) -> SizesById:

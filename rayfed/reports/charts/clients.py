@@ -82,13 +82,17 @@ def _scores(data: ChartData, order: int, point: str) -> tuple[pd.DataFrame, str]
         if wanted.isdisjoint(scores.counts["trial"]):
             continue
         parts.append(scores.of_clients(point, data.split, data.metric))
-    values = pd.concat([pd.DataFrame(columns=["client", "domain", "round", "value"]), *parts]).dropna(subset="value")
-    domains = values.groupby("client")["domain"].agg(lambda names: ", ".join(sorted(set(names))))
+    values = pd.concat(parts).dropna(subset="value")
+    domains = values.drop_duplicates(["client", "domain"]).groupby("client")["domain"].agg(_listed)
     means = values.groupby(["client", "round"], as_index=False)["value"].mean()
     words = f"seed {seeds[0]}"
     if len(seeds) > 1:
         words = f"mean over {len(seeds)} seeds"
     return means.assign(domain=means["client"].map(domains)), words
+
+
+def _listed(names: pd.Series) -> str:
+    return ", ".join(sorted(names))
 
 
 def _panel(title: str, values: pd.DataFrame, *, higher_is_better: bool) -> _Panel:

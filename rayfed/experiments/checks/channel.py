@@ -1,5 +1,6 @@
 """Refusals of a channel that follow from what the method sends, from how clients are sampled, and from the clock."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from rayfed.algorithm import Algorithm
@@ -10,29 +11,30 @@ from rayfed.channel.robust import Mean
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import Stage
 from rayfed.core.trees import is_counter
-from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_probe import Sent, what_is_sent
+from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import CHANNEL_PARTS
 from rayfed.sampling.base import Poisson, Uniform, WithoutReplacement
 
 _NOTHING = "sends nothing"
 
 
-def check_rounds_of_channel(blueprint: Blueprint) -> None:
-    """Raise UsageError if the sampler or the clock does not go with the channel."""
-    channel = channel_of(blueprint.algorithm)
+def check_rounds_of_channel(trial: Trial) -> None:
+    """Refuse a sampler or a clock that does not go with the channel."""
+    channel = channel_of(trial.blueprint.algorithm)
     if channel is not None:
-        for fault in _faults_of_rounds(blueprint, channel):
+        for fault in _faults_of_rounds(trial.blueprint, channel):
             raise UsageError(fault)
 
 
-def check_channel(blueprint: Blueprint, population: Population) -> None:
-    """Raise UsageError if the method of a checked blueprint does not go with the channel around it."""
-    channel, method = channel_of(blueprint.algorithm), blueprint.algorithm
+def check_channel(trial: Trial) -> None:
+    """Refuse a method that does not go with the channel around it."""
+    method = trial.blueprint.algorithm
+    channel = channel_of(method)
     if channel is None or not isinstance(method, Channelled):
         return
-    obstacles = channel_obstacles(blueprint, method.base, population, privacy=channel.privacy is not None)
+    obstacles = channel_obstacles(trial, method.base, privacy=channel.privacy is not None)
     attack = channel.attack
     if attack is not None and not (attack.knows_others or attack.sends_other) and obstacles["attack"] != _NOTHING:
         obstacles["attack"] = ""  # false data do harm wherever anything is sent
@@ -51,21 +53,19 @@ def _parts_in_use(channel: Channel) -> list[str]:
     return [part for part in CHANNEL_PARTS if in_use[part]]
 
 
-def channel_obstacles(
-    blueprint: Blueprint, method: Algorithm, population: Population, *, privacy: bool = True
-) -> dict[str, str]:
+def channel_obstacles(trial: Trial, method: Algorithm, *, privacy: bool = True) -> dict[str, str]:
     """Return why `method` does not take each of `CHANNEL_PARTS`, "" where it does.
 
     Without `privacy`, its obstacles are not looked for, which would take longer.
     """
-    sent = what_is_sent(blueprint, method, population, whole=False)
+    sent = what_is_sent(trial, method, whole=False)
     rounds = [one for one in sent if one.stage == "round"]
     updates = _obstacle_of_updates(rounds)
     weighs = "lets clients' own reports decide their weights, which a rule would replace"
     robust = weighs if any(one.server_side_weighting for one in method.round_exchanges) else ""
     obstacles = {"compression": updates, "attack": updates, "robust": updates or robust, "privacy": updates}
     if privacy and not updates:
-        obstacles["privacy"] = _obstacle_of_privacy(blueprint, method, population, sent)
+        obstacles["privacy"] = _obstacle_of_privacy(trial, method, sent)
     return obstacles
 
 
@@ -80,7 +80,7 @@ def _obstacle_of_updates(rounds: Sequence[Sent]) -> str:
     return ""
 
 
-def _obstacle_of_privacy(blueprint: Blueprint, method: Algorithm, population: Population, sent: Sequence[Sent]) -> str:
+def _obstacle_of_privacy(trial: Trial, method: Algorithm, sent: Sequence[Sent]) -> str:
     """Return what the server would learn of single clients beside the mean of their updates."""
     if any(_has_privacy(one) for one in (method, *wrapped_algorithms(method))):
         return "has privacy of its own; leave out privacy.*"
@@ -89,9 +89,10 @@ def _obstacle_of_privacy(blueprint: Blueprint, method: Algorithm, population: Po
         names = one.others if one.stage == "round" else one.sent
         if names:
             return f"sends {_listed(names)} {_WHEN[one.stage]}, {leaking}"
-    if weighs := _obstacle_of_weights(blueprint, method, population):
+    weighs = _obstacle_of_weights(trial, method)
+    if weighs:
         return weighs
-    whole = what_is_sent(blueprint, method, population, whole=True)
+    whole = what_is_sent(trial, method, whole=True)
     if any(one.reads_examples for one in whole):
         return f"uses the clients' numbers of examples, {leaking}"
     if any(one.stage == "final" and one.sent for one in whole):
@@ -109,15 +110,13 @@ def _has_privacy(method: Algorithm) -> bool:
     return not isinstance(method, Wrapper) and type(method).privacy_spent is not Algorithm.privacy_spent
 
 
-def _obstacle_of_weights(blueprint: Blueprint, method: Algorithm, population: Population) -> str:
+def _obstacle_of_weights(trial: Trial, method: Algorithm) -> str:
     """Return that clients weigh by something of theirs; "" if all weigh the same."""
-    ctx = blueprint.context(population, "cpu").at(cohort=tuple(range(blueprint.cohort)))
-    weights = {
-        (number, exchange.weight(ctx.at(client=client), examples))
-        for number, exchange in enumerate(method.round_exchanges)
-        for client in ctx.cohort[:2]
-        for examples in (1, 2)
-    }
+    weights = set()
+    for number, exchange in enumerate(method.round_exchanges):
+        for client, examples in itertools.product(trial.cohort_ctx.cohort[:2], (1, 2)):
+            weight = exchange.weight(trial.cohort_ctx.at(client=client), examples)
+            weights.add((number, weight))
     if len(weights) == len(method.round_exchanges):
         return ""
     chain = [method, *wrapped_algorithms(method)]
