@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,8 @@ def run(
         HostLost: A Ray actor died.
         StorageError: The results could not be written. What was written before is kept.
     """
-    quiet = _is_quiet(quiet)
-    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    plan = _planned_run(_config_of(config, overrides), given, quiet=quiet, keep_state=keep_state)
-    if on_round is not None:
-        return _loop(plan, given, on_round, quiet=quiet)
-    config = plan.config
-    with claimed(config.results, config.experiment, [plan.trial]):
-        digest = launch.run_trial(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
-    _say_outcome(plan, quiet=quiet)
-    return Result.of(plan, given, digest)
+    asked = _Asked.of(config, overrides, clients, model, loss, num_classes)
+    return asked.run(on_round, quiet=_is_quiet(quiet), keep_state=keep_state)
 
 
 @one_at_a_time
@@ -122,15 +114,68 @@ def rounds(
         UsageError: The configuration cannot work; nothing was started. What `rayfed.run` raises during the simulation
             is raised when the next round is asked for.
     """
-    quiet = _is_quiet(quiet)
-    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    plan = _planned_run(_config_of(config, overrides), given, quiet=quiet, keep_state=keep_state)
-    return Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
+    asked = _Asked.of(config, overrides, clients, model, loss, num_classes)
+    return asked.rounds(quiet=_is_quiet(quiet), keep_state=keep_state)
 
 
-def _loop(plan: Plan, given: Given, on_round: OnRound, *, quiet: bool) -> Result:
-    """Run `plan`, and call `on_round` after each round."""
-    rounds_left = Rounds(plan, given, _claimed_rounds(plan, given, quiet=quiet))
+@dataclass(frozen=True)
+class _Asked:
+    """One simulation, as `run`, `rounds`, `trainable` and `check` are asked for it."""
+
+    config: Config
+    given: Given
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any] | Config | str | Path | None,
+        overrides: Mapping[str, Any],
+        clients: Sequence[Client | Mapping[str, Any]] | Clients | None,
+        model: ModelFactory | nn.Module | None,
+        loss: Loss | None,
+        num_classes: int | None,
+    ) -> "_Asked":
+        given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+        return cls(_config_of(config, overrides), given)
+
+    def run(self, on_round: OnRound | None, *, quiet: bool, keep_state: bool) -> Result:
+        """Run it to its end; with `on_round`, in this process."""
+        if on_round is not None:
+            return _called_in_each(self.rounds(quiet=quiet, keep_state=keep_state), on_round)
+        plan = self.planned_run(quiet=quiet, keep_state=keep_state)
+        with claimed(plan.config.results, plan.config.experiment, [plan.trial]):
+            digest = launch.run_trial(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+        _say_outcome(plan, quiet=quiet)
+        return Result.of(plan, self.given, digest)
+
+    def rounds(self, *, quiet: bool, keep_state: bool) -> Rounds:
+        """Return its rounds, which run while somebody asks for the next one."""
+        plan = self.planned_run(quiet=quiet, keep_state=keep_state)
+        return Rounds(plan, self.given, _claimed_rounds(plan, self.given, quiet=quiet))
+
+    def planned_run(self, *, quiet: bool, keep_state: bool) -> Plan:
+        """Return the plan of a single run, after all checks that need nothing started."""
+        config = self.config
+        check_run(config.placement)
+        check_tracking(config.tracking, config.results)
+        plan = replace(make_plan(config, self.given), keep_state=keep_state)
+        make_experiment_folder(config.results, config.experiment)
+        check_rounds({plan.trial: config})
+        if not quiet:
+            print(run_summary(plan), file=sys.stderr, flush=True)
+        return plan
+
+    def trainable(self, *, keep_state: bool) -> Any:
+        """Return it as a trainable of Ray Tune."""
+        from rayfed.distributed.trainable import trainable_of  # needs Ray
+
+        check_sweep([self.config.placement])
+        check_tracking(self.config.tracking, self.config.results)
+        return trainable_of(make_plan(self.config, self.given), self.given, keep_state=keep_state)
+
+
+def _called_in_each(rounds_left: Rounds, on_round: OnRound) -> Result:
+    """Call `on_round` after each of the rounds. What it raises ends the run."""
     for round in rounds_left:
         try:
             on_round(round)
@@ -151,18 +196,6 @@ def _is_quiet(given: bool | None) -> bool:
     if given is None:
         return not is_watched()
     return given
-
-
-def _planned_run(config: Config, given: Given, *, quiet: bool, keep_state: bool) -> Plan:
-    """Return the plan of a single run, after all checks that need nothing started."""
-    check_run(config.placement)
-    check_tracking(config.tracking, config.results)
-    plan = replace(make_plan(config, given), keep_state=keep_state)
-    make_experiment_folder(config.results, config.experiment)
-    check_rounds({plan.trial: config})
-    if not quiet:
-        print(run_summary(plan), file=sys.stderr, flush=True)
-    return plan
 
 
 def _say_outcome(plan: Plan, *, quiet: bool) -> None:
@@ -253,13 +286,7 @@ def trainable(
         UsageError: The configuration cannot work, or the resources do not exist.
         HostLost: Ray did not start.
     """
-    from rayfed.distributed.trainable import trainable_of  # needs Ray
-
-    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    chosen = _config_of(config, overrides)
-    check_sweep([chosen.placement])
-    check_tracking(chosen.tracking, chosen.results)
-    return trainable_of(make_plan(chosen, given), given, keep_state=keep_state)
+    return _Asked.of(config, overrides, clients, model, loss, num_classes).trainable(keep_state=keep_state)
 
 
 def run_sweep(
@@ -392,8 +419,8 @@ def check(
     Raises:
         UsageError: The configuration cannot work.
     """
-    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    return tuple(iter_findings(_config_of(config, overrides), given))
+    asked = _Asked.of(config, overrides, clients, model, loss, num_classes)
+    return tuple(iter_findings(asked.config, asked.given))
 
 
 def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
