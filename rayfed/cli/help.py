@@ -115,7 +115,10 @@ def one_choice(kind: str, name: str) -> str:
         if source:
             lines.append(f"  source: {source}")
         lines += [*_traits_of(name), ""]
-    return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
+    keys = _keys_of(kind, name) or ["  no keys of its own"]
+    if kind == "data":
+        keys.append(_without())
+    return "\n".join([*lines, *keys])
 
 
 def _traits_of(name: str) -> list[str]:

@@ -91,10 +91,10 @@ def _scale_notes(population: Population, columns: Sequence[str]) -> Iterator[str
     if ratio >= SCALE_RATIO:
         large = _column_name(columns, largest)
         small = _column_name(columns, smallest)
-        yield (
-            f"{large} is about {ratio:,.0f} times as large as {small}; standardise columns, as with "
-            "data.standardize=global"
-        )
+        remedy = "standardise columns by training examples before they are given"
+        if columns:
+            remedy = "standardise columns, as with data.standardize=global"
+        yield f"{large} is about {ratio:,.0f} times as large as {small}; {remedy}"
 
 
 def _column_name(columns: Sequence[str], place: int) -> str:
