@@ -10,7 +10,7 @@ import pytest
 
 from helpers.score_rows import add_rows, row
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER
+from rayfed.core.round_record import SERVER
 from rayfed.reports.charts import chart_data, draw
 from rayfed.reports.charts.chart import Chart, styled
 from rayfed.reports.page import page_html

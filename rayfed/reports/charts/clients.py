@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import is_fraction
+from rayfed.core.round_record import is_fraction
 from rayfed.reports.charts.chart import WIDTH, Chart, ChartData, drawn_methods, inline, with_methods
 from rayfed.reports.selection import TRIAL
 
