@@ -9,7 +9,13 @@ from rayfed.experiments.checks.channel import check_channel, check_rounds_of_cha
 from rayfed.experiments.checks.clock import check_bandwidths, check_buffered_rounds
 from rayfed.experiments.checks.data import check_augmentation, check_examples, check_labels, check_unseen_clients
 from rayfed.experiments.checks.inputs import check_inputs, check_training_mode
-from rayfed.experiments.checks.loss import check_events, check_labels_of_loss, check_masks, check_mixing, check_pairs
+from rayfed.experiments.checks.loss import (
+    check_events,
+    check_labels_of_loss,
+    check_masks,
+    check_mixing,
+    check_risk_sets,
+)
 from rayfed.experiments.checks.method import check_lost_clients, check_method
 from rayfed.experiments.checks.model import check_single_examples, check_trainable
 from rayfed.experiments.checks.placement import check_batches_at_once
@@ -28,7 +34,7 @@ CHECKS_OF_MODEL: tuple[Check, ...] = (
 
 CHECKS: tuple[Check, ...] = (
     check_events,
-    check_pairs,
+    check_risk_sets,
     check_training_mode,
     check_rounds_of_channel,
     check_augmentation,

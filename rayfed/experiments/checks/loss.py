@@ -58,7 +58,7 @@ def check_events(trial: Trial) -> None:
         raise UsageError(f"{where} has an event in its training data, so nothing is learnt")
 
 
-def check_pairs(trial: Trial) -> None:
+def check_risk_sets(trial: Trial) -> None:
     """Refuse batches of one example for a loss that compares examples with each other."""
     if isinstance(trial.loss, Cox) and trial.blueprint.batch_size == 1:
         raise UsageError(

@@ -79,7 +79,7 @@ def _scores(data: ChartData, order: int, point: str) -> tuple[pd.DataFrame, str]
     wanted = set(recorded.loc[recorded["seed"].isin(seeds), "trial"])
     parts = []
     for scores in data.tables.scores:
-        if wanted.isdisjoint(scores.counts["trial"]):
+        if wanted.isdisjoint(scores.reduced.counts["trial"]):
             continue
         parts.append(scores.of_clients(point, data.split, data.metric))
     values = pd.concat(parts).dropna(subset="value")
