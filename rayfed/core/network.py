@@ -422,7 +422,8 @@ def _derivatives(value: Tensor, leaves: Weights, networks: list[Network], *, cre
     grads = torch.autograd.grad(value, [*leaves.values(), *own], create_graph=create_graph, allow_unused=True)
     found = {name: grad for name, grad in zip(leaves, grads, strict=False) if grad is not None}
     of_own = grads[len(leaves) :]
-    if any(grad is not None for grad in of_own):
+    used = [grad for grad in of_own if grad is not None]
+    if used:
         return _with_own(found, leaves, networks, of_own)
     return found
 
