@@ -17,7 +17,8 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added: Tensor = self.lora_B(self.lora_A(x))
-        return self.base_layer(x) + added
+        whole: Tensor = self.base_layer(x) + added
+        return whole
 
 
 def lora_mlp(shape: Sequence[int], classes: int, rank: int = 8) -> nn.Module:
