@@ -13,7 +13,11 @@ A method is a network with random features and a trained head. In studies withou
 In studies with a gain, the second method of `same` turns wrong predictions into right ones, so many that its accuracy
 is two points higher. Beside the rates is the power that theory predicts from the spread of the mean difference.
 
+With `--rare`, nearly all patients of one hospital are ill. At some splits, its test patients are of one class, and
+AUROC is not defined there.
+
     python benchmarks/null_studies.py --studies 200
+    python benchmarks/null_studies.py --studies 200 --metric auroc --rare
 """
 
 import argparse
@@ -49,6 +53,8 @@ LEVEL = 0.05
 GAIN = 0.02
 MEASUREMENTS = 12
 FEATURES = 15
+RARE = 4.0
+"""What makes nearly all patients of the third hospital ill, in logits: of 31 test patients, about one is healthy."""
 METHODS = ("first", "second")
 SITES = (None, *HOSPITALS)
 
@@ -70,6 +76,8 @@ class Result(NamedTuple):
     differences: np.ndarray
 
 
+_UNKNOWN = Tested("", math.nan, math.nan, math.nan, math.nan)
+
 Study = list[tuple[Trial, Trial]]
 """The trials of both methods, by seed."""
 
@@ -78,13 +86,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=200, help="studies of each kind")
     parser.add_argument("--metric", choices=("accuracy", "auroc"), default="accuracy")
+    parser.add_argument("--rare", action="store_true", help="a hospital with one class at some splits")
     parser.add_argument("--seed", type=int, default=0, help="seed of all studies")
     args = parser.parse_args(argv)
     print(f"share of {args.studies} studies with p < {LEVEL}, {args.metric}")
     print(f"{'methods':<8}{'splits':<9}{'test':<26}{'mean':>7}{'a site':>8}{'any site':>10}{'theory':>8}")
     for kind in ("same", "equal", "gain"):
         for redrawn in (False, True):
-            show(kind, list(results(args.studies, kind, args.metric, args.seed, redrawn=redrawn)), redrawn=redrawn)
+            found = results(args.studies, kind, args.metric, args.seed, redrawn=redrawn, rare=args.rare)
+            show(kind, list(found), redrawn=redrawn)
 
 
 def show(kind: str, found: Sequence[dict[str | None, Result]], *, redrawn: bool) -> None:
@@ -110,7 +120,10 @@ def rates(studies: Sequence[dict[str | None, Tested]]) -> tuple[float, float, fl
 
 
 def _below(p_values: object) -> float:
-    return float(np.mean(np.asarray(p_values, float) < LEVEL))
+    """Return the share of p-values below the level, of those that there are."""
+    known = np.asarray(p_values, float)
+    known = known[~np.isnan(known)]
+    return float(np.mean(known < LEVEL))
 
 
 def power(found: Sequence[dict[str | None, Result]]) -> float:
@@ -135,11 +148,14 @@ def power(found: Sequence[dict[str | None, Result]]) -> float:
     return float(stats.nct.sf(critical, degrees, noncentrality) + stats.nct.cdf(-critical, degrees, noncentrality))
 
 
-def results(count: int, kind: str, metric: str, seed: int, *, redrawn: bool) -> Iterator[dict[str | None, Result]]:
+def results(
+    count: int, kind: str, metric: str, seed: int, *, redrawn: bool, rare: bool = False
+) -> Iterator[dict[str | None, Result]]:
     """Yield what the tests say of simulated studies of a kind, by site; None: the mean over hospitals."""
     random = np.random.default_rng([seed, redrawn, len(kind)])
     for _ in range(count):
-        yield tested_study(simulated(random, kind, redrawn=redrawn), metric, redrawn=redrawn)
+        study = simulated(random, kind, redrawn=redrawn, rare=rare)
+        yield tested_study(study, metric, redrawn=redrawn)
 
 
 def tested_study(study: Study, metric: str, *, redrawn: bool) -> dict[str | None, Result]:
@@ -150,6 +166,9 @@ def tested_study(study: Study, metric: str, *, redrawn: bool) -> dict[str | None
         pairs = [paired(*(of_site(one, site) for one in of_seed)) for of_seed in replicates]
         known = [pair for pair in pairs if pair is not None]
         differences = np.array([difference for difference, _ in known])
+        if len(known) < 2:
+            found[site] = Result(_UNKNOWN, _UNKNOWN, differences)
+            continue
         if redrawn:
             chosen = corrected_resampled_t(differences, test_ratio(study))
         else:
@@ -178,10 +197,12 @@ def _logits(scores: np.ndarray) -> np.ndarray:
     return np.stack([-scores, scores], axis=1).astype(np.float32)
 
 
-def simulated(random: np.random.Generator, kind: str, *, redrawn: bool) -> Study:
+def simulated(random: np.random.Generator, kind: str, *, redrawn: bool, rare: bool = False) -> Study:
     """Return the trials of a study; `kind` is same, equal or gain."""
     patients = random.normal(size=(PATIENTS, MEASUREMENTS))
     logits = 0.45 * patients.sum(1) + 0.5 * (HOSPITAL - 1.5)
+    if rare:
+        logits = logits + RARE * (list(HOSPITALS).index("switzerland") == HOSPITAL)
     ill = (random.random(PATIENTS) < 1 / (1 + np.exp(-logits))).astype(int)
     half = MEASUREMENTS // 2
     seen = [slice(0, half), slice(0, half)]
@@ -269,14 +290,15 @@ def _write_trial(folder: Path, files: ExperimentFiles, method: str, seed: int, t
 
 
 def measured(scores: np.ndarray, ill: np.ndarray) -> dict[str, float]:
-    """Return the accuracy, and the area under the ROC curve as the Mann-Whitney statistic."""
+    """Return the accuracy, and the area under the ROC curve as the Mann-Whitney statistic where it is defined."""
+    found = {"accuracy": float(((scores > 0) == ill).mean())}
     ranks = stats.rankdata(scores)
     positive = int(ill.sum())
-    wins = ranks[ill == 1].sum() - positive * (positive + 1) / 2
-    return {
-        "accuracy": float(((scores > 0) == ill).mean()),
-        "auroc": float(wins / (positive * (len(ill) - positive))),
-    }
+    pairs = positive * (len(ill) - positive)
+    if pairs:
+        wins = ranks[ill == 1].sum() - positive * (positive + 1) / 2
+        found["auroc"] = float(wins / pairs)
+    return found
 
 
 if __name__ == "__main__":

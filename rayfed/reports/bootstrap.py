@@ -1,9 +1,14 @@
 """What scores would be on other test examples: bootstrap replicates of recorded predictions, a sample per client.
 
 All methods and seeds of an experiment share the draws, so that differences between them are paired by test example.
+
+Draws of m examples vary less than other m examples would, by (m - 1)/m in variance. For metrics of ranks, m is that of
+the rarer class, which may be small, so their replicates are spread accordingly. One example of a class says nothing of
+others: where it decides more than a tenth of a mean, there are no replicates.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +23,7 @@ DRAWS = 1000
 """The draws where the scores of all draws are computed at once."""
 FEW_DRAWS = 200
 """The draws where each score takes a call of a metric."""
+_LONE = 0.1  # the share of clients with one example of a class, up to which a mean over clients has replicates
 _CLOSE = 1e-6  # what single precision may change about a score
 _Scores = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -44,12 +50,14 @@ class Replicated(NamedTuple):
         score: The score; NaN where the examples leave it undefined.
         replicates: Its replicates [draws].
         labels: The labels of the test examples, by which methods are checked to share them.
+        is_lone: Whether one example of a class decides the score.
     """
 
     domain: str
     score: float
     replicates: np.ndarray
     labels: np.ndarray
+    is_lone: bool = False
 
 
 def parts_of(rows: pd.DataFrame) -> dict[int, Part]:
@@ -83,8 +91,28 @@ def replicated(parts: Mapping[int, Part], metric: str, options: Mapping[str, Any
         whole = scores(part.outputs, part.labels, np.arange(count)[None])
         drawn = scores(part.outputs, part.labels, _draws(client, count))
         value = float(whole[0])
-        replicates[client] = Replicated(part.domain, value, drawn, part.labels)
+        fewest = _fewest(metric, part.labels)
+        if fewest > 1:
+            drawn = value + (drawn - value) * math.sqrt(fewest / (fewest - 1))
+        replicates[client] = Replicated(part.domain, value, drawn, part.labels, is_lone=fewest == 1)
     return replicates
+
+
+def _fewest(metric: str, labels: np.ndarray) -> int:
+    """Return the number of examples of the rarest class, of which there are some, for a metric of ranks; 0 for others.
+
+    Its only examples are ranked against those of other classes, so that their number decides how much it varies.
+    """
+    if metric not in METRICS or labels.ndim > 1:
+        return 0
+    from rayfed.metrics.predictions import Ranking
+
+    if not issubclass(resolve(METRICS[metric], {}, where="metrics"), Ranking):
+        return 0
+    _, counts = np.unique(labels, return_counts=True)
+    if len(counts) < 2:
+        return 0
+    return int(counts.min())
 
 
 @functools.lru_cache(maxsize=256)
@@ -162,10 +190,12 @@ def of_site(replicates: Mapping[int, Replicated], site: str | int | None) -> dic
 def paired(first: Mapping[int, Replicated], second: Mapping[int, Replicated]) -> tuple[float, np.ndarray] | None:
     """Return the second minus the first, as means over clients: the difference, and its replicates [draws].
 
-    The result is None if the two were not scored on the same examples of the same clients.
+    Replicates are NaN if more than a tenth of the clients have one example of a class. The result is None if the two
+    were not scored on the same examples of the same clients.
     """
     if not first or first.keys() != second.keys():
         return None
+    lone = sum(one.is_lone for one in first.values())
     differences = []
     replicates = []
     for client, one in first.items():
@@ -174,7 +204,10 @@ def paired(first: Mapping[int, Replicated], second: Mapping[int, Replicated]) ->
             return None
         differences.append(other.score - one.score)
         replicates.append(other.replicates - one.replicates)
-    return float(np.mean(differences)), np.mean(replicates, axis=0)
+    draws = np.mean(replicates, axis=0)
+    if lone > _LONE * len(first):
+        draws = np.full_like(draws, np.nan)
+    return float(np.mean(differences)), draws
 
 
 def agrees(one: float, other: float) -> bool:

@@ -1,6 +1,7 @@
 """Paired comparison of methods over common seeds, for all clients together or site by site, with tests."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -429,6 +430,12 @@ def _tested(scores: _Scores, orders: tuple[int, int], differences: pd.Series, si
     covariance, reason = _covariance(scores, orders, differences, site)
     if covariance is None:
         return paired_t(differences), [f"The test holds for these test examples alone: {reason}."]
+    if math.isnan(covariance):
+        where = "of means over clients"
+        if site is not None:
+            where = f"at {site}"
+        why = f"one test example of a class decides {scores.metric}, and says nothing of others"
+        return over_seeds_and_rows(differences, covariance), [f"There is no test {where}: {why}."]
     return over_seeds_and_rows(differences, covariance), []
 
 

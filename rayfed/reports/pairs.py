@@ -122,7 +122,10 @@ def _cells(pair: Comparison, pairs: Pairs) -> dict[str, str]:
     low = _signed(pair.tested.low, pairs.metric)
     high = _signed(pair.tested.high, pairs.metric)
     cells["mean"] = _signed(pair.tested.mean, pairs.metric)
-    cells["95 % interval"] = f"{low} to {high}"
+    if math.isnan(pair.tested.low):
+        cells["95 % interval"] = "-"
+    else:
+        cells["95 % interval"] = f"{low} to {high}"
     if math.isnan(pair.effect):
         cells["d_z"] = "-"
     else:

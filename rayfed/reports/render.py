@@ -93,10 +93,18 @@ def _as_csv(summary: Summary, tables: Tables, view: View) -> str:
 def _as_latex(shown: Iterable[Section], notes: Sequence[str]) -> str:
     parts = [LATEX_PACKAGES]
     for section in shown:
-        legend = " ".join(filter(None, [section.legend, section.emphasis]))
+        legend = " ".join(filter(None, [section.legend, _marks(section), *section.coverage]))
         code = latex_table(section.table, f"{section.title}.", section.label, legend)
-        parts.append("\n".join([*_comments(section.notes), code]))
+        comments = [note for note in section.notes if note not in section.coverage]
+        parts.append("\n".join([*_comments(comments), code]))
     return "\n\n".join([*parts, *_comments(notes)])
+
+
+def _marks(section: Section) -> str:
+    """Return what bold and underlined numbers of a table in LaTeX are; empty for one row, which has none."""
+    if len(section.table.labels) < 2:
+        return ""
+    return section.emphasis or "Bold and underlined: the best and the second best of each column."
 
 
 def _comments(texts: Iterable[str]) -> list[str]:

@@ -58,6 +58,7 @@ class Section:
         label: A text for LaTeX's references that no other table of the report has.
         notes: Further sentences for the reader.
         emphasis: What bold and underlined numbers are, if they are not the best of all rows.
+        coverage: Those of `notes` without which the numbers are misread: the clients that means are over.
     """
 
     experiment: str
@@ -68,6 +69,7 @@ class Section:
     label: str
     notes: tuple[str, ...] = ()
     emphasis: str = ""
+    coverage: tuple[str, ...] = ()
 
 
 def sections(
@@ -163,8 +165,9 @@ class _SectionMaker:
         if split == OOD:
             what = f"out-of-domain {self.metric} (split ood)"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
+        coverage = tuple(self._coverage_notes(shown, split))
         notes = [
-            *self._coverage_notes(shown, split),
+            *coverage,
             *self._edge_notes(shown),
             *score_notes(self._tables.counts, shown, rule),
         ]
@@ -180,6 +183,7 @@ class _SectionMaker:
             label=f"{self.name}: {what}",
             notes=(*notes, *last_notes),
             emphasis=_emphasis(table),
+            coverage=coverage,
         )
 
     def _with_published(self, table: ResultTable, split: str) -> tuple[ResultTable, list[str]]:

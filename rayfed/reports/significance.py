@@ -80,9 +80,12 @@ def over_seeds_and_rows(differences: Sequence[float] | np.ndarray, covariance: f
 
     Args:
         differences: A difference for each seed.
-        covariance: The mean covariance of the differences of two seeds, such as that of `bootstrap_covariance`.
+        covariance: The mean covariance of the differences of two seeds, such as that of `bootstrap_covariance`. If it
+            is NaN, there is neither an interval nor a p-value.
     """
     values = np.asarray(differences, float)
+    if math.isnan(covariance):
+        return Tested(TEST_ROWS, float(values.mean()), math.nan, math.nan, math.nan)
     of_seeds = _variance(values) / len(values)
     variance = of_seeds + max(covariance, 0.0)
     degrees = math.inf
@@ -94,15 +97,18 @@ def over_seeds_and_rows(differences: Sequence[float] | np.ndarray, covariance: f
 def bootstrap_covariance(replicates: np.ndarray) -> float:
     """Return the mean covariance of two columns of `replicates` [draws, n]: the differences of n seeds by draw.
 
-    A draw of test examples is the same for all seeds. Draws in which a difference is not defined are left out.
+    A draw of test examples is the same for all seeds. Draws in which a difference is not defined are left out; without
+    any other, the covariance is NaN.
     """
     defined = ~np.isnan(replicates).any(axis=1)
-    covariances = np.atleast_2d(np.cov(replicates[defined].T))
-    seeds = len(covariances)
-    if seeds < 2 or defined.sum() < 2:
+    seeds: int = replicates.shape[1]
+    if seeds < 2:
         return 0.0
-    of_pairs = covariances.sum() - np.trace(covariances)
-    return float(of_pairs) / (seeds * (seeds - 1))
+    if defined.sum() < 2:
+        return math.nan
+    covariances = np.cov(replicates[defined].T)
+    of_pairs = float(covariances.sum() - np.trace(covariances))
+    return of_pairs / (seeds * (seeds - 1))
 
 
 def _variance(values: np.ndarray) -> float:

@@ -245,5 +245,8 @@ class TestUndefinedMetrics:
     def test_the_mean_says_over_which_clients_it_is(self, folder: Path, capsys) -> None:
         words = told(folder, capsys)
         assert "AVG and worst of test auroc are over 2 of 3 clients, without b." in words
+        latex = told(folder, capsys, "--metric", "auroc", "--format", "latex")
+        legend = latex[latex.index("parbox") : latex.index("end{table}")]
+        assert "AVG and worst of test auroc are over 2 of 3 clients, without b." in legend
         assert "Validation auroc, which chooses, is over 1 to 2 of 3 clients." in words
         assert "are over" not in told(folder, capsys, "--metric", "accuracy")
