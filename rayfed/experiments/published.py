@@ -17,7 +17,6 @@ from typing import Any
 from rayfed.core.errors import UsageError, shown
 from rayfed.core.options import build, option, suggestion
 from rayfed.metrics import METRICS
-from rayfed.metrics.base import OF_CLASSES
 from rayfed.records.published import Published, PublishedValue
 
 MEANS = ("AVG", "worst")
@@ -71,6 +70,8 @@ class PublishedRows:
             kind: What outputs stand for; only classes have an accuracy.
             metrics: The keys of the metrics that are measured besides accuracy and loss.
         """
+        from rayfed.metrics.base import OF_CLASSES  # imports torch, which a refusal does not need
+
         metric = self.options.metric
         known = ["loss", *metrics]
         if kind in OF_CLASSES:
