@@ -352,7 +352,8 @@ class Recorder:
     def name_for(self, trial: str, tuner_id: str, wanted: str | None) -> tuple[str, bool]:
         """Return the name under which a trial of the user's own `Tuner` is recorded, and whether it goes on.
 
-        Two trials of one configuration may run at once. The second one then gets a name of its own.
+        A `Tuner` may have two trials of one configuration. The second one gets a name of its own. A trial of a later
+        `Tuner` takes the place of the earlier one once that has ended.
 
         Args:
             trial: The name of its configuration.
@@ -362,10 +363,12 @@ class Recorder:
         if tuner_id in self._of_tuner:
             return self._of_tuner[tuner_id], True
         name = wanted or trial
-        if name in self._of_tuner.values():
+        holders = [other for other, known in self._of_tuner.items() if known == name]
+        if holders:
             shown = self._trials[name].progress.shown
             has_ended = shown is not None and shown.status in ("done", "failed", "diverged")
-            if not has_ended:
+            is_repeated = any(_tuner_of(other) == _tuner_of(tuner_id) for other in holders)
+            if is_repeated or not has_ended:
                 name = f"{trial}-{tuner_id}"
         self._of_tuner = {other: known for other, known in self._of_tuner.items() if known != name}
         self._of_tuner[tuner_id] = name
@@ -433,3 +436,8 @@ def _write(known: _Trial) -> None:
         known.failure = None
     except Exception as error:  # of the disk, the object store or a damaged file
         known.failure = error
+
+
+def _tuner_of(tuner_id: str) -> str:
+    """Return what the ids of the trials of one `Tuner` have in common: Tune counts them behind a random prefix."""
+    return tuner_id.partition("_")[0]

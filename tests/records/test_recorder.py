@@ -256,3 +256,14 @@ def test_the_tables_give_back_what_trackers_were_given(tmp_path):
     for number, values in found:
         np.testing.assert_equal(values, dict(reports[number].values))
     assert list(ExperimentFiles(str(tmp_path), "e").values("other", 0, 9)) == []
+
+
+def test_equal_trials_of_one_tuner_have_names_of_their_own_and_a_later_tuner_takes_them_over(tmp_path):
+    recorder = Recorder(str(tmp_path), "e")
+    assert recorder.name_for("t", "a1_00000", None) == ("t", False)
+    assert recorder.name_for("t", "a1_00000", None) == ("t", True)
+    begun(recorder, "t")
+    assert recorder.name_for("t", "b2_00000", None) == ("t-b2_00000", False)  # the first one has not ended
+    recorder.end("t", {"status": "done"})
+    assert recorder.name_for("t", "a1_00001", None) == ("t-a1_00001", False)  # also if it begins after the end
+    assert recorder.name_for("t", "c3_00000", None) == ("t", False)
