@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=SITES, help="compare at each domain or client, and not only means over clients")
     parser.add_argument("--plot", metavar="FILE", help="write a plot as FILE.png, FILE.pdf or FILE.svg")
     kinds = "; ".join(f"{name}: {kind.shows}" for name, kind in KINDS.items())
-    parser.add_argument("--kind", choices=KINDS, help=f"kind of plot: {kinds} (default: curves)")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of plot: {kinds} (default: curves)")
     parser.add_argument("--x", dest="kind", choices=("bytes", "clock", "epsilon"), help="axis of curves, as --kind")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
 

@@ -283,7 +283,7 @@ def _plan_of(config: Config, given: Given, population: Population | None, *, tri
     blueprint = _blueprint(config, population, module, loss)
     has_own_code = is_own or given.clients is not None or bool(own_names(config))
     blueprint = replace(blueprint, own_code=has_own_code)
-    trial = Trial(blueprint, population, where, own_model)
+    trial = Trial(blueprint, population, where, own_model, loss)
     go_through(CHECKS_OF_MODEL, trial)
     trial = measured(trial)
     trial = trial.of(with_solved_noise(trial.blueprint, population))

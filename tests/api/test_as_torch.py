@@ -448,3 +448,20 @@ def test_the_users_module_is_left_as_it_is():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
     assert torch.equal(model.a.weight.grad, torch.ones(8, 6))
+
+
+def test_labels_that_cross_entropy_ignores_are_left_out_of_every_score(here):
+    """Torch's `cross_entropy`, given as a loss, leaves out the label -100."""
+    given = clients()
+    for client in given:
+        x, y = client["test"]
+        client["test"] = (x, np.where(np.arange(len(y)) % 2, y, -100))
+    result = run(Body, given=given, loss=F.cross_entropy)
+    model = by_hand(Body())
+    last = result.metrics.query("split == 'test' and metric == 'accuracy'").drop_duplicates("client", keep="last")
+    found = dict(zip(last["client"], last["value"], strict=True))
+    assert len(found) == len(given)
+    for measured, client in zip(found.values(), given, strict=True):
+        x, y = map(torch.from_numpy, client["test"])
+        right = (model(x).argmax(1) == y)[y >= 0].float().mean()
+        assert measured == pytest.approx(float(right), abs=1e-6)

@@ -29,6 +29,7 @@ def test_tasks_share_the_weights_of_their_model_and_no_module():
         assert {name: value.data_ptr() for name, value in task.initial_weights().items()} == addresses
         assert {name: value.data_ptr() for name, value in task.model.module.state_dict().items()} == addresses
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    other.forward(other.initial_weights(), torch.randn(4, 6), train=False)
     one.forward(one.initial_weights(), torch.randn(4, 6), train=True)
     assert one.model.module.training
     assert not other.model.module.training

@@ -10,9 +10,9 @@ import ray
 from rayfed.core.errors import HostLost, RayNotStarted
 from rayfed.distributed import cluster, run, tune
 from rayfed.distributed.ray_internals import cause_of_death, lost_its_node
+from rayfed.distributed.schedulers import scheduler_of
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.space import Search, Space
-from rayfed.experiments.tuning import Tuning
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import read_trials
@@ -111,7 +111,8 @@ def test_a_trial_that_is_under_way_when_tune_ends_was_interrupted(tmp_path, monk
     monkeypatch.setattr(tune, "start_recorder", lambda *given, in_sweep: Recorder(*given, in_sweep=in_sweep))
     monkeypatch.setattr(tune, "RemoteRecorder", lambda recorder: recorder)
     config = Config.read({"results": str(tmp_path)})
-    trials = tune._Trials([config], Space(Search(), (0,), ((),), ()), Tuning(), quiet=True)
+    space = Space(Search(), (0,), ((),), ())
+    trials = tune._Trials([config], space, scheduler_of(space, [config], None), [], quiet=True)
 
     def fit():
         trials._recorder.lost("some", "its node died")

@@ -25,6 +25,8 @@ class Trial:
         population: Its data.
         model_key: The key of the model, for messages.
         own_model: Whether the model is the user's own.
+        chosen_loss: The loss that scores models, as it was given or named. `blueprint.loss` is torch's cross-entropy
+            for rayfed's, too.
         same_context: Another trial with this one's context, which then is not made again.
     """
 
@@ -32,6 +34,7 @@ class Trial:
     population: Population
     model_key: str = "model"
     own_model: bool = False
+    chosen_loss: Loss | None = None
     same_context: "Trial | None" = field(default=None, repr=False, compare=False)
 
     def at_once(self, clients: int) -> "Trial":
@@ -55,7 +58,9 @@ class Trial:
 
     @property
     def loss(self) -> Loss:
-        """The loss that scores models; plain cross-entropy is that of rayfed."""
+        """The loss that scores models: that of rayfed where only the blueprint's is known."""
+        if self.chosen_loss is not None:
+            return self.chosen_loss
         if self.blueprint.loss is F.cross_entropy:
             return CrossEntropy()
         return self.blueprint.loss
