@@ -11,7 +11,7 @@ from rayfed.core.errors import HostLost, RayNotStarted, StorageError, breaks_dev
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
 from rayfed.engine.device import release_memory
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.progress import bars_of_sweep, note, one_trial, span, watched
+from rayfed.experiments.progress import bars_of_sweep, note, one_trial, restart_line, span, watched
 from rayfed.experiments.round import Round
 from rayfed.experiments.simulation import Simulation, failure, simulation_here
 from rayfed.experiments.simulation import run_trial as run_here
@@ -84,8 +84,7 @@ def _rounds(
                 recorder.end(plan.trial, {**plan.values(), **failure(error)})
                 raise
             if not quiet:
-                done = progress.rounds_done
-                note(f"{plan.trial} was lost after round {done} ({error}); it starts again from its last checkpoint")
+                note(restart_line(progress, error))
             simulation = begin(recorder.saved(plan.trial))
             records = iter(simulation)
             continue

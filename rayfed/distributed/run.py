@@ -32,7 +32,7 @@ from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import Bundle, reserved
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import note, one_trial, watched
+from rayfed.experiments.progress import note, one_trial, restart_line, watched
 from rayfed.experiments.simulation import interrupted
 from rayfed.experiments.sweep import Job
 from rayfed.records.progress import Progress
@@ -87,16 +87,18 @@ class _Run:
         """Run the trial, again from its last checkpoint after each loss, and close the recorder."""
         try:
             with self._signals(), watched(self._look, lambda progress: one_trial(progress[0]), quiet=self._quiet):
-                while not self._is_done():
-                    pass
+                has_ended = False
+                while not has_ended:
+                    has_ended = self._attempt()
         except KeyboardInterrupt:
             self._is_interrupted = True
         finally:
             self._progress = close_recorder(self._recorder, self._say)
-        if self._is_interrupted and not self._has_status("done"):
+        is_done = any(progress.status == "done" for progress in self._progress)
+        if self._is_interrupted and not is_done:
             raise self._interruption()
 
-    def _is_done(self) -> bool:
+    def _attempt(self) -> bool:
         """Run the trial until it has ended or loses a process; return whether it has ended.
 
         Raises:
@@ -156,8 +158,7 @@ class _Run:
         progress = self._recorder.lost(self._trial, cause, counts=not is_preempted(error))
         allowed = self._config.faults.restarts
         if progress.restarts <= allowed:
-            done = progress.rounds_done
-            self._say(f"{self._trial} was lost after round {done} ({cause}); it starts again from its last checkpoint")
+            self._say(restart_line(progress, cause))
             return
         message = too_often(progress.restarts, cause, allowed)
         values = self._config.tree() | {"status": "failed", "error": message}
@@ -201,9 +202,6 @@ class _Run:
         saved = newest_round(Recorder(self._config.results, self._config.experiment).saved(self._trial))
         last = max((progress.round for progress in self._progress), default=0)
         return interrupted(last, saved)
-
-    def _has_status(self, status: str) -> bool:
-        return any(progress.status == status for progress in self._progress)
 
     def _say(self, line: str) -> None:
         if not self._quiet:

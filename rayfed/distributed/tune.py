@@ -43,7 +43,7 @@ from rayfed.distributed.tune_server import JOB, PROCESS_NAME, TuneServer, sent
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.experiments.capacity import reserved, together
 from rayfed.experiments.config import Config
-from rayfed.experiments.progress import Bars, bars_of_sweep, note, watched
+from rayfed.experiments.progress import Bars, bars_of_sweep, note, restart_line, watched
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import SweepPlan, error_lines, shown_values
 from rayfed.experiments.user_code import own_code, own_names
@@ -305,8 +305,7 @@ class _Trials(tune.Callback, tune.Stopper):
         name = trial_name(trial)
         cause = self._cause(trial)
         counts = not is_preempted(_error(trial))
-        done = self._recorder.lost(name, cause, counts=counts).rounds_done
-        self._say(f"{name} was lost after round {done} ({cause}); it starts again from its last checkpoint")
+        self._say(restart_line(self._recorder.lost(name, cause, counts=counts), cause))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         config: Config = ray.cloudpickle.loads(trial.config[JOB].job)["config"]

@@ -1,7 +1,7 @@
 """A blueprint: what server and hosts need to know about a simulation, as a value that is sent to other processes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,11 @@ class Blueprint:
         share = self.algorithm.held_out_share
         different, places = np.unique(sizes, return_inverse=True)
         return (different - [held_out_count(n, share) for n in different.tolist()])[places]
+
+    def undisturbed(self, **changes: Any) -> "Blueprint":
+        """Return this blueprint with `changes`, clients that are always there, and one of them at a time."""
+        undisturbed = replace(self, vmap_clients=1, availability=ALWAYS, clock=NO_CLOCK, buffered=None, sampler=UNIFORM)
+        return replace(undisturbed, **changes)
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
         """Return the server's model before the first round, or None, and whether it has all weights of the network."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 from torch import Tensor
@@ -14,12 +14,10 @@ from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import leaves, tree_map
 from rayfed.data.population import small_population
-from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.checks.trial import Trial
-from rayfed.sampling.base import UNIFORM
 
 _CLIENTS = 32  # at most: options may name clients
 _BATCH, _BATCHES = 8, 3
@@ -130,18 +128,12 @@ def what_is_sent(trial: Trial, method: Algorithm, *, whole: bool) -> list[Sent]:
     examples = ceil((_BATCHES * size + 1) / (1 - method.held_out_share))
     small = small_population(trial.population, _CLIENTS, [examples], size)
     watching = _Watching(base=method, whole=whole)
-    plan = replace(
-        trial.blueprint,
+    plan = trial.blueprint.undisturbed(
         algorithm=watching,
         local=Phase("train", steps=1),
         batch_size=size,
         rounds=1,
         cohort=len(small.participants),
-        vmap_clients=1,
-        availability=ALWAYS,
-        clock=NO_CLOCK,
-        buffered=None,
-        sampler=UNIFORM,
         schedule=CONSTANT,
     )
     with global_state_kept(), suppress(_Enough):

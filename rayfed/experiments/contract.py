@@ -28,7 +28,6 @@ from rayfed.core.round_record import Record
 from rayfed.core.trees import as_real, is_counter, named_tensors
 from rayfed.data.population import Population, inputs_in_double, small_population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
@@ -43,7 +42,6 @@ from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps
 from rayfed.experiments.simulation import Simulation, run_trial
 from rayfed.records.recorder import Recorder
-from rayfed.sampling.base import UNIFORM
 
 _CLIENTS = 4
 _ROUNDS = 4
@@ -134,20 +132,14 @@ class _SmallTrial:
     def blueprint(self, **changes: Any) -> Blueprint:
         """Return the blueprint of the small form with `changes`."""
         local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
-        small = replace(
-            self.plan.blueprint,
+        small = self.plan.blueprint.undisturbed(
             algorithm=self.algorithm,
             batch_size=self.batch_size,
             local=local,
             rounds=2,
             cohort=self.clients,
-            vmap_clients=1,
             threads=1,
-            availability=ALWAYS,
-            sampler=UNIFORM,
             data_on_device=None,
-            clock=NO_CLOCK,
-            buffered=None,
         )
         return replace(small, **changes)
 

@@ -27,14 +27,13 @@ from rayfed.core.trees import named_tensors
 from rayfed.data.population import Client, ClientTable, Examples, Population, small_population, spread
 from rayfed.data.sets import TABLES
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.clock import ALWAYS, NO_CLOCK
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Config
 from rayfed.experiments.units import counted
-from rayfed.sampling.base import UNIFORM, BySize, Poisson, Uniform, WithoutReplacement
+from rayfed.sampling.base import BySize, Poisson, Uniform, WithoutReplacement
 
 _CLIENTS = 32  # of a trial of the method, at most: options may name clients
 _RECORDS = 4
@@ -275,8 +274,7 @@ def _spread(part: Examples) -> Examples:
 
 def _end(blueprint: Blueprint, population: Population, method: Algorithm, *, lr: float = _LR) -> dict[str, Tensor]:
     """Return all tensors of server and clients after the setup, two rounds of one step, and the final stage."""
-    plan = replace(
-        blueprint,
+    plan = blueprint.undisturbed(
         algorithm=method,
         model=_without_dropout(blueprint.model),
         optimizer=SGD(lr=lr),
@@ -284,11 +282,7 @@ def _end(blueprint: Blueprint, population: Population, method: Algorithm, *, lr:
         batch_size=_RECORDS,
         rounds=2,
         cohort=len(population.participants),
-        vmap_clients=1,
         augment=None,
-        availability=ALWAYS,
-        clock=NO_CLOCK,
-        sampler=UNIFORM,
         schedule=CONSTANT,
     )
     fleet = LocalFleet(plan, population)

@@ -35,6 +35,12 @@ def one_trial(progress: Progress) -> list[Bar]:
     return [Bar("round", min(progress.round, progress.rounds), progress.rounds, " · ".join(parts))]
 
 
+def restart_line(progress: Progress, cause: object) -> str:
+    """Return what to say of a trial that has lost a process and starts again."""
+    done = progress.rounds_done
+    return f"{progress.trial} was lost after round {done} ({cause}); it starts again from its last checkpoint"
+
+
 def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> list[Bar]:
     """Return "trials 5/18" with "2 running, 1 failed", and "rounds 130/450" with the time left and the best trial.
 

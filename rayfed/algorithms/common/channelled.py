@@ -5,25 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayfed.algorithm import Algorithm, Context, Exchange, Privacy, ProblemSpec, State, Traits
-from rayfed.algorithms.common.wrapper import Wrapper
+from rayfed.algorithms.common.wrapper import SectionWrapper
 from rayfed.channel.channel import Channel
 from rayfed.channel.checks import check_channel_on
 from rayfed.channel.exchange import ChannelExchange, own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Channelled(Wrapper):
+class Channelled(SectionWrapper):
     """`base` with `channel`; the exchanges before the first round and after the last pass as they are."""
 
     channel: Channel = field(default=Channel())
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.base.name
-
-    @property
-    def reference(self) -> str:  # type: ignore[override]
-        return self.base.reference
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
@@ -49,9 +41,10 @@ class Channelled(Wrapper):
         return self.base.privacy_spent(ctx, server) if self.channel.privacy is None else self.channel.spent(ctx)
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """Return the bytes of the method's own class, which has them without compression."""
-        formula = vars(type(self.base)).get("bytes_formula")
-        return None if formula is None or self.channel.compression else formula(self.base, ctx, examples)
+        """Return the bytes by the formula of the method's own class, which has them without compression."""
+        if self.channel.compression:
+            return None
+        return super().bytes_formula(ctx, examples)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return self.base.global_model(ctx, own(server))

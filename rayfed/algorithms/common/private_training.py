@@ -8,7 +8,6 @@ alone, so that the steps that a client has taken say what it has spent. Everythi
 closed to it: batches, the clients' data, and the loss. Numbers of records are taken as public, as B and q need them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from rayfed.algorithm import (
     Stepped,
     Traits,
 )
-from rayfed.algorithms.common.wrapper import Wrapper
+from rayfed.algorithms.common.wrapper import SectionWrapper, Wrapper
 from rayfed.channel.accounting import epsilon_spent
 from rayfed.channel.checks import refuse_unusual
 from rayfed.core.errors import UsageError
@@ -114,7 +113,7 @@ class PrivateSteps(Delegate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateTraining(Wrapper):
+class PrivateTraining(SectionWrapper):
     """`base` with private gradients in all of its exchanges.
 
     Attributes:
@@ -126,14 +125,6 @@ class PrivateTraining(Wrapper):
     privacy: RecordPrivacy = field()
     sigma: float = 0.0
     rows: int = 1
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.base.name
-
-    @property
-    def reference(self) -> str:  # type: ignore[override]
-        return self.base.reference
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
@@ -166,14 +157,6 @@ class PrivateTraining(Wrapper):
         rate = sampling_rate(ctx.batch_size, ctx.examples)
         epsilon = epsilon_spent(self.sigma, privacy.delta, rate=rate, steps=steps, accountant=privacy.accountant)
         return Privacy(epsilon, "record", privacy.delta, privacy.accountant, NEIGHBOURS)
-
-    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """Return the bytes by the formula of the method's own class."""
-        formula = vars(type(self.base)).get("bytes_formula")
-        if formula is None:
-            return None
-        count: float | None = formula(self.base, ctx, examples)
-        return count
 
 
 def private_training_of(algorithm: Algorithm) -> PrivateTraining | None:

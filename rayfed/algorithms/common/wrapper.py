@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfed.algorithm import Algorithm, Delegate, Exchange, Traits, delegated
+from rayfed.algorithm import Algorithm, Context, Delegate, Exchange, Traits, delegated
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 
@@ -88,3 +88,24 @@ def innermost(algorithm: Algorithm) -> Algorithm:
     while isinstance(algorithm, Wrapper):
         algorithm = algorithm.base
     return algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionWrapper(Wrapper):
+    """A wrapper that a section of the configuration puts around a method, which keeps its name."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.base.name
+
+    @property
+    def reference(self) -> str:  # type: ignore[override]
+        return self.base.reference
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """Return the bytes by the formula of the method's own class."""
+        formula = vars(type(self.base)).get("bytes_formula")
+        if formula is None:
+            return None
+        count: float | None = formula(self.base, ctx, examples)
+        return count

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec
@@ -13,7 +12,7 @@ from rayfed.core.rng import global_state_kept
 from rayfed.data.population import Population, SizesById
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.first_examples import first_batch
-from rayfed.losses.base import CrossEntropy, Loss
+from rayfed.losses.base import Loss
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Trial:
         population: Its data.
         model_key: The key of the model, for messages.
         own_model: Whether the model is the user's own.
-        chosen_loss: The loss that scores models, as it was given or named. `blueprint.loss` is torch's cross-entropy
-            for rayfed's, too.
+        chosen_loss: The loss that scores models, as it was given or named: `blueprint.loss` is torch's cross-entropy
+            for rayfed's, too. None where nobody asks which of them it is.
         same_context: Another trial with this one's context, which then is not made again.
     """
 
@@ -58,12 +57,10 @@ class Trial:
 
     @property
     def loss(self) -> Loss:
-        """The loss that scores models: that of rayfed where only the blueprint's is known."""
-        if self.chosen_loss is not None:
-            return self.chosen_loss
-        if self.blueprint.loss is F.cross_entropy:
-            return CrossEntropy()
-        return self.blueprint.loss
+        """The loss that scores models."""
+        if self.chosen_loss is None:
+            return self.blueprint.loss
+        return self.chosen_loss
 
     @cached_property
     def ctx(self) -> Context:
