@@ -19,6 +19,8 @@ from rayfed.core.modules import (
 from rayfed.core.trees import Weights, detach, only, without
 
 _vectorised = False
+_left: "list[Network] | None" = None
+"""The networks in which the weights of the last step were left; None outside of `weights_stay`."""
 _backward: "list[Network] | None" = None
 """The networks that hold the weights they ran with until the backward pass is over; None outside of `gradients`.
 
@@ -42,6 +44,24 @@ def vectorised() -> Iterator[None]:
 def is_vectorised() -> bool:
     """Return whether the caller is inside a `vectorised` block."""
     return _vectorised
+
+
+@contextmanager
+def weights_stay() -> Iterator[None]:
+    """Leave the weights of a step in its networks until the end of the block, since the next step replaces them.
+
+    Putting the modules' own tensors back after each step would take some percent of a step of a small network.
+    """
+    global _left
+    outer = _left
+    _left = []
+    try:
+        yield
+    finally:
+        left = _left
+        _left = outer
+        for network in left:
+            network.put_back()
 
 
 def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -145,7 +165,7 @@ class Network:
             return result, buffers
         finally:
             if self._held is None:
-                self._put_back()
+                self.put_back()
             elif self._held is not placed:
                 self._place(self._held)
 
@@ -183,7 +203,7 @@ class Network:
             table[name] = weights[key]
         self._fill(weights)
 
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
         """Place the module's own tensors in it, with their own values."""
         for table, name, _, tensor, _ in self._slots:
             table[name] = tensor
@@ -223,9 +243,12 @@ class Network:
         self._held = run
 
     def release(self) -> None:
-        """Put the module's own tensors back, after the backward pass."""
+        """Put the module's own tensors back, after the backward pass or at the end of `weights_stay`."""
         self._held = None
-        self._put_back()
+        if _left is None:
+            self.put_back()
+        elif self not in _left:
+            _left.append(self)
 
     def _second(self) -> "Network":
         """Return a network with a copy of the module, for other weights in the same loss."""

@@ -20,7 +20,7 @@ from rayfed.algorithm import NO_DATA, Context, Delegate, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.errors import breaks_device
 from rayfed.core.ids import ClientIndex
-from rayfed.core.network import vectorised
+from rayfed.core.network import vectorised, weights_stay
 from rayfed.core.private_gradients import of_one_size
 from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
@@ -108,11 +108,12 @@ def _train_alone(
         if graphs is not None:
             take_step = GraphedStep(graphs, exchange, exchange.step)
         batches = _batches(exchange, job, number, augment, _seed_of(streams, job, number))
-        for step, batch in enumerate(batches):
-            ctx.step = step
-            work, metrics = take_step(ctx, work, job.down, batch)
-            for name, value in metrics.items():
-                totals.take(name, value)
+        with weights_stay():
+            for step, batch in enumerate(batches):
+                ctx.step = step
+                work, metrics = take_step(ctx, work, job.down, batch)
+                for name, value in metrics.items():
+                    totals.take(name, value)
         if graphs is not None:
             work = clone(work)  # a graph's memory is that of the next client
     return TrainedBlock([job], [work], lambda: [totals])
