@@ -29,7 +29,8 @@ from rayfed.engine.host_schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
 
 BATCH = 10
 JOBS = ((10_000, 100), (100, 10))  # clients, cohort

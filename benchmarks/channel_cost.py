@@ -23,7 +23,8 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 NOISE = {"sigma": 1.0, "delta": 1e-4}
 SECTIONS: dict[str, dict[str, Any]] = {

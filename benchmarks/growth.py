@@ -25,7 +25,8 @@ from rayfed.core.round_record import Record, Score
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import sweep_text
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.space import configurations, read_space
 from rayfed.records.files import replace_parquet
 from rayfed.records.recorder import Recorder

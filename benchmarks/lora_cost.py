@@ -25,7 +25,8 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
 
 STEPS, BATCH, LENGTH, RANK, LR = 27, 16, 32, 8, 0.001
 

@@ -13,7 +13,8 @@ from _rounds import add_arguments, compare, results_folder, show
 from rayfed.data.population import Client, Examples
 from rayfed.data.sets.mnist import Mnist
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 LAYOUTS = {"bare loop": False}
 TARGETS = {"bare loop": ("≤", 1.3)}

@@ -19,7 +19,8 @@ from rayfed.engine.checkpoint import verified
 from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
 from rayfed.experiments.plan_model import ModelFactory
 from rayfed.experiments.round import OnRound, Round
 from rayfed.experiments.run_summary import run_summary

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from rayfed.core.errors import HostLost, RayNotStarted, StorageError, breaks_device
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
 from rayfed.engine.device import release_memory
-from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import bars_of_sweep, note, one_trial, restart_line, span, watched
 from rayfed.experiments.round import Round
 from rayfed.experiments.simulation import Simulation, failure, simulation_here

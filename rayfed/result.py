@@ -13,7 +13,8 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.engine.checkpoint import SavedState
-from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.round import Round
 from rayfed.experiments.trained_model import save_module, trained_model
 from rayfed.records.recorder import Recorder

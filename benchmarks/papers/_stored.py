@@ -23,7 +23,7 @@ from _verdicts import Mean, Verdict
 
 import rayfed
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import outcome_values
+from rayfed.experiments.plan_identity import outcome_values
 
 FOLDER = HOME / "measured"
 LINE = ["row", "column", "seed", "value", "configuration", "version"]

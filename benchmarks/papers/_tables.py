@@ -28,7 +28,7 @@ from _columns import Rule, Trial, kind, values
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.published import published_number
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space

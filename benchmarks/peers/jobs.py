@@ -15,7 +15,8 @@ from peers.job import CIFAR_CNN, WORDS, Job, network
 from rayfed.data.loading import load
 from rayfed.data.population import Client, ClientTable, Examples, Population, TestSet
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
 
 TEST_IMAGES = 10_000
 MNIST_CNN = "mnist-cnn"

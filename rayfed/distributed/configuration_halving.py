@@ -16,7 +16,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from rayfed.distributed.server_trials import GAIN
 from rayfed.distributed.tune_server import JOB
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.space import Search
 
 

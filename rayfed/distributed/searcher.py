@@ -17,7 +17,7 @@ from rayfed.core.rng import stream_seed
 from rayfed.distributed.server_trials import BEST
 from rayfed.distributed.tune_server import sent
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.sweep import SEARCH_LOG, Job, Populations, SweepPlan, shown_values
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials

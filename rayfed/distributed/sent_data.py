@@ -7,7 +7,7 @@ from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.shared import Shared, share
 from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import data_key, load_data
+from rayfed.experiments.plan_data import data_key, load_data
 
 
 def sent_data(configs: Sequence[Config], *, searched: bool) -> dict[str, Shared]:

@@ -34,7 +34,8 @@ from rayfed.engine.device import device_for, release_memory
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import memory_share, reserved, servers_gpus
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.simulation import Simulation, local_fleet
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.tuning import check_changes

@@ -22,7 +22,9 @@ from rayfed.distributed.tune_server import PROCESS_NAME, TuneServer
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, trial_name
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.records.storage import make_experiment_folder
 
 _MANY = 10**6

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import global_state_kept
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
 from rayfed.losses.base import Loss
 
 TASKS = ("pixels", "next words", "two inputs", "half frozen")

@@ -23,7 +23,8 @@ from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
 from rayfed.experiments.capacity import bundles, check_run, check_sweep, fits, known_nodes, together
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_channel import for_fewer_clients
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import run_summary

@@ -17,7 +17,7 @@ from rayfed.records.tables import metrics_rows, rounds_rows
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rayfed.experiments.plan import Given
+    from rayfed.experiments.given import Given
 
 
 class Round:

@@ -14,7 +14,11 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.data_notes import data_notes, split_notes
-from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan, trial_name
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan_data import data_key, load_data
+from rayfed.experiments.plan_evaluation import check_validated
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.published import trials_by_arm
 from rayfed.experiments.run_summary import column_names, method_notes, unused_gpu
 from rayfed.experiments.simulation import check_rounds, failure

@@ -19,7 +19,8 @@ from rayfed.channel.mechanisms import laplace_like, to_half_l1_ball, to_unit_ran
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 
 N = 120  # representations of all four clients

@@ -18,7 +18,8 @@ from rayfed.core.network import gradients
 from rayfed.core.rng import Streams, generator
 from rayfed.core.task import Batch
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 
 class ToPixels(nn.Linear):

@@ -15,7 +15,8 @@ from rayfed.core.errors import UsageError
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.checks import check_trial
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.models.split_model import ensure_split
 
 RNG = np.random.default_rng(0)

@@ -18,7 +18,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import Network, vectorised, weights_of
 from rayfed.core.trees import named_tensors
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_arguments
 from rayfed.models.base import build_model

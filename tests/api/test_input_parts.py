@@ -19,7 +19,8 @@ from rayfed.data.loading import load
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 
 

@@ -8,7 +8,8 @@ from rayfed.experiments.channel_notes import channel_notes
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import findings
-from rayfed.experiments.plan import make_plan, trial_name
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan_identity import trial_name
 
 SMALL = {"model": {"name": "mlp", "hidden": [4]}, "data": {"per_domain": 30, "domains": ["plain", "font"]}}
 SMALL |= {"partition": {"name": "iid", "clients": 10}, "local.batch_size": 2}

@@ -17,7 +17,8 @@ from rayfed.core.errors import UsageError
 from rayfed.experiments.checks.channel import channel_obstacles
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 SMALL = {"model": {"name": "mlp", "hidden": [4]}, "data": {"per_domain": 20, "domains": ["plain", "font"]}}
 SMALL |= {"partition": {"name": "iid", "clients": 8}, "local.batch_size": 2}

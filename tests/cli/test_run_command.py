@@ -16,7 +16,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.population import TestSet
 from rayfed.data.sets import DATASETS
-from rayfed.experiments import plan
+from rayfed.experiments import plan_data
 from rayfed.experiments.config import GROUPS, Config
 from rayfed.metrics import METRICS
 from rayfed.models import MODELS
@@ -119,7 +119,7 @@ class TestRun:
     def test_a_test_set_that_is_not_scored_is_said(self, here, capsys, monkeypatch):
         """FedPer keeps the head with the clients, so that the server has no whole model."""
         tests = (TestSet("0°", "test", blobs(1).clients[0].test),)
-        monkeypatch.setattr(plan, "load_data", lambda config: dataclasses.replace(blobs(3), tests=tests))
+        monkeypatch.setattr(plan_data, "load_data", lambda config: dataclasses.replace(blobs(3), tests=tests))
         config = ["try.yaml", "rounds=1", "model={name: mlp, hidden: [4]}"]
         assert main([*config, "algorithm={name: fedper}"]) == 0
         words = "not scored: the server's test sets (0°; split test), because fedper has no global model here; use an"

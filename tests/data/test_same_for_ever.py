@@ -10,7 +10,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.dataset_options import DomainSampling
 from rayfed.data.loading import load_partitioned
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.plan import with_unseen_clients
+from rayfed.experiments.plan_data import with_unseen_clients
 
 SIZES = {"art": 157, "photo": 1123, "art_again": 157}
 TRAIN, TEST = 300, 100

@@ -10,7 +10,8 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.data.standardise import standardised
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import load_data, make_plan
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan_data import load_data
 from rayfed.experiments.run_summary import run_summary
 
 

@@ -13,7 +13,8 @@ from rayfed.data.partitions.base import partition_hash
 from rayfed.data.sets.heart_disease import HeartDisease
 from rayfed.data.user_clients import Clients
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 
 HOSPITALS = ["cleveland", "hungary", "switzerland", "long_beach"]

@@ -9,7 +9,7 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.experiments.plan import Given
+from rayfed.experiments.given import Given
 from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.sweep import SweepPlan
 

@@ -10,7 +10,8 @@ from helpers.ray_session import start_ray
 from rayfed.distributed import shared
 from rayfed.distributed.shared import opened, share
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 pytestmark = pytest.mark.ray
 

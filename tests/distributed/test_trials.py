@@ -16,7 +16,8 @@ from rayfed.distributed import server_trials as module
 from rayfed.distributed.server_trials import LAST_GAIN, Trials
 from rayfed.distributed.start import Start
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, trial_name
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.simulation import Simulation, local_fleet
 from rayfed.experiments.sweep import Job
 from rayfed.records.recorder import Recorder

@@ -12,7 +12,8 @@ from rayfed.core.network import vectorised
 from rayfed.core.outputs import labels_without_loss, meaning_of_outputs, with_loss
 from rayfed.core.task import Batch, Task
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 VOID = 255
 SIDE, EACH = 4, 12

@@ -17,7 +17,7 @@ from rayfed.engine import scoring
 from rayfed.engine.fleet import ExchangeRequest, ScoreRequest, scoring_blocks
 from rayfed.engine.host import Host, LocalFleet
 from rayfed.engine.scoring import batch_size, predictions, score
-from rayfed.experiments import plan
+from rayfed.experiments import plan_evaluation
 from rayfed.models.split_model import ensure_split
 from rayfed.reports.render import render
 
@@ -289,8 +289,8 @@ def test_scores_are_those_of_evaluating_all(run):
 
 
 def test_many_clients_are_sampled_by_default_and_the_report_says_so(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(plan, "MOST_CLIENTS_SCORED", 10)
-    monkeypatch.setattr(plan, "CLIENTS_SCORED", 7)
+    monkeypatch.setattr(plan_evaluation, "MOST_CLIENTS_SCORED", 10)
+    monkeypatch.setattr(plan_evaluation, "CLIENTS_SCORED", 7)
     result = run()
     assert len(next(iter(scored(result)))) == 7
     assert "a fixed sample of 7 clients" in " ".join(render(tmp_path).split())

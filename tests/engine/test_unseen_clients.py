@@ -16,7 +16,7 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.optim import SGD
 from rayfed.data.population import Examples
-from rayfed.experiments.plan import with_unseen_clients
+from rayfed.experiments.plan_data import with_unseen_clients
 
 
 def run(plan, people, **evaluation):

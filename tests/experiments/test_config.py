@@ -14,7 +14,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import Step
 from rayfed.core.optim import Adam
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan, trial_name
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.sources import from_arguments, from_file, merged
 
 MINE = """

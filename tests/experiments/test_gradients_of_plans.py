@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from rayfed.experiments import plan
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 
 pytestmark = pytest.mark.usefixtures("here")

@@ -13,7 +13,8 @@ from rayfed.core.optim import SGD, Adam
 from rayfed.experiments import proof
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.plan_model import UsersModel
 from rayfed.experiments.proof import prove_training, takes_plain_steps, why_not_at_once
 from rayfed.models.base import build_model

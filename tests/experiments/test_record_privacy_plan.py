@@ -14,7 +14,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.plan_record_privacy import record_privacy_notes
 from rayfed.experiments.run_summary import run_summary
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import read_space
 

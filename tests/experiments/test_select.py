@@ -12,7 +12,8 @@ from helpers.score_rows import row
 from rayfed.core.errors import UsageError
 from rayfed.core.round_record import BestRound, Record, Selection
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.metrics.base import OfPredictions, Value
 from rayfed.reports.render import render
 from rayfed.reports.summary import View

@@ -10,7 +10,8 @@ from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.metrics.cost import cost
 from rayfed.metrics.heterogeneity import Drift, GradientNorm, full_gradient

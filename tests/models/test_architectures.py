@@ -8,7 +8,8 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.modules import batch_norm_names, batch_norm_statistics
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.models.base import build_model
 from rayfed.models.cct import Attention
 

@@ -16,7 +16,8 @@ import rayfed
 from helpers.federations import simulate
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 from rayfed.models.base import build_model
 
 WORDS, LENGTH = 40, 6

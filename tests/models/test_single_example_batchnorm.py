@@ -16,7 +16,8 @@ from rayfed.experiments.checks import check_trial
 from rayfed.experiments.checks.model import check_adaptation
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Given, make_plan
+from rayfed.experiments.given import Given
+from rayfed.experiments.plan import make_plan
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 

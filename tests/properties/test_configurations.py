@@ -13,7 +13,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.experiments.config import GROUPS, Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import read_space
 

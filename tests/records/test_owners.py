@@ -14,7 +14,7 @@ from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
 from rayfed.core.round_record import Event, Record
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.experiments.sources import from_arguments
 from rayfed.records.owners import is_alive, is_owner
 from rayfed.records.recorder import Recorder

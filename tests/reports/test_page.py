@@ -15,7 +15,7 @@ from small_results import add
 import rayfed
 from rayfed.core.round_record import MapPoint, RepresentationMap
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.plan_identity import trial_name
 from rayfed.records.files import write_holdings, write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial

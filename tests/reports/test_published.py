@@ -101,7 +101,7 @@ def test_a_command_that_changes_the_configuration_is_named():
 
 
 def test_values_belong_to_the_trials_of_their_arm():
-    from rayfed.experiments.plan import trial_name
+    from rayfed.experiments.plan_identity import trial_name
     from rayfed.experiments.published import trials_by_arm
 
     space = read_space(changed(arms=[{"local.lr": {"grid": [0.1, 0.2]}}, *SPACE["arms"]]))
