@@ -187,7 +187,7 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:
             note(line)
 
     say_errors = error_lines(plan.results, plan.experiment, say)
-    with watched(recorder.progress, bars_of_sweep(plan.expected), quiet=quiet), _recorded(recorder):
+    with watched(recorder.progress, bars_of_sweep(plan.expected, plan.expected_rounds), quiet=quiet), _recorded(recorder):
         try:
             for job in plan.jobs:
                 error = _run(plan, job, recorder, populations)

@@ -94,7 +94,8 @@ def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGr
     def stopped(done: int) -> str:
         return f"interrupted after {done} of {expected} trials; the same command with resume=true continues"
 
-    grid = trials.run(space, _files_of(plan), work, bars_of_sweep(expected), stopped, searcher)
+    bars = bars_of_sweep(expected, plan.expected_rounds)
+    grid = trials.run(space, _files_of(plan), work, bars, stopped, searcher)
     statuses = [progress.status for progress in trials.progress]
     if trials.interrupted:
         raise KeyboardInterrupt(stopped(statuses.count("done")))

@@ -41,18 +41,22 @@ def restart_line(progress: Progress, cause: object) -> str:
     return f"{progress.trial} was lost after round {done} ({cause}); it starts again from its last checkpoint"
 
 
-def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> list[Bar]:
+def many_trials(trials: Sequence[Progress], total: int, seconds: float, *, planned: int | None = None) -> list[Bar]:
     """Return "trials 5/18" with "2 running, 1 failed", and "rounds 130/450" with the time left and the best trial.
 
     Args:
         trials: The progress of the trials that have started.
         total: The number of trials of the sweep.
         seconds: Time since the first trial began.
+        planned: The rounds of all trials; None where a search chooses the trials. One that has not begun then counts
+            as the longest that has.
     """
     running = [progress for progress in trials if progress.status == "running"]
     ended = len(trials) - len(running)
     bars = [Bar("trials", ended, total, _counts(trials, len(running)))]
-    rounds = _rounds_of_sweep(trials, total)
+    rounds = planned
+    if rounds is None:
+        rounds = _rounds_like_the_longest(trials, total)
     if rounds:
         finished = sum(_finished_rounds(progress) for progress in trials)
         parts = _parts_of_sweep(trials, running, total, seconds, rounds - finished)
@@ -72,8 +76,8 @@ def _counts(trials: Sequence[Progress], running: int) -> str:
     return counts
 
 
-def _rounds_of_sweep(trials: Sequence[Progress], total: int) -> int:
-    """Return the rounds of all trials; one that has not begun counts as the longest that has."""
+def _rounds_like_the_longest(trials: Sequence[Progress], total: int) -> int:
+    """Return the rounds of `total` trials, where one that has not begun counts as the longest that has."""
     known = [progress.rounds for progress in trials]
     return sum(known) + max(known, default=0) * (total - len(trials))
 
@@ -115,16 +119,16 @@ def _gain(progress: Progress) -> float:
     return progress.selection.gain(progress.best_val)
 
 
-def bars_of_sweep(total: int) -> Callable[[list[Progress]], list[Bar]]:
+def bars_of_sweep(total: int, planned: int | None) -> Callable[[list[Progress]], list[Bar]]:
     """Return a function that returns `many_trials`. Its clock starts with the first trial, after Ray has started."""
     began: list[float] = []
 
     def bars(trials: list[Progress]) -> list[Bar]:
         if not trials:
-            return many_trials(trials, total, 0.0)
+            return many_trials(trials, total, 0.0, planned=planned)
         if not began:
             began.append(time.monotonic())
-        return many_trials(trials, total, time.monotonic() - began[0])
+        return many_trials(trials, total, time.monotonic() - began[0], planned=planned)
 
     return bars
 

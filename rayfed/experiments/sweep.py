@@ -115,6 +115,13 @@ class SweepPlan:
         return len(self.jobs)
 
     @property
+    def expected_rounds(self) -> int | None:
+        """The rounds of all trials to run; None with a search, which chooses them."""
+        if self.space.adaptive:
+            return None
+        return sum(job["config"].rounds for job in self.jobs)
+
+    @property
     def names(self) -> list[str]:
         """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
         if self.space.adaptive:

@@ -24,6 +24,12 @@ class TestSweep:
         trials = [trial("a", seed, round=1, seconds=1.0, left=9.0) for seed in (0, 1)]
         assert "19 s left" in many_trials(trials, 4, 31.0)[1].words
 
+    def test_trials_that_have_not_begun_have_their_own_rounds(self):
+        """A trial of 10 rounds has done 5 in 20 s, and one of 30 rounds waits: 35 of 40 rounds are left, 4 s each."""
+        bars = many_trials([trial("a")], 2, 20.0, planned=40)
+        assert bars[1].count == "rounds 5/40"
+        assert "2 min 20 s left" in bars[1].words
+
     def test_what_is_shown(self):
         trials = [trial("a", status="failed"), trial("b", left=20.0, best_val=0.5), trial("c", left=20.0, best_val=0.7)]
         bars = many_trials(trials, 4, 20.0)
