@@ -187,7 +187,8 @@ def _run_here(plan: SweepPlan, *, quiet: bool) -> list[str]:
             note(line)
 
     say_errors = error_lines(plan.results, plan.experiment, say)
-    with watched(recorder.progress, bars_of_sweep(plan.expected, plan.expected_rounds), quiet=quiet), _recorded(recorder):
+    bars = bars_of_sweep(plan.expected, plan.expected_rounds)
+    with watched(recorder.progress, bars, quiet=quiet), _recorded(recorder):
         try:
             for job in plan.jobs:
                 error = _run(plan, job, recorder, populations)

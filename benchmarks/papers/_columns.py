@@ -112,6 +112,18 @@ def values(columns: Mapping[str, Rule], trials: Trials) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["row", "seed", "column", "value"])
 
 
+def curves(columns: Mapping[str, Rule], trials: Trials) -> pd.DataFrame:
+    """Return a table with a line for each row, seed, column and evaluated round, of columns that show the last one."""
+    lines = []
+    for name, rule in columns.items():
+        if rule.get("rounds") != "last":
+            continue
+        for (row, setting, seed), trial in trials.items():
+            if setting in (None, rule.get("setting")):
+                lines += [(row, seed, name, number, value) for number, value in series(trial, rule).items()]
+    return pd.DataFrame(lines, columns=["row", "seed", "column", "round", "value"])
+
+
 def _column(
     columns: Mapping[str, Rule], name: str, trials: Mapping[Key, Trial], by_column: Mapping[str, Mapping[Key, float]]
 ) -> Iterator[tuple[Key, float]]:

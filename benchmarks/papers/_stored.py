@@ -1,6 +1,7 @@
 """What was measured, in the folder `measured`.
 
 TABLE_FORM.csv    a line per row, column and seed, as run.py stores it
+curves/TABLE_FORM.csv    a line per row, column, seed and evaluated round, as run.py --curves stores it
 means.csv         a line per row and column of those tables of docs/fidelity/ that are older than these files: the mean,
                   the sd, how many of the seeds have a finite value, and the page
 printed.csv       the verdicts that were printed below these tables
@@ -14,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -35,16 +37,43 @@ Cell = tuple[str, str]  # row and column
 
 def store(table: PaperTable, scale: str, measured: pd.DataFrame) -> str:
     """Add the values `measured` to the table's file, in place of older ones, and return its name."""
-    path, hashes = FOLDER / f"{table.name}_{scale}.csv", configurations(table, scale)
+    return _store(FOLDER / f"{table.name}_{scale}.csv", table, scale, measured, ["row", "column", "seed"])
+
+
+def store_curves(table: PaperTable, scale: str, measured: pd.DataFrame) -> str:
+    """Add curves to the table's file of curves, in place of those of the same rows and seeds, and return its name."""
+    rounded = measured.assign(value=measured["value"].round(3))
+    return _store(
+        FOLDER / "curves" / f"{table.name}_{scale}.csv", table, scale, rounded, ["row", "column", "seed", "round"]
+    )
+
+
+def _store(path: Path, table: PaperTable, scale: str, measured: pd.DataFrame, key: list[str]) -> str:
+    """Add lines to a file in place of those with the same `key`, in the order of the table, and return its name."""
+    hashes = configurations(table, scale)
     new = measured.assign(version=rayfed.__version__)
-    new["configuration"] = [hashes[key] for key in zip(new["row"], new["column"], strict=True)]
-    old = pd.read_csv(path, dtype={"configuration": str}) if path.exists() else new[:0]
-    lines = pd.concat([old[LINE], new[LINE]]).drop_duplicates(["row", "column", "seed"], keep="last")
+    new["configuration"] = [hashes[cell] for cell in zip(new["row"], new["column"], strict=True)]
+    old = new[:0]
+    if path.exists():
+        old = pd.read_csv(path, dtype={"configuration": str})
+    names = [*key, "value", "configuration", "version"]
+    lines = pd.concat([old[names], new[names]]).drop_duplicates(key, keep="last")
     order = {name: i for names in (table.rows, table.columns) for i, name in enumerate(names)}
-    lines = lines.sort_values(["row", "column", "seed"], key=lambda values: values.map(lambda v: order.get(v, v)))
-    FOLDER.mkdir(exist_ok=True)
+    lines = lines.sort_values(key, key=lambda values: values.map(lambda v: order.get(v, v)))
+    path.parent.mkdir(exist_ok=True)
     lines.to_csv(path, index=False, lineterminator="\n")
-    return path.name
+    return str(path.relative_to(FOLDER))
+
+
+def load_curves(table: PaperTable, scale: str) -> pd.DataFrame:
+    """Return the stored curves of the present configuration and version."""
+    path = FOLDER / "curves" / f"{table.name}_{scale}.csv"
+    if not path.exists():
+        return pd.DataFrame(columns=["row", "column", "seed", "round", "value"])
+    lines = pd.read_csv(path, dtype={"configuration": str})
+    hashes = configurations(table, scale)
+    present = [hashes.get(cell) for cell in zip(lines["row"], lines["column"], strict=True)]
+    return lines[(lines["configuration"] == present) & (lines["version"] == rayfed.__version__)]
 
 
 def load(table: PaperTable, scale: str) -> tuple[pd.DataFrame, list[str]]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from _columns import Rule, Trial, kind, values
+from _columns import Rule, Trial, curves, kind, values
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
@@ -235,6 +235,11 @@ def _capped(path: Path, cap: Mapping[str, int]) -> Path:
 def measure(table: PaperTable, scale: str, space: Space, tables: Tables) -> pd.DataFrame:
     """Return a line for each measured row, seed and column, with accuracies in percentage points."""
     return values(table.columns_of(scale), dict(_trials(table, scale, space, tables)))
+
+
+def measure_curves(table: PaperTable, scale: str, space: Space, tables: Tables) -> pd.DataFrame:
+    """Return what `measure` returns after each evaluated round, of columns that show the last one."""
+    return curves(table.columns_of(scale), dict(_trials(table, scale, space, tables)))
 
 
 def _trials(

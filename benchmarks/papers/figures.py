@@ -6,12 +6,12 @@ python benchmarks/papers/figures.py --maps results/adcol_table1_small   # store 
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import altair as alt
 import pandas as pd
-from _stored import FOLDER, load
+from _stored import FOLDER, load, load_curves
 from _tables import HOME, read_table
 
 from rayfed.core.errors import UsageError
@@ -59,6 +59,34 @@ def dots(data: pd.DataFrame, y: str, colour: str, title: str) -> alt.Chart:
         x=alt.X("mean(value):Q", title=title, scale=alt.Scale(zero=bool(data["value"].max() < 20)))
     )
     return (means + base.mark_point(size=20).encode(x="value:Q")).properties(width=400, height=alt.Step(26))
+
+
+def curves(table: str, form: str, column: str, rows: Sequence[str], title: str) -> alt.Chart:
+    """Return the mean over seeds after each evaluated round, and the range of the seeds, for each of `rows`."""
+    found = load_curves(read_table(table), form)
+    found = found[(found["column"] == column) & found["row"].isin(rows)]
+    if found.empty:
+        small = " --small" * (form == "small")
+        raise UsageError(f"no stored curves: python benchmarks/papers/run.py {table}{small} --curves")
+    base = alt.Chart(found).encode(
+        x=alt.X("round:Q", title="round"), color=alt.Color("row:N", title=None, sort=list(rows))
+    )
+    scale = alt.Scale(zero=False)
+    means = base.mark_line(point=True).encode(y=alt.Y("mean(value):Q", title=title, scale=scale))
+    ranges = base.mark_area(opacity=0.15).encode(y=alt.Y("min(value):Q", scale=scale), y2="max(value):Q")
+    return (ranges + means).properties(width=400, height=240)
+
+
+def fraug_convergence() -> alt.Chart:
+    """The mean test accuracy of the clients over the rounds: figure 3 (b) of FRAug."""
+    rows = ("FedAvg", "FedBN", "FRAug")
+    return curves("fraug_table2", "small", "Digits avg", rows, "test accuracy in %, mean over clients")
+
+
+def adcol_curves() -> alt.Chart:
+    """The mean test accuracy of the parties over the rounds: figure 5 of ADCOL, over rounds in place of bytes."""
+    rows = ("SOLO", "FedAvg", "FedBN", "PartialFed", "FedProx", "ADCOL")
+    return curves("adcol_table1", "small", "AVG", rows, "test accuracy in %, mean over parties")
 
 
 def adcol_tsne() -> alt.Chart:
@@ -126,7 +154,16 @@ def dbe_mdl() -> alt.Chart:
 
 FIGURES: dict[str, Callable[[], alt.Chart]] = {
     f"fidelity_{draw.__name__}": draw
-    for draw in (adcol_tsne, feddebias_features, feddebias_bias, augmentation_angles, fraug_clients, dbe_mdl)
+    for draw in (
+        adcol_tsne,
+        adcol_curves,
+        feddebias_features,
+        feddebias_bias,
+        augmentation_angles,
+        fraug_clients,
+        fraug_convergence,
+        dbe_mdl,
+    )
 }
 
 

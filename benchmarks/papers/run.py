@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 from _columns import in_points
-from _stored import NEUTRAL, load, store
-from _tables import Claim, PaperTable, measure, names, read_table
+from _stored import NEUTRAL, load, store, store_curves
+from _tables import Claim, PaperTable, measure, measure_curves, names, read_table
 from _verdicts import by_column, verdict
 
 from rayfed.api import run_sweep
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--settings", action="append", metavar="PATTERN", help="measure only settings (such as datasets) that match"
     )
     parser.add_argument("--stored", action="store_true", help="print what earlier calls have stored, and run nothing")
+    parser.add_argument("--curves", action="store_true", help="also store the value after each evaluated round")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for docs/fidelity/")
     parser.add_argument(
         "values", nargs="*", metavar="key=value", help="keys of the search space; they override the file"
@@ -85,6 +86,9 @@ def _run(args: argparse.Namespace) -> int:
         print(f"not stored, since {', '.join(changed)} may change the values", file=sys.stderr)
     else:
         print(f"stored in {store(read_table(args.table), scale, values)}", file=sys.stderr)
+        if args.curves:
+            curves = measure_curves(table, scale, space, tables)
+            print(f"stored in {store_curves(read_table(args.table), scale, curves)}", file=sys.stderr)
     options = [part for pattern in args.rows or () for part in ("--rows", pattern)]
     options += [part for pattern in args.settings or () for part in ("--settings", pattern)]
     options += [value for value in args.values if value.split("=")[0] not in ("resume", "results")]

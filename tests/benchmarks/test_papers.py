@@ -414,6 +414,28 @@ def test_values_are_stored_by_row_and_seed_and_later_ones_replace_them(papers, s
     assert "| two | 70.0 (60.00±1.00) |" in capsys.readouterr().out
 
 
+def test_curves_are_stored_by_round_and_left_out_where_the_configuration_is_another(papers, stored, monkeypatch):
+    columns = importlib.import_module("_columns")
+    scores = pd.DataFrame(
+        [
+            (1, "test", "accuracy", "global", 0.25),
+            (1, "test", "accuracy", "global", 0.5),
+            (3, "test", "accuracy", "global", 1.0),
+        ],
+        columns=["round", "split", "metric", "point", "value"],
+    )
+    trial = columns.Trial(scores, pd.DataFrame(), "global")
+    table = fake_table(papers)
+    rules = table.columns | {"best": {"split": "test", "over": "mean", "rounds": "best"}}
+    curves = columns.curves(rules, {("one", None, 0): trial})
+    assert curves.values.tolist() == [["one", 0, "a", 1, 37.5], ["one", 0, "a", 3, 100.0]]
+    assert stored.store_curves(table, "small", curves) == "curves/t_small.csv"
+    stored.store_curves(table, "small", curves.assign(value=curves["value"] / 3))
+    assert stored.load_curves(table, "small")[["round", "value"]].values.tolist() == [[1, 12.5], [3, 33.333]]
+    other = fake_table(papers, small={"note": "N.", "seeds": [0, 1], "rounds": 7})
+    assert stored.load_curves(other, "small").empty
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [
