@@ -64,6 +64,15 @@ def weights_stay() -> Iterator[None]:
             network.put_back()
 
 
+def put_left_back() -> None:
+    """Put back now what `weights_stay` has left in networks, for those who look at modules between two steps."""
+    if _left is None:
+        return
+    for network in _left:
+        network.put_back()
+    _left.clear()
+
+
 def _contiguous_under_vmap(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """Change the memory format of a layer's inputs where torch's kernel for channels-last cannot be vectorised."""
     if not _vectorised:

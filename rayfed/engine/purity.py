@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Exchange
 from rayfed.core.errors import BadHook
+from rayfed.core.network import put_left_back
 from rayfed.core.task import Task
 from rayfed.core.trees import leaves, tensor_bytes
 from rayfed.engine.device_data import Part
@@ -109,10 +110,12 @@ def pure(name: str, hook: Callable[..., Any], self: Exchange, *args: Any, **kwar
     parameters = list(inspect.signature(hook).parameters)
     named = dict(zip(parameters, (self, *args), strict=False)) | kwargs
     lent = {}
+    put_left_back()  # the weights of the last step, which are no part of the task
     for parameter, value in named.items():
         if (name, parameter) not in _OWN:
             lent[parameter] = value, facts(value)
     result = hook(self, *args, **kwargs)
+    put_left_back()
     changed = []
     for parameter, (value, before) in lent.items():
         if facts(value) == before:

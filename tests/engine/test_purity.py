@@ -90,6 +90,18 @@ def test_what_torchs_counters_do_not_see_is_told_by_pure(where, hook):
         list(new_server(plan, people).run())
 
 
+def test_a_hook_that_changes_nothing_passes_whatever_its_steps_leave_in_the_network():
+    people = blobs(2)
+    plan = blueprint(intercepted(FedAvg(), pure), people, rounds=2)
+    plain = blueprint(FedAvg(), people, rounds=2)
+    servers = [new_server(plan, people), new_server(plain, people)]
+    hashes = []
+    for server in servers:
+        list(server.run())
+        hashes.append(state_hash(server.state))
+    assert hashes[0] == hashes[1]
+
+
 def test_work_is_private():
     run("work")
 
