@@ -75,7 +75,7 @@ class Dataset:
             (`partition.stratify`); None: those of a dataset class of your own, and not those of rayfed's.
         strata: What partitions by class divide the rows by, integers [N] from 0; None: the classes.
         leakage_group: Group of each row, integers [N], or None. Rows of one group show the same original, such as a
-            digit on two backgrounds; partitions never train on one of them and test on another.
+            digit on two backgrounds or a patient; partitions never train on one of them and test on another.
         mean, std: Per channel in units of [0, 1], to normalise uint8 images.
         ood: Domains that no client may hold; their examples become the server's "ood" test sets.
         tests: Further test sets for the server's model.
@@ -304,6 +304,21 @@ def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
     return rows[np.sort(first)]
 
 
+def spread_groups(groups: np.ndarray | None, owners: np.ndarray) -> np.ndarray:
+    """Return which leakage `groups` [N] have rows of several `owners`, such as clients or domains, integers [N].
+
+    There are none without groups.
+    """
+    if groups is None:
+        return np.empty(0, np.int64)
+    order = np.lexsort((owners, groups))
+    of_group = groups[order]
+    of_owner = owners[order]
+    is_same_group = of_group[1:] == of_group[:-1]
+    is_other_owner = of_owner[1:] != of_owner[:-1]
+    return np.unique(of_group[1:][is_same_group & is_other_owner])
+
+
 def own_tests(dataset: Dataset) -> np.ndarray:
     """Return a mask, bool [N], of the dataset's own test examples and all rows of their leakage groups."""
     return _with_groups(dataset, dataset.is_test)
@@ -373,8 +388,8 @@ def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
     leaked = tested[np.isin(dataset.leakage_group[tested], fitted)]
     if len(leaked):
         rows = f"{len(leaked)} test rows of {dataset.name}, the first of them row {leaked[0]}"
-        remedy = "expected all rows of a leakage group on one side"
-        raise UsageError(f"partition: {rows}, show originals that are trained on in another domain; {remedy}")
+        remedy = "expected all rows of a leakage group, such as those of one patient, on one side"
+        raise UsageError(f"partition: {rows}, show originals that are trained on in other rows; {remedy}")
 
 
 def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.ndarray:

@@ -427,16 +427,28 @@ def _tested(scores: _Scores, orders: tuple[int, int], differences: pd.Series, si
         return paired_t(differences), [note]
     if splits.kind != KEPT:
         return paired_t(differences), []
+    where = "of means over clients"
+    if site is not None:
+        where = f"at {site}"
+    group = _group_of_rows(trials[of_pair])
+    if group:
+        why = f"rows of one {group} (data.group) depend on each other; with partition.redraw=true there is one"
+        return over_seeds_and_rows(differences, math.nan), [f"There is no test {where}: {why}."]
     covariance, reason = _covariance(scores, orders, differences, site)
     if covariance is None:
         return paired_t(differences), [f"The test holds for these test examples alone: {reason}."]
     if math.isnan(covariance):
-        where = "of means over clients"
-        if site is not None:
-            where = f"at {site}"
         why = f"one test example of a class decides {scores.metric}, and says nothing of others"
         return over_seeds_and_rows(differences, covariance), [f"There is no test {where}: {why}."]
     return over_seeds_and_rows(differences, covariance), []
+
+
+def _group_of_rows(trials: pd.DataFrame) -> str:
+    """Return the column that says which rows belong together, `data.group`; empty without one."""
+    if "data.group" not in trials:
+        return ""
+    names = trials["data.group"].dropna()
+    return next(iter(names), "")
 
 
 def _covariance(

@@ -160,6 +160,32 @@ class TestAllPairs:
         assert "solo − fedavg is missing: partition_hash is h0 for fedavg and other" in " ".join(pairs.notes)
 
 
+class TestRowsOfOnePatient:
+    """They are not independent, so a bootstrap over the rows of one test set would be too certain."""
+
+    def pairs(self, folder: Path, partition: str):
+        for seed in range(3):
+            own = {"partition_hash": partition.format(seed), "data.group": "patient", "test_drawn": True}
+            sizes = {"examples_train": 60, "examples_val": 0, "examples_test": 20}
+            add(folder, f"a{seed}", "fedavg", seed, 0.5 + seed / 10, **own, **sizes)
+            add(folder, f"b{seed}", "dbe", seed, 0.6 + seed / 20, **own, **sizes)
+        return compare(read(folder), ACCURACY)
+
+    def test_one_test_set_allows_no_test(self, tmp_path: Path) -> None:
+        pairs = self.pairs(tmp_path, "same")
+        assert math.isnan(pairs.comparisons[0].p_value)
+        assert pairs.notes == [
+            "There is no test of means over clients: rows of one patient (data.group) depend on each other; with "
+            "partition.redraw=true there is one."
+        ]
+
+    def test_redrawn_splits_do(self, tmp_path: Path) -> None:
+        pairs = self.pairs(tmp_path, "h{}")
+        expected = corrected_resampled_t(pairs.comparisons[0].differences, 1 / 3)
+        assert pairs.comparisons[0].p_value == pytest.approx(expected.p_value)
+        assert pairs.notes == []
+
+
 class TestBaseline:
     def test_each_is_compared_with_it(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
         monkeypatch.setenv("COLUMNS", "300")

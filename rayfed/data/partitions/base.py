@@ -301,8 +301,10 @@ def describe_tests(dataset: Dataset, share: float | None) -> str:
     has_tests = _has_tests(dataset)
     if share:
         pooled = ""
+        if dataset.leakage_group is not None:
+            pooled = ", in whole groups"
         if has_tests:
-            pooled = ", drawn from its training and test examples together"
+            pooled += ", drawn from its training and test examples together"
         return f"tested on {share:g} of their rows{pooled}"
     if not has_tests:
         return "no test examples"

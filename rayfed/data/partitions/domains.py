@@ -8,7 +8,16 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import numpy_generator
-from rayfed.data.dataset import ClientRows, Dataset, Mask, Rows, draw_groups
+from rayfed.data.dataset import (
+    ClientRows,
+    Dataset,
+    Mask,
+    Rows,
+    draw_groups,
+    expand_groups,
+    first_of_each_group,
+    spread_groups,
+)
 from rayfed.data.partitions.base import (
     ASSIGNMENT,
     MAX_DRAWS,
@@ -21,6 +30,7 @@ from rayfed.data.partitions.base import (
     divided,
     sizes_of,
     taken_from,
+    with_groups,
     without_share,
 )
 
@@ -32,7 +42,8 @@ class Domains(Partition):
     FedDebias has two clients in each domain of PACS: `clients_per_domain=2`. ADCOL divides each source into ten parts
     of which 2, 4, …, 10 take part: `parts=10 clients_per_domain=2` (its other rules are options of the image datasets).
 
-    If domains share leakage groups, test and validation rows are drawn by group, for all domains at once.
+    If domains share leakage groups, test and validation rows are drawn by group, for all domains at once. Otherwise one
+    row of each group is divided, and the other rows of the group follow it.
     """
 
     follows_seed: ClassVar[bool] = False
@@ -60,7 +71,8 @@ class Domains(Partition):
         strata = self.strata(dataset)
         pools = self._pools(dataset, strata)
         validated = self.given_validation(dataset)
-        if validated is None:
+        crosses = _domains_share_groups(dataset)
+        if validated is None and crosses:
             of_domains = [pool.train for pool in pools.values()]
             train_rows = np.concatenate([np.empty(0, int), *of_domains])
             random = numpy_generator(self.seed, VALIDATION)
@@ -72,7 +84,10 @@ class Domains(Partition):
             tests = self._equal_parts(pool.test)
             for train, test in zip(trains, tests, strict=True):
                 clients.append(self.client_rows(len(clients), domain, train, test, validated, strata))
-        return clients
+        if crosses:
+            return clients
+        rows = dataset.rows()
+        return [with_groups(dataset, client, rows) for client in clients]
 
     def assign_rows(self, dataset: Dataset, rows: Rows, position: int) -> list[Rows]:
         """Return each client's training rows, out of the shuffled `rows` of the domain at `position`."""
@@ -94,7 +109,7 @@ class Domains(Partition):
             if self.test is None:
                 pools[position] = self._own_pool(dataset, position)
                 continue
-            rows = dataset.rows(domain=domain)
+            rows = _divisible(dataset, dataset.rows(domain=domain))
             rows = numpy_generator(self.seed, TEST, position).permutation(rows)
             if tested is None:
                 pools[position] = Pool(*without_share(rows, self.test, validated, strata))
@@ -105,20 +120,32 @@ class Domains(Partition):
     def _own_pool(self, dataset: Dataset, position: int) -> "Pool":
         """Return the training and test rows of a domain by the dataset's own split."""
         domain = dataset.domains[position]
-        train = dataset.rows(is_test=False, domain=domain)
-        test = dataset.rows(is_test=True, domain=domain)
+        train = _divisible(dataset, dataset.rows(is_test=False, domain=domain))
+        test = _divisible(dataset, dataset.rows(is_test=True, domain=domain))
         train = numpy_generator(self.seed, ASSIGNMENT, position, 0).permutation(train)
         test = numpy_generator(self.seed, ASSIGNMENT, position, 1).permutation(test)
         return Pool(train, test)
 
     def _drawn_tests(self, dataset: Dataset, validated: Mask | None) -> Mask | None:
         """Return a mask, bool [N], of the test rows, drawn by leakage group; None: they are drawn row by row."""
-        if self.test is None:
+        if self.test is None or not _domains_share_groups(dataset):
             return None
         rows = dataset.rows()
         if validated is not None:
             rows, _ = divided(rows, validated)
         return draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - self.test)
+
+
+def _domains_share_groups(dataset: Dataset) -> bool:
+    """Return whether a leakage group has rows of several domains."""
+    return len(spread_groups(dataset.leakage_group, dataset.domain)) > 0
+
+
+def _divisible(dataset: Dataset, rows: Rows) -> Rows:
+    """Return the first of `rows` in each leakage group, or all `rows` if domains share groups."""
+    if _domains_share_groups(dataset):
+        return rows
+    return first_of_each_group(dataset, rows)
 
 
 class Pool(NamedTuple):
@@ -247,6 +274,7 @@ class Natural(Partition):
     """Each client holds the examples that belong to it in the dataset.
 
     A client's domain is that of its rows; if the dataset has only one domain, each client is a domain of its own.
+    One row of each leakage group is divided, and the other rows of the group follow it.
     """
 
     follows_seed: ClassVar[bool] = False
@@ -264,6 +292,7 @@ class Natural(Partition):
     def split(self, dataset: Dataset) -> list[ClientRows]:
         if dataset.client is None:
             raise UsageError(f"partition=natural: {dataset.name} does not define clients; choose domains or iid")
+        self._check_groups(dataset, dataset.client)
         rows = dataset.rows()
         owners = dataset.client[rows]
         file_numbers, counts = np.unique(owners, return_counts=True)
@@ -277,10 +306,34 @@ class Natural(Partition):
             if self.test is None:
                 train, test = divided(held, dataset.is_test)
             else:
-                train, test = self._drawn(held, self.test, number, validated, strata)
+                firsts = first_of_each_group(dataset, held)
+                train, test = self._drawn(firsts, self.test, number, validated, strata)
+                train = expand_groups(dataset, train, held)
+                test = expand_groups(dataset, test, held)
             domain = self._domain(dataset, held, int(file_numbers[number]))
-            clients.append(self.client_rows(number, domain, train, test, validated, strata))
+            firsts = first_of_each_group(dataset, train)
+            client = self.client_rows(number, domain, firsts, test, validated, strata)
+            fit = expand_groups(dataset, client.train, train)
+            val = expand_groups(dataset, client.val, train)
+            clients.append(client._replace(train=fit, val=val))
         return clients
+
+    def _check_groups(self, dataset: Dataset, owners: np.ndarray) -> None:
+        """Raise UsageError if rows are drawn, and a leakage group has rows of several clients."""
+        draws_validation = self.given_validation(dataset) is None and self.drawn_validation > 0
+        spread = spread_groups(dataset.leakage_group, owners)
+        if not len(spread) or (self.test is None and not draws_validation):
+            return
+        of_first = np.flatnonzero(dataset.leakage_group == spread[0])
+        names = self.names(dataset)[0]
+        places = np.searchsorted(np.unique(owners[dataset.rows()]), np.unique(owners[of_first]))
+        clients = " and ".join(names[place] for place in places[:2])
+        found = f"the group of row {of_first[0]} has rows of {clients}"
+        problem = f"{found}, and {len(spread)} groups have rows of several clients"
+        raise UsageError(
+            f"partition=natural: {problem}; write the client into the group's name if these are not the same patients, "
+            "else give each group one client, or all rows a data.split"
+        )
 
     def _domain(self, dataset: Dataset, rows: np.ndarray, client: int) -> str:
         """Return the domain of a client's rows, or the client's own name if all domains are one."""

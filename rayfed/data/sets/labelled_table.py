@@ -11,7 +11,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, unquoted
 from rayfed.core.paths import absolute, looked_in
-from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.dataset import Dataset, index_within_group, spread_groups
 from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.on_disk import as_lazy_rows
 from rayfed.data.published import Published
@@ -38,6 +38,11 @@ class LabelledTable(ChannelNormalisation):
     strata: str | None = option(None, help="column that partitions by class divide by; null: the label")
     client: str | None = option(None, help="column of the clients: integers, or strings (numbered alphabetically)")
     domain: str | None = option(None, help="column of the domains")
+    group: str | None = option(
+        None,
+        help="column of what several rows belong to, such as a patient: all its rows are in one part (train, val or "
+        "test), and parts are drawn by its first row",
+    )
     num_classes: int | None = option(None, low=1, help="number of classes; null: the file's, else highest label plus 1")
     size: int | None = option(None, low=1, help="side to resize images to; null: they already have one size")
     standardize: str | None = option(
@@ -90,7 +95,7 @@ class LabelledTable(ChannelNormalisation):
         for label in set(label_columns) & set(features):
             raise UsageError(f"data.features: {label} is data.label, which would leak the answer; leave it out")
         for path in files:
-            optional = [self.client, self.domain, self.strata]
+            optional = [self.client, self.domain, self.strata, self.group]
             named = filter(None, optional)
             tables.check_columns(path, [*features, *label_columns, *named])
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
@@ -102,6 +107,8 @@ class LabelledTable(ChannelNormalisation):
         if self.strata:
             strata, _ = columns.encode_names(files, self.strata)
             _, per_row["strata"] = np.unique(strata, return_inverse=True)
+        if self.group:
+            per_row["leakage_group"] = self._groups(files, is_test, is_val)
         if self.client:
             per_row["client"], names["client_names"] = columns.encode_clients(files, self.client)
         inputs = {}
@@ -122,6 +129,25 @@ class LabelledTable(ChannelNormalisation):
             **per_row,
             **self.normalisation(channels),
         )
+
+    def _groups(self, files: Sequence[Path], is_test: np.ndarray, is_val: np.ndarray | None) -> np.ndarray:
+        """Return the group of each row, integers [N] from 0.
+
+        Raises:
+            UsageError: The rows of a group are in several splits.
+        """
+        assert self.group is not None
+        numbers, names = columns.encode_names(files, self.group)
+        groups = np.unique(numbers, return_inverse=True)[1]
+        split = is_test.astype(int)
+        if is_val is not None:
+            split[is_val] = 2
+        spread = spread_groups(groups, split)
+        if len(spread):
+            splits = np.unique(split[groups == spread[0]])
+            found = " and ".join(np.array(["train", "test", "val"])[splits])
+            raise UsageError(f"data.group={self.group}: {names[spread[0]]} has rows in {found}; give them one split")
+        return np.asarray(groups)
 
     def parts(self, path: Path) -> dict[str, list[str]]:
         """Return the columns of each part of an input by its name, which is empty for inputs of one array."""
