@@ -10,6 +10,7 @@ LOWEST := build/lowest
 UV := build/uv
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+EDITABLE := --config-settings editable_mode=compat --editable
 
 # Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="...",
 # make test-pythons PYTHONS="python3.12 /usr/bin/python3", make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
@@ -40,7 +41,8 @@ tools: $(DEV) $(DOCS) ## also install what the tests, lint and the site need, as
 install: venv ## same as venv
 
 # torch is installed first: its plain pin selects the build for this machine (CUDA or CPU), which later installations
-# then find in place. torchvision is installed without dependencies, so that it cannot replace that build.
+# then find in place. torchvision is installed without dependencies, so that it cannot replace that build. In the mode
+# "compat", `import rayfed` finds the package also for a script beside the clone, where a folder `rayfed` is the clone.
 $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 	  echo "rayfed needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make venv PYTHON=python3.12" >&2; \
@@ -49,12 +51,12 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) torch
 	$(PIP) --no-deps torchvision
-	$(PIP) --editable .
+	$(PIP) $(EDITABLE) .
 	@touch $@
 
 # the tools of the tests and of lint, and those of the site
 $(DEV) $(DOCS): $(VENV)/.%: $(STAMP)
-	$(PIP) --editable '.[$*]'
+	$(PIP) $(EDITABLE) '.[$*]'
 	@touch $@
 
 demo: $(STAMP) ## run the sweep of the README on the embedded data

@@ -101,16 +101,9 @@ class LabelledTable(ChannelNormalisation):
         labels, num_classes = columns.labels_of(files, self.label, self.num_classes)
         per_row = {"source": source, "is_test": is_test, "is_val": is_val, "index": index_within_group(source)}
         names: dict[str, Any] = {"class_names": columns.class_names(files, self.label)}
-        if self.domain:
-            domain, names["domains"] = columns.encode_names(files, self.domain)
-            per_row["domain"] = np.unique(domain, return_inverse=True)[1]
-        if self.strata:
-            strata, _ = columns.encode_names(files, self.strata)
-            _, per_row["strata"] = np.unique(strata, return_inverse=True)
         if self.group:
             per_row["leakage_group"] = self._groups(files, is_test, is_val)
-        if self.client:
-            per_row["client"], names["client_names"] = columns.encode_clients(files, self.client)
+        self._add_owners(files, per_row, names)
         inputs = {}
         for part, x in self.inputs(name, files, parts, len(labels)).items():
             inputs[part] = as_lazy_rows(x)
@@ -129,6 +122,17 @@ class LabelledTable(ChannelNormalisation):
             **per_row,
             **self.normalisation(channels),
         )
+
+    def _add_owners(self, files: Sequence[Path], per_row: dict[str, Any], names: dict[str, Any]) -> None:
+        """Add the domain, the stratum and the client of each row, as far as columns give them, and their names."""
+        if self.domain:
+            domain, names["domains"] = columns.encode_names(files, self.domain)
+            per_row["domain"] = np.unique(domain, return_inverse=True)[1]
+        if self.strata:
+            strata, _ = columns.encode_names(files, self.strata)
+            _, per_row["strata"] = np.unique(strata, return_inverse=True)
+        if self.client:
+            per_row["client"], names["client_names"] = columns.encode_clients(files, self.client)
 
     def _groups(self, files: Sequence[Path], is_test: np.ndarray, is_val: np.ndarray | None) -> np.ndarray:
         """Return the group of each row, integers [N] from 0.
