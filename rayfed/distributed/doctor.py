@@ -46,7 +46,9 @@ def _nodes() -> Iterator[Check]:
     task = ray.remote(package_versions)
     here = package_versions()
     calls = {}
-    for node in [node for node in ray.nodes() if node["Alive"]]:
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         calls[node["NodeManagerAddress"]] = task.options(num_cpus=0, scheduling_strategy=there).remote()
     for address, call in calls.items():

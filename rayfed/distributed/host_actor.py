@@ -163,8 +163,8 @@ class HostMethods:
 
         Args:
             method: The name of the method.
-            message: The request, and where clients receive the payload, what single clients receive with it and their
-                states; those above `SMALL_BYTES` are None there.
+            message: The request. Where clients receive the payload, it is followed by what single clients receive with
+                it, and by the states of clients, None in place of those above `SMALL_BYTES`.
             number: The number of the payload; equal payloads are unpacked once.
             payload: What all hosts receive: what the clients download, or a model of the server.
             large: The states above `SMALL_BYTES`, in the same order.

@@ -98,7 +98,12 @@ class HostPool:
     Args:
         bundles: What the trial reserved: the server's bundle, possibly empty, and one for each host.
         group: The placement group of the bundles that are not empty; without it, hosts take what the cluster has.
+        files: The user's folders and modules, which each host installs.
         name: The name of the processes in Ray's dashboard, before their positions.
+
+    Attributes:
+        bundles: What each host has reserved.
+        actors: The actors of the hosts, in the same order.
     """
 
     def __init__(

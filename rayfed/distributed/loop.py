@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import ray
 
 from rayfed.distributed.cluster import connect
 from rayfed.distributed.host_pool import HostPool, reserved_group
-from rayfed.distributed.ray_fleet import sendable
+from rayfed.distributed.sent_data import sent_plan
 from rayfed.distributed.server_trials import simulation_on
-from rayfed.distributed.user_modules import register_user_modules, to_send
+from rayfed.distributed.user_modules import register_user_modules
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.simulation import Simulation
@@ -29,8 +28,7 @@ def hosts(plan: Plan, recorder: Recorder) -> Iterator[Callable[[Saved], Simulati
     """
     connect(plan.config.placement, dashboard=False)
     register_user_modules()
-    files = to_send(plan.sources)
-    plan = replace(plan, population=sendable(plan.population), sources=())
+    plan, files = sent_plan(plan)
     bundles = reserved(plan.config)
     pools: list[HostPool] = []
     with reserved_group(bundles) as group:

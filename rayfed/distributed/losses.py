@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from rayfed.distributed.ray_internals import cause_of_death
+from rayfed.experiments.config import Config
 from rayfed.records.progress import RENEWING_ROUNDS
 
 WAITING_SECONDS = 30.0
@@ -37,6 +38,20 @@ def too_often(times: int, cause: str, allowed: int) -> str:
     if times > 1:
         lost = f"lost {times} times without {RENEWING_ROUNDS} rounds or a checkpoint in between"
     return f"{lost} ({cause}); faults.restarts={allowed} allows no other start"
+
+
+def failure_by_losses(config: Config, message: str, error: BaseException | None) -> dict[str, Any]:
+    """Return the row in the table `trials` of a trial that may not start again.
+
+    Args:
+        config: Its configuration.
+        message: Its error; see `too_often`.
+        error: What Ray raised last. What a task raised has the traceback of its process.
+    """
+    values = config.tree() | {"status": "failed", "error": message}
+    if isinstance(error, ray.exceptions.RayTaskError):
+        values["traceback"] = str(error)
+    return values
 
 
 def waiting_line(needs: Sequence[Any]) -> str:

@@ -1,7 +1,7 @@
 """The hosts as long-lived Ray actors (`placement.hosts` above 0). Any host runs any client.
 
 The payload for all hosts goes into the object store once. Large states of clients are objects of the hosts that wrote
-them. When a host dies, Tune starts the trial again from its last checkpoint.
+them. When a host dies, the trial starts again from its last checkpoint.
 """
 
 import dataclasses
@@ -103,7 +103,9 @@ class RayStates(ClientStates):
 
 
 class RayFleet:
-    """Hosts to which the clients of each exchange are assigned by predicted cost; see `rayfed.engine.host_schedule`.
+    """A `Fleet` of hosts in processes of Ray; see `rayfed.engine.fleet.Fleet` for its methods.
+
+    Hosts get the clients of each exchange by predicted cost; see `rayfed.engine.host_schedule`.
 
     Args:
         blueprint, population: What the hosts simulate.

@@ -4,31 +4,28 @@ Ray Tune does the same for the trials of a sweep. A single run does without it, 
 long to import, in this process and in the server's, and the hosts could only be asked for by the server.
 """
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from rayfed.core.errors import HostLost
-from rayfed.core.machine import on_signal
 from rayfed.distributed.cluster import address_of, connect, on_node
 from rayfed.distributed.host_pool import HostPool, placed, reserved_group
 from rayfed.distributed.late_servers import LateServers
-from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, too_often, waiting_line
-from rayfed.distributed.ray_fleet import sendable
+from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, failure_by_losses, too_often, waiting_line
 from rayfed.distributed.ray_internals import is_preempted
 from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, start_recorder
+from rayfed.distributed.sent_data import sent_plan
 from rayfed.distributed.server_actor import ServerActor
 from rayfed.distributed.server_trials import ENDED, RAISED
 from rayfed.distributed.shared import share
-from rayfed.distributed.signals import ended_by
+from rayfed.distributed.signals import handled_signals
 from rayfed.distributed.start import Start
-from rayfed.distributed.user_modules import register_user_modules, to_send
+from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.capacity import Bundle, reserved
 from rayfed.experiments.plan import Plan
@@ -74,8 +71,8 @@ class _Run:
         self._group = group
         self._quiet = quiet
         self._recorder = RemoteRecorder(start_recorder(config.results, config.experiment, in_sweep=False))
-        self._files = to_send(plan.sources)
-        self._plan = share(replace(plan, population=sendable(plan.population), sources=()))
+        light_plan, self._files = sent_plan(plan)
+        self._plan = share(light_plan)
         job = Job(trial=plan.trial, config=config, identity={})
         self._start = Start(plan.trial, ray.cloudpickle.dumps(job), {}, {})
         self._servers = LateServers(60 * config.faults.patience)
@@ -161,10 +158,7 @@ class _Run:
             self._say(restart_line(progress, cause))
             return
         message = too_often(progress.restarts, cause, allowed)
-        values = self._config.tree() | {"status": "failed", "error": message}
-        if isinstance(error, ray.exceptions.RayTaskError):
-            values["traceback"] = str(error)
-        self._recorder.end(self._trial, values)
+        self._recorder.end(self._trial, failure_by_losses(self._config, message, error))
         raise HostLost(message) from error
 
     def _where(self) -> str:
@@ -183,18 +177,16 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Within, end the run after the present round at Ctrl-C, and this process at once at SIGTERM."""
+        """In this block, end the run after the present round at Ctrl-C, and this process at once at SIGTERM."""
 
-        def note_ctrl_c(number: int, frame: Any) -> None:
+        def note_ctrl_c() -> None:
             self._is_interrupted = True
 
-        def line() -> str:
+        def last_line() -> str:
             mark_interrupted(self._config.results, self._config.experiment, [self._trial])
             return str(self._interruption())
 
-        sigterm = on_signal(signal.SIGTERM, ended_by(line), signal.SIG_IGN)
-        ctrl_c = on_signal(signal.SIGINT, note_ctrl_c, signal.default_int_handler)
-        with sigterm, ctrl_c:
+        with handled_signals(note_ctrl_c, last_line):
             yield
 
     def _interruption(self) -> KeyboardInterrupt:

@@ -108,5 +108,6 @@ def _checked(scheduler: Any, space: Space, configs: Sequence[Config]) -> Chosen:
     """Return a scheduler of the user's, after checking that it can exchange the states of trials if it does so."""
     if isinstance(scheduler, PopulationBasedTraining):
         check_population(space, configs, type(scheduler).__name__, scheduler._hyperparam_mutations)
-    has_own = getattr(scheduler, "_metric", None) is not None
-    return Chosen(scheduler, None if has_own else LAST_GAIN)
+    if getattr(scheduler, "_metric", None) is not None:
+        return Chosen(scheduler, None)
+    return Chosen(scheduler, LAST_GAIN)

@@ -122,10 +122,9 @@ class SweepSearcher(Searcher):
         """Tell Optuna the mean over seeds of each configuration whose trials have ended, and write `search.json`."""
         for study in self._studies:
             for chosen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-                if self._scores.keys() >= set(chosen.user_attrs["trials"]):
-                    scores = []
-                    for name in chosen.user_attrs["trials"]:
-                        scores.append(self._scores[name])
+                names = chosen.user_attrs["trials"]
+                if self._scores.keys() >= set(names):
+                    scores = [self._scores[name] for name in names]
                     mean = None
                     if None not in scores:
                         mean = sum(scores) / len(scores)

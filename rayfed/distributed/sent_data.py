@@ -1,13 +1,21 @@
-"""Data that the command loads once for all trials."""
+"""What the command sends to the processes of trials: data that it loads once for all of them, and plans."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rayfed.distributed.cluster import is_private
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.shared import Shared, share
+from rayfed.distributed.user_modules import SentFiles, to_send
 from rayfed.engine.device_data import room_for
 from rayfed.experiments.config import Config
+from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_data import data_key, load_data
+
+
+def sent_plan(plan: Plan) -> tuple[Plan, SentFiles]:
+    """Return a plan for other processes, and the user's folders and modules, which they install first."""
+    return replace(plan, population=sendable(plan.population), sources=()), to_send(plan.sources)
 
 
 def sent_data(configs: Sequence[Config], *, searched: bool) -> dict[str, Shared]:

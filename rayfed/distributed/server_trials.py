@@ -103,8 +103,8 @@ class Trials:
     def step(self, start: Start, pool: HostPool | None) -> tuple[dict[str, Any], bool]:
         """Run the next round of a trial.
 
-        An error of the trial is recorded and hidden from Tune, which would start the trial again. Tune sees only lost
-        processes: this one when it dies, and hosts that die or whose GPU fails.
+        An error of the trial is recorded and not raised here: Tune, or the command of a single run, would start the
+        trial again. They see only lost processes: this one when it dies, and hosts that die or have a GPU that fails.
 
         Returns:
             The scores and costs of the round, with ENDED set when the trial is over; and whether an error ended it.
@@ -116,7 +116,7 @@ class Trials:
             ended = self._next_round(start, pool)
         except Exception as error:
             if lost_its_node(error):
-                os._exit(1)  # Tune starts the trial again elsewhere
+                os._exit(1)  # the trial starts again elsewhere
             if isinstance(error, HostLost) or breaks_device(error):
                 self._settle()
                 raise

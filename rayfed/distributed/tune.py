@@ -1,4 +1,4 @@
-"""Runs trials with Ray Tune: those of a sweep, or a single run as a sweep of one trial.
+"""Runs the trials of a sweep with Ray Tune. A single run does without it; see `rayfed.distributed.run`.
 
 Whatever dies, the trial starts again from its last checkpoint. Tune notices what died and starts the trial again;
 rayfed saves and restores.
@@ -6,7 +6,6 @@ rayfed saves and restores.
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +23,11 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import ray
 from ray import tune
 
-from rayfed.core.machine import on_signal
 from rayfed.core.rng import global_generators_seeded
 from rayfed.distributed.cluster import connect, on_node
 from rayfed.distributed.given_searcher import GivenSearcher
 from rayfed.distributed.guarded import guarded
-from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, too_often, waiting_line
+from rayfed.distributed.losses import WAITING_SECONDS, cause_of_loss, failure_by_losses, too_often, waiting_line
 from rayfed.distributed.ray_internals import is_preempted, keep_credentials_here, most_resources
 from rayfed.distributed.recorder_actor import RemoteRecorder, close_recorder, start_recorder
 from rayfed.distributed.running_trials import RunningTrials, trial_name
@@ -37,7 +35,7 @@ from rayfed.distributed.schedulers import Chosen, scheduler_of
 from rayfed.distributed.sent_data import sent_data
 from rayfed.distributed.server_trials import ENDED
 from rayfed.distributed.shared import Shared, share
-from rayfed.distributed.signals import ended_by
+from rayfed.distributed.signals import handled_signals
 from rayfed.distributed.trial_list import JobList, RoundsFile, refuse_restore
 from rayfed.distributed.tune_server import JOB, PROCESS_NAME, TuneServer, sent
 from rayfed.distributed.user_modules import SentFiles, register_user_modules, to_send
@@ -177,19 +175,18 @@ class _Trials(tune.Callback, tune.Stopper):
         for name in ("ray.tune", "ray.train", "ray.air"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
 
-        def note_ctrl_c(number: int, frame: Any) -> None:
+        def note_ctrl_c() -> None:
             self.interrupted = True  # so that Tune stops all trials
 
-        def line() -> str:
+        def last_line() -> str:
             return stopped(mark_interrupted(self._folder, self._experiment, map(trial_name, self._begun)))
 
-        sigterm = on_signal(signal.SIGTERM, ended_by(line), signal.SIG_IGN)
-        ctrl_c = on_signal(signal.SIGINT, note_ctrl_c, signal.default_int_handler)
+        signals = handled_signals(note_ctrl_c, last_line)
         try:
             tuner = self._tuner(space, files, work, searcher)
             refuse_restore(open_storage(self._folder).child(self._experiment, _TUNES_FOLDER))
             seeded = global_generators_seeded(self._space.search.seed, "schedulers")  # some of Tune's draw from them
-            with watched(self._look, bars, quiet=self._quiet), sigterm, ctrl_c, seeded:
+            with watched(self._look, bars, quiet=self._quiet), signals, seeded:
                 return tuner.fit()
         except tune.TuneError:  # Tune raises it for exceptions of this callback, too
             self._look()  # raises HostLost if the recorder died
@@ -280,7 +277,7 @@ class _Trials(tune.Callback, tune.Stopper):
         return self.interrupted
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Keep what trials Tune has, for SIGTERM, and say what a trial waits for."""
+        """Keep the trials that Tune has, for SIGTERM, and say what a trial waits for."""
         self._begun = trials
         if self._running.is_due:
             self._running.check(trials, self._look())
@@ -313,11 +310,7 @@ class _Trials(tune.Callback, tune.Stopper):
         cause = self._cause(trial)
         times = self._recorder.lost(trial_name(trial), cause).restarts
         error = too_often(times, cause, config.faults.restarts)
-        values = config.tree() | {"status": "failed", "error": error}
-        raised = _error(trial)
-        if isinstance(raised, ray.exceptions.RayTaskError):
-            values["traceback"] = str(raised)
-        self._recorder.end(trial_name(trial), values)
+        self._recorder.end(trial_name(trial), failure_by_losses(config, error, _error(trial)))
         self._say_failures()
 
     def _say_failures(self) -> None:
