@@ -13,6 +13,7 @@ from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.rng import one_at_a_time
 from rayfed.core.terminal import is_watched
+from rayfed.core.words import first_few
 from rayfed.data.population import Client
 from rayfed.data.user_clients import Clients
 from rayfed.engine.checkpoint import verified
@@ -452,10 +453,7 @@ def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
     if name is None and len(names) == 1:
         return names[0]
     if name is None:
-        shown = ", ".join(names[:6])
-        if len(names) > 6:
-            shown += ", …"
-        raise UsageError(f"{key}: {where} has {len(names)} ({shown}); give one of them")
+        raise UsageError(f"{key}: {where} has {len(names)} ({first_few(names)}); give one of them")
     if name not in names:
         raise UsageError(f"{key}={name}: no such {key} in {where}; {suggestion(name, names)}")
     return name

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rayfed.core.errors import HostLost, RayNotStarted, StorageError, breaks_device
 from rayfed.core.rng import OwnGlobalState, one_thread_at_a_time
+from rayfed.core.words import counted
 from rayfed.engine.device import release_memory
 from rayfed.experiments.given import Given
 from rayfed.experiments.plan import Plan
@@ -24,7 +25,6 @@ from rayfed.experiments.sweep import (
     failed_before_start,
     planned,
 )
-from rayfed.experiments.units import counted
 from rayfed.records.checkpoint_store import Saved
 from rayfed.records.recorder import Recorder
 

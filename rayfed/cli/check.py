@@ -6,8 +6,9 @@ import textwrap
 from rayfed.cli.arguments import add_values, read_values
 from rayfed.cli.help import VALUES, config_keys
 from rayfed.cli.json_output import Document, add_json, write_json
+from rayfed.core.machine import importing
+from rayfed.core.words import counted
 from rayfed.experiments.config import Config
-from rayfed.experiments.units import counted
 
 _DESCRIPTION = """\
 Check that an algorithm keeps the contract with the engine: hooks that do not modify their inputs, equal bits from
@@ -30,8 +31,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    config = Config.read(*read_values(options.values))
-    from rayfed.api import iter_findings  # imports torch, which takes seconds
+    values = read_values(options.values)
+    with importing():
+        config = Config.read(*values)  # imports torch
+        from rayfed.api import iter_findings
 
     if options.json:
         return write_json("check", lambda: _document(config))

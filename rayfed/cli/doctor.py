@@ -7,7 +7,7 @@ from typing import Any
 
 from rayfed.cli.check import checklist_line
 from rayfed.cli.json_output import Document, add_json, write_json
-from rayfed.experiments.units import counted
+from rayfed.core.words import counted
 
 _DESCRIPTION = """\
 Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed

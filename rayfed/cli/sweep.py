@@ -12,6 +12,7 @@ from rayfed.cli.help import VALUES, config_keys, space_keys
 from rayfed.cli.json_output import Document, add_json, table_rows, trial_rows, write_json
 from rayfed.cli.main import INTERRUPTED
 from rayfed.core.errors import UsageError
+from rayfed.core.machine import importing
 from rayfed.core.options import suggestion
 from rayfed.core.paths import absolute, expanded
 from rayfed.experiments.config import Config
@@ -46,7 +47,8 @@ def execute(options: argparse.Namespace) -> int:
     if len(files) != 1:
         raise UsageError(f"expected one search space, such as demo or my_space.yaml, got {len(files)}")
     space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
-    configs = configurations(space)
+    with importing():
+        configs = configurations(space)  # imports torch
     if options.dry_run:
         from rayfed.experiments.forecast import sweep_text
 
@@ -64,7 +66,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _run(space: Space, configs: Sequence[Config]) -> int:
     """Run the sweep, and return the exit code."""
-    from rayfed.api import run_sweep  # imports torch, which takes seconds
+    with importing():
+        from rayfed.api import run_sweep
 
     try:
         return int(run_sweep(space, configs).failed > 0)

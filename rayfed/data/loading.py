@@ -13,6 +13,7 @@ from rayfed.core.layout import Layout
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.core.rng import global_generators_seeded
+from rayfed.core.words import first_few
 from rayfed.data.dataset import ClientRows, ClientView, Dataset, check_no_leakage, unheld_rows
 from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.inputs import as_array, check_inputs, model_inputs, packed
@@ -239,11 +240,8 @@ def _partitioned(
         if not len(client.test):
             untested.append(client.id)
     if 0 < len(untested) < len(clients):
-        ids = ", ".join(map(str, untested[:5]))
-        if len(untested) > 5:
-            ids += ", …"
         share = f"{len(untested)} of {len(clients)} clients"
-        note(f"{dataset.name}: {share} have no test examples: {ids}")
+        note(f"{dataset.name}: {share} have no test examples: {first_few(untested, 5)}")
     return _Divided(dataset, clients, described(without, len(clients), len(everyone)))
 
 
@@ -341,7 +339,7 @@ def _tell_single_rows(dataset: Dataset, clients: Sequence[ClientRows], strata: n
         for label in single_rows(np.concatenate(client[2:]), strata):
             words.append(f"class {label} of {client.domain} ({client.id})")
     if words:
-        shown = ", ".join(words[:5]) + ", …" * (len(words) > 5)
+        shown = first_few(words, 5)
         note(f"{dataset.name}: {shown}: one row, which is in one part alone; partition.stratify cannot divide it")
 
 

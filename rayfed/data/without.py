@@ -6,6 +6,7 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import checked, is_near, suggestion
+from rayfed.core.words import first_few
 
 KEY = "without"
 HELP = "clients that are left out, by name, domain or number (client-3); the others keep their examples"
@@ -82,5 +83,4 @@ def described(names: Sequence[str], kept: int, clients: int) -> str:
     """Return who is left out, such as "1 of 4 clients (va)"; empty without names."""
     if not names:
         return ""
-    shown = ", ".join(names[:MOST_NAMES]) + ", …" * (len(names) > MOST_NAMES)
-    return f"{clients - kept:,} of {clients:,} clients ({shown})"
+    return f"{clients - kept:,} of {clients:,} clients ({first_few(names, MOST_NAMES)})"

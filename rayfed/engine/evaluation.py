@@ -18,6 +18,7 @@ from rayfed.core.outputs import Kind, Outputs, scored_values
 from rayfed.core.rng import generator, stream_seed
 from rayfed.core.round_record import Predictions, Record, RepresentationMap, Score, Selection, lower_is_better_by_name
 from rayfed.core.trees import bytes_by_field
+from rayfed.core.words import first_few
 from rayfed.data.population import SPLITS, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import ExchangeRequest, Fleet, ScoreRequest
@@ -593,10 +594,6 @@ def _lack(population: Population) -> str:
     held = Counter[int]()
     for part in labels:
         held.update(map(int, np.unique(part)))
-    told = sorted(held.items())[:_CLASSES_TOLD]
-    counts = ", ".join(f"class {label} at {count}" for label, count in told)
-    more = ""
-    if len(held) > _CLASSES_TOLD:
-        more = ", …"
-    share = f"{single} have one class only ({counts}{more})"
+    counts = [f"class {label} at {count}" for label, count in sorted(held.items())]
+    share = f"{single} have one class only ({first_few(counts, _CLASSES_TOLD)})"
     return f"of {len(labels)} clients with such data, {share}"

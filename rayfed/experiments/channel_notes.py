@@ -1,6 +1,6 @@
 """What a user should know about the channel of a plan, printed before a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -8,13 +8,11 @@ from rayfed.algorithms.common.channelled import Channelled, channel_of
 from rayfed.channel.accounting import SIMULATION_NOTE
 from rayfed.channel.channel import Channel
 from rayfed.core.trees import is_counter
+from rayfed.core.words import counted, first_few, size_text
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_probe import Sent, what_is_sent
 from rayfed.experiments.checks.trial import Trial
-from rayfed.experiments.units import counted, size_text
-
-_SHOWN = 6  # clients by number
 
 
 def channel_notes(trial: Trial) -> Iterator[str]:
@@ -40,7 +38,9 @@ def _on_privacy(channel: Channel, blueprint: Blueprint, clients: int) -> Iterato
     privacy = channel.privacy
     assert privacy is not None, "there is privacy"
     how = channel.composition(blueprint.rounds, clients, blueprint.cohort)
-    place = "what each client sends" if privacy.local else "what the server sends; uploads are not protected"
+    place = "what the server sends; uploads are not protected"
+    if privacy.local:
+        place = "what each client sends"
     yield f"privacy: {privacy.note(how)}; neighbours: {channel.neighbours}; it protects {place}"
     if privacy.noise_cohort is not None:
         yield (
@@ -53,39 +53,51 @@ def _on_privacy(channel: Channel, blueprint: Blueprint, clients: int) -> Iterato
 def _on_compression(channel: Channel, sent: list[Sent]) -> str:
     compression = channel.compression
     assert compression is not None, "there is compression"
-    tensors = [one.updates for one in sent]
-    whole = sum(tensor.nbytes for each in tensors for tensor in each)
-    encoded = sum(compression.nbytes(_sizes(each)) for each in tensors)
-    counters = sum(tensor.nbytes for each in tensors for tensor in each if is_counter(tensor))
-    feedback = " with feedback" if compression.feedback else ""
-    others = [name for one in sent for name in one.others]
-    rest = f"; {' and '.join(others)} are sent as they are" if others else ""
-    return (
-        f"compression: {compression.name}{feedback}: a client sends {size_text(encoded + counters)} in place of "
-        f"{size_text(whole)}{rest}"
-    )
+    before = 0
+    after = 0
+    for one in sent:
+        counters = list(filter(is_counter, one.updates))
+        sizes = [tensor.numel() for tensor in one.updates if not is_counter(tensor)]
+        before += _bytes_of(one.updates)
+        after += compression.nbytes(sizes) + _bytes_of(counters)
+    name = compression.name
+    if compression.feedback:
+        name += " with feedback"
+    rest = _on_other_fields(sent, "are sent as they are")
+    return f"compression: {name}: a client sends {size_text(after)} in place of {size_text(before)}{rest}"
 
 
-def _sizes(tensors: list[Tensor]) -> list[int]:
-    return [tensor.numel() for tensor in tensors if not is_counter(tensor)]
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _on_other_fields(sent: Sequence[Sent], what: str) -> str:
+    """Return what happens to the fields that are not averaged, "" if there are none."""
+    names: list[str] = []
+    for one in sent:
+        names += one.others
+    if not names:
+        return ""
+    return f"; {' and '.join(names)} {what}"
 
 
 def _on_attack(channel: Channel, population: Population) -> str:
     attack = channel.attack
     assert attack is not None, "there is an attack"
     ids = sorted(population.clients.id(place) for place in channel.attackers)
-    named = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
-    scored = "are scored, too" if attack.scored else "are not scored"
+    scored = "are not scored"
+    if attack.scored:
+        scored = "are scored, too"
     clients = counted(len(population.participants), "client")
-    return f"attack: {attack.name} by {len(ids)} of {clients} ({named or 'nobody'}), who {scored}"
+    return f"attack: {attack.name} by {len(ids)} of {clients} ({first_few(ids) or 'nobody'}), who {scored}"
 
 
 def _on_memory(channel: Channel, blueprint: Blueprint, sent: list[Sent]) -> str:
-    size = sum(tensor.nbytes for one in sent for tensor in one.updates)
-    tolerated = f" with f={channel.byzantine}" if channel.rule.least(channel.byzantine) > 1 else ""
-    held = (
-        f"the server holds the updates of {counted(blueprint.cohort, 'client')}, {size_text(size * blueprint.cohort)}"
-    )
-    others = [name for one in sent for name in one.others]
-    rest = f"; {' and '.join(others)} are neither attacked nor compared" if others else ""
-    return f"robust: {channel.rule.name}{tolerated}: {held}{rest}"
+    of_client = sum(_bytes_of(one.updates) for one in sent)
+    rule = channel.rule.name
+    if channel.rule.least(channel.byzantine) > 1:
+        rule += f" with f={channel.byzantine}"
+    clients = counted(blueprint.cohort, "client")
+    size = size_text(of_client * blueprint.cohort)
+    rest = _on_other_fields(sent, "are neither attacked nor compared")
+    return f"robust: {rule}: the server holds the updates of {clients}, {size}{rest}"

@@ -20,7 +20,8 @@ from rayfed.engine.server import Server
 from rayfed.experiments.checks.trial import Trial
 
 _CLIENTS = 32  # at most: options may name clients
-_BATCH, _BATCHES = 8, 3
+_BATCH = 8  # examples of a batch, at most
+_BATCHES = 3  # of each client
 
 
 @dataclass

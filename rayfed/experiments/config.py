@@ -21,9 +21,9 @@ from rayfed.core.options import build, checked, is_near, no_such_key, option, sy
 from rayfed.core.paths import check_name, lasting
 from rayfed.core.record_privacy import RecordPrivacy
 from rayfed.core.round_record import POINTS
+from rayfed.core.words import counted
 from rayfed.experiments.components import KINDS, Component, choose, choose_partition, class_of
 from rayfed.experiments.sources import SPACE_KEYS, merged
-from rayfed.experiments.units import counted
 from rayfed.metrics import METRICS, chosen_metrics
 from rayfed.records.storage import check_location
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rayfed.core.words import first_few
 from rayfed.data.population import LOOKED_AT, SPLITS, MadeClients, Population, spread
 from rayfed.engine.evaluation import Evaluation
 
@@ -11,7 +12,7 @@ SCALE_RATIO = 100
 """The ratio of the largest to the smallest column from which a note says so."""
 _MOST_CLIENTS = 1000  # whose labels are looked at
 _MOST_ROWS = 10_000  # whose columns are looked at
-_SHOWN = 5
+_SHOWN = 5  # clients by name
 _OF_SEVERAL_CLASSES = ("auroc", "average_precision", "f1", "balanced_accuracy")
 """Metrics that a part with one class leaves undefined, or says little about."""
 
@@ -60,14 +61,12 @@ def _undefined_notes(population: Population, evaluation: Evaluation) -> Iterator
             if len(labels) and len(np.unique(labels)) == 1:
                 without.append(f"{client.domain} ({len(labels)})")
         if without:
-            shown = ", ".join(without[:_SHOWN])
-            if len(without) > _SHOWN:
-                shown += ", …"
             effect = "no part in the mean"
             if split == "val":
                 effect = "no say in the choice of rounds and hyperparameters"
+            named = first_few(without, _SHOWN)
             yield (
-                f"{', '.join(metrics)}: the {split} examples of {shown} are of one class; where a value is not "
+                f"{', '.join(metrics)}: the {split} examples of {named} are of one class; where a value is not "
                 f"defined, the client has {effect}"
             )
 

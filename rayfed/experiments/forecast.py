@@ -15,8 +15,8 @@ import torch
 from rayfed.core.ids import ClientIndex, Moment
 from rayfed.core.rng import global_state_kept
 from rayfed.core.terminal import plain_table
+from rayfed.core.words import counted
 from rayfed.data.population import SPLITS, small_population
-from rayfed.engine.clock import NO_CLOCK
 from rayfed.engine.device import device_for
 from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
@@ -31,7 +31,6 @@ from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.simulation import check_rounds
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
-from rayfed.experiments.units import counted
 from rayfed.records.tracking import check_tracking
 
 _CLIENTS = 2  # of a probe
@@ -172,7 +171,7 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
 
 
 def _small_form(plan: Plan) -> Plan:
-    """Return `plan` with two clients, a few batches, and two rounds that are scored."""
+    """Return `plan` with two clients that are always there, a few batches, and two rounds that are scored."""
     population = small_population(plan.population, _CLIENTS, [_BATCHES * plan.blueprint.batch_size], _SCORED)
     number = len(population.clients)
     local = plan.blueprint.local
@@ -180,11 +179,8 @@ def _small_form(plan: Plan) -> Plan:
         local = local._replace(epochs=1)
     else:
         local = local._replace(epochs=None, steps=min(local.steps, _BATCHES))
-    blueprint = replace(
-        plan.blueprint,
+    blueprint = plan.blueprint.undisturbed(
         algorithm=for_fewer_clients(plan.blueprint.algorithm, number),
-        clock=NO_CLOCK,
-        buffered=None,
         cohort=number,
         rounds=2,
         local=local,

@@ -10,6 +10,7 @@ from rayfed.channel.attacks import Attack, Backdoor, drawn_attackers
 from rayfed.channel.channel import Channel
 from rayfed.channel.robust import Rule
 from rayfed.core.errors import UsageError
+from rayfed.core.words import first_few
 from rayfed.data.population import Population
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import CHANNEL_PARTS, COMPONENTS, Config
@@ -18,7 +19,7 @@ from rayfed.metrics.attacks import AttackSuccess
 from rayfed.metrics.base import Metric
 from rayfed.records.files import ClientRow
 
-_SAMPLINGS = ("poisson", "without_replacement")
+_SAMPLINGS = ("poisson", "without_replacement")  # which accountants of privacy tell from uniform cohorts
 
 
 def with_channel(config: Config, population: Population, cohort: int) -> Algorithm:
@@ -35,6 +36,9 @@ def with_channel(config: Config, population: Population, cohort: int) -> Algorit
     rule: Rule = config.robust.build()
     attackers = _attackers(attack, population, config.seed)
     schedule = config.schedule.build()
+    sampling = "uniform"
+    if config.sampling.name in _SAMPLINGS:
+        sampling = config.sampling.name
     channel = Channel(
         privacy=_built(config.privacy),
         compression=_built(config.compression),
@@ -42,7 +46,7 @@ def with_channel(config: Config, population: Population, cohort: int) -> Algorit
         rule=rule,
         attackers=attackers,
         byzantine=_byzantine(rule, len(attackers), cohort, len(population.participants)),
-        sampling=config.sampling.name if config.sampling.name in _SAMPLINGS else "uniform",
+        sampling=sampling,
         cohort=cohort,
         changes_of_start=config.schedule.name == "buffered" and not schedule.adds_models,
         exchanges=len(method.round_exchanges),
@@ -52,11 +56,16 @@ def with_channel(config: Config, population: Population, cohort: int) -> Algorit
 
 def without_channel(method: Algorithm) -> Algorithm:
     """Return the method that the configuration has put a channel around; without one, the method itself."""
-    return method.base if type(method) is Channelled else method
+    if type(method) is Channelled:
+        return method.base
+    return method
 
 
 def for_fewer_clients(method: Algorithm, clients: int) -> Algorithm:
-    """Return a method whose channel has as few attackers as rounds with so many clients allow, drawn uniformly."""
+    """Return a method for rounds of `clients` clients, drawn uniformly: its channel has the attackers that they allow.
+
+    At least one client is honest. The robust rule tolerates as many attackers as it can with so few clients.
+    """
     channel = channel_of(method)
     if channel is None or not isinstance(method, Channelled):
         return method
@@ -64,7 +73,8 @@ def for_fewer_clients(method: Algorithm, clients: int) -> Algorithm:
     while byzantine and channel.rule.least(byzantine) > clients:
         byzantine -= 1
     attackers = {place for place in channel.attackers if place < clients - 1}
-    attackers = attackers or ({0} if channel.attackers and clients > 1 else set())
+    if not attackers and channel.attackers and clients > 1:
+        attackers = {0}
     fewer = replace(
         channel,
         byzantine=byzantine,
@@ -89,11 +99,15 @@ def client_rows(method: Algorithm, population: Population) -> list[ClientRow]:
     channel = channel_of(method)
     if channel is None or channel.attack is None:
         return []
-    clients, participants = population.clients, len(population.participants)
+    clients = population.clients
+    participants = len(population.participants)
     rows = []
     for place in range(len(clients)):
-        role = "attacker" if place in channel.attackers else "honest"
-        role = role if place < participants else "unseen"
+        role = "honest"
+        if place >= participants:
+            role = "unseen"
+        elif place in channel.attackers:
+            role = "attacker"
         rows.append(ClientRow(clients.id(place), clients.domain(place), int(clients.sizes[place, 0]), role))
     return rows
 
@@ -107,7 +121,10 @@ def unscored(method: Algorithm) -> frozenset[int]:
 
 
 def _built(part: Component) -> Any:
-    return None if part.name == "none" else part.build()
+    """Return a part of the channel; None for "none"."""
+    if part.name == "none":
+        return None
+    return part.build()
 
 
 def _attackers(attack: Attack | None, population: Population, seed: int) -> frozenset[int]:
@@ -119,13 +136,15 @@ def _attackers(attack: Attack | None, population: Population, seed: int) -> froz
     if attack is None:
         return frozenset()
     ids = [population.clients.id(place) for place in range(len(population.participants))]
-    if unknown := set(attack.clients or ()) - set(ids):
-        few = ", ".join(map(str, ids[:6])) + (", …" if len(ids) > 6 else "")
-        raise UsageError(f"attack.clients: there is no client {min(unknown)} that takes part; known: {few}")
+    unknown = set(attack.clients or ()) - set(ids)
+    if unknown:
+        raise UsageError(f"attack.clients: there is no client {min(unknown)} that takes part; known: {first_few(ids)}")
     return drawn_attackers(attack, ids, seed)
 
 
 def _byzantine(rule: Rule, attackers: int, cohort: int, clients: int) -> int:
     """Return f: robust.byzantine, or the number of attackers in a cohort on average, rounded up."""
     given: int | None = getattr(rule, "byzantine", None)
-    return math.ceil(attackers * cohort / clients - 1e-9) if given is None else given
+    if given is not None:
+        return given
+    return math.ceil(attackers * cohort / clients - 1e-9)

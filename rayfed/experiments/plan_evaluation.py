@@ -124,7 +124,9 @@ def _try_own_metrics(trial: Trial, metrics: Mapping[str, Metric]) -> None:
     raw = trial.first_outputs(8)
     scored = scored_values(trial.blueprint.outputs, *raw)
     for name, metric in own.items():
-        arguments = scored if metric.requires_classes and scored is not None else raw
+        arguments = raw
+        if metric.requires_classes and scored is not None:
+            arguments = scored
         try:
             metric.values(*(values.clone() for values in arguments))  # it may change them in place
         except BadHook as error:

@@ -24,6 +24,7 @@ from rayfed.core.private_gradients import ReadsData
 from rayfed.core.record_privacy import KEY, RecordPrivacy, sampling_rate
 from rayfed.core.rng import global_state_kept
 from rayfed.core.trees import named_tensors
+from rayfed.core.words import counted
 from rayfed.data.population import Client, ClientTable, Examples, Population, small_population, spread
 from rayfed.data.sets import TABLES
 from rayfed.engine.blueprint import Blueprint
@@ -32,7 +33,6 @@ from rayfed.engine.host import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Config
-from rayfed.experiments.units import counted
 from rayfed.sampling.base import BySize, Poisson, Uniform, WithoutReplacement
 
 _CLIENTS = 32  # of a trial of the method, at most: options may name clients
@@ -148,10 +148,9 @@ def record_privacy_notes(blueprint: Blueprint, population: Population) -> Iterat
         assert of_use is not None, "there is noise"
         spent.append(of_use.epsilon)
     rounds = counted(blueprint.rounds, "round")
-    low, high = f"{min(spent):.3g}", f"{max(spent):.3g}"
-    span = high
-    if low != high:
-        span = f"{low} to {high}"
+    span = f"{min(spent):.3g} to {max(spent):.3g}"
+    if f"{min(spent):.3g}" == f"{max(spent):.3g}":
+        span = f"{max(spent):.3g}"
     yield (
         f"{KEY}: ε of each client after {rounds}: {span} at δ={privacy.delta:g} by {privacy.accountant}, if it takes "
         f"part in all of them; σ={method.sigma:.4g}, C={privacy.max_grad_norm:g}; neighbours: {NEIGHBOURS}"
@@ -294,7 +293,7 @@ def _end(blueprint: Blueprint, population: Population, method: Algorithm, *, lr:
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` of which the layers drop nothing."""
+    """Return a copy of `model` with layers that drop nothing."""
     copied = copy.deepcopy(model)
     for layer in copied.modules():
         if isinstance(layer, _DropoutNd):

@@ -8,6 +8,7 @@ import torch
 from rayfed.algorithm import State
 from rayfed.core.modules import batch_norm_names
 from rayfed.core.trees import bytes_by_field, nbytes
+from rayfed.core.words import counted, first_few, size_text
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_notes import channel_notes
@@ -17,7 +18,6 @@ from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.data_notes import data_notes
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_record_privacy import record_privacy_notes
-from rayfed.experiments.units import counted, size_text
 
 _POLICIES = {
     "aggregate": "averaged by the server, running statistics included",
@@ -58,7 +58,7 @@ def _data(plan: Plan) -> str:
     words = f"{population.name}: {counted(len(sizes), 'client')}, {min(sizes)} to {max(sizes)} training examples"
     if population.test_source:
         words += f", {population.test_source}"
-    words += f"; {_shortened(population.participants.domain_names())}"
+    words += f"; {first_few(population.participants.domain_names())}"
     if population.left_out:
         words += f"; left out: {population.left_out}"
     if population.unseen_clients:
@@ -139,7 +139,7 @@ def _classes(population: Population) -> str:
     if population.class_names is None:
         return words
     numbered = [f"{number} {name}" for number, name in enumerate(population.class_names)]
-    return f"{words} ({_shortened(numbered)})"
+    return f"{words} ({first_few(numbered)})"
 
 
 def _standardised(population: Population) -> str:
@@ -206,7 +206,7 @@ def _tests_without_model(plan: Plan, trial: Trial) -> Iterator[str]:
             splits[test.split] = None
     if splits and trial.global_model[0] is None:
         yield (
-            f"not scored: the server's test sets ({_shortened(list(domains))}; split {', '.join(splits)}), because "
+            f"not scored: the server's test sets ({first_few(domains)}; split {', '.join(splits)}), because "
             f"{plan.config.algorithm_name} has no global model here; use an algorithm that has one, such as fedavg "
             "with batch_norm=aggregate"
         )
@@ -244,13 +244,6 @@ def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
     if any(placement.gpus or placement.server_gpus for placement in placements) or not torch.cuda.is_available():
         return ()
     return ("clients train on the CPU, although there is a GPU; placement.gpus=1 uses it",)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:6])
-    if len(names) > 6:
-        shown += ", …"
-    return shown
 
 
 def _optimizer(config: Config) -> str:

@@ -35,6 +35,9 @@ SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt")
 """The names of schedulers; a class of Tune's, or one of the user's own, is written as module:Name."""
 
 
+_FIXED_IN_A_SEARCH = ("data", "partition", "evaluate", "placement", "metrics", "leave_out", "unseen_clients")
+"""The keys that change what a validation score means, or what a trial reserves."""
+
 KindAndBounds = tuple[str, Sequence[Any]]
 """The kind of a space, such as "grid", with its bounds or values."""
 
@@ -43,7 +46,7 @@ Spaces = Mapping[str, KindAndBounds]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population:
+class PopulationTraining:
     """search.scheduler with the name pbt: population-based training (Jaderberg et al. 2017)."""
 
     interval: int | None = option(None, low=1, help="rounds between two comparisons; null: a tenth of the rounds")
@@ -94,7 +97,7 @@ class Search:
                 "search.reduction_factor"
             )
         if name == "pbt":
-            build(Population, options, where="search.scheduler")
+            build(PopulationTraining, options, where="search.scheduler")
 
     @property
     def scheduler_name(self) -> str:
@@ -114,9 +117,9 @@ class Search:
         return options
 
     @property
-    def population(self) -> Population:
+    def population(self) -> PopulationTraining:
         """The options of pbt."""
-        return build(Population, self.scheduler_options, where="search.scheduler")
+        return build(PopulationTraining, self.scheduler_options, where="search.scheduler")
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,7 @@ def _refuse_fixed(arms: Sequence[AdaptiveArm], search: Search) -> None:
     """Raise UsageError if a search would choose what its trials must share."""
     for arm in arms:
         for key in arm.spaces:
-            if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
+            if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_SEARCH:
                 raise UsageError(f"{key}: search.kind={search.kind} cannot choose it; give one value, or separate arms")
 
 
@@ -290,10 +293,6 @@ def configurations(space: Space) -> tuple[Config, ...]:
     for seed in space.seeds:
         configs += [replace(config, seed=seed) for config in of_one_seed]
     return tuple(configs)
-
-
-_FIXED_IN_A_STUDY = ("data", "partition", "evaluate", "placement", "metrics", "leave_out", "unseen_clients")
-"""Groups that change what a validation score means, or what a trial reserves."""
 
 
 def _draw(arm: int, tree: dict[str, Any], spaces: Spaces, search: Search) -> Iterator[dict[str, Any]]:

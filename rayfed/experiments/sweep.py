@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
+from rayfed.core.words import counted
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.data_notes import data_notes, split_notes
@@ -24,7 +25,6 @@ from rayfed.experiments.run_summary import column_names, method_notes, unused_gp
 from rayfed.experiments.simulation import check_rounds, failure
 from rayfed.experiments.space import Search, Space
 from rayfed.experiments.tuning import Tuning, check_tuning
-from rayfed.experiments.units import counted
 from rayfed.experiments.user_code import own_names
 from rayfed.records.progress import Progress
 from rayfed.records.published import Published

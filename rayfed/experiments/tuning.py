@@ -105,7 +105,7 @@ def _check_halving(configs: Sequence[Config]) -> None:
 
 def _check_packaged_population(space: Space, configs: Sequence[Config]) -> None:
     key = "search.scheduler=pbt"
-    changed = {name for spaces in space.spaces for name in spaces}
+    changed = set[str]().union(*space.spaces)
     if not changed:
         raise UsageError(f"{key}: has nothing to change; give a space, such as local.lr={{loguniform: [0.001, 1]}}")
     check_population(space, configs, key, changed)

@@ -293,9 +293,10 @@ def _code_notes(counted: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
 
 def _seeds_of_code(digest: str, trials: pd.DataFrame) -> str:
     seeds = sorted(trials["seed"].unique())
-    plural = "s" * (len(seeds) > 1)
-    numbers = ", ".join(map(str, seeds))
-    return f"{digest} at seed{plural} {numbers}"
+    noun = "seed"
+    if len(seeds) > 1:
+        noun = "seeds"
+    return f"{digest} at {noun} {', '.join(map(str, seeds))}"
 
 
 def _evaluation_notes(counted: pd.DataFrame) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rayfed.core.words import counted, first_few
 from rayfed.records.published import Published, read_published
 from rayfed.records.storage import open_storage
 from rayfed.reports.tables import MEAN, Cell, ResultTable
@@ -81,7 +82,7 @@ def published_note(compared: Compared, published: Published) -> str:
     overlaps = compared.overlaps
     if not overlaps:
         return ""
-    seeds = f"{published.seeds} seed{'s' * (published.seeds > 1)}"
+    seeds = counted(published.seeds, "seed")
     source = ", ".join(filter(None, [published.source, published.where, seeds]))
     apart = [name for name, is_one in overlaps.items() if not is_one]
     agree = f"{sum(overlaps.values())} of {len(overlaps)} values{_named(apart)}"
@@ -97,7 +98,4 @@ def _named(names: list[str]) -> str:
     """Return ", not in a, b", or nothing."""
     if not names:
         return ""
-    shown = ", ".join(names[:_MOST_NAMED])
-    if len(names) > _MOST_NAMED:
-        shown += ", …"
-    return f", not in {shown}"
+    return f", not in {first_few(names, _MOST_NAMED)}"

@@ -7,6 +7,7 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.paths import writing
+from rayfed.core.words import counted, first_few
 from rayfed.data.dataset import ClientRows, Dataset, index_within_group, unheld_rows
 from rayfed.data.partitions.base import describe_validation, partition_hash
 
@@ -35,17 +36,13 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
 
 def _heading(dataset: Dataset, clients: list[ClientRows]) -> str:
     """Return the line above the table."""
-    plural = ""
-    if len(clients) > 1:
-        plural = "s"
     classes = f"labels {_classes(dataset.labels)}"
     if dataset.has_classes:
         classes = f"{dataset.num_classes} classes{_class_names(dataset)}"
     shape = " x ".join(map(str, dataset.images.shape[1:]))
     if dataset.layout is not None:
         shape = str(dataset.layout)
-    count = f"{len(clients)} client{plural}"
-    parts = [f"{dataset.name}: {count}", classes, f"inputs {shape}"]
+    parts = [f"{dataset.name}: {counted(len(clients), 'client')}", classes, f"inputs {shape}"]
     validated = describe_validation(dataset, clients)
     if validated:
         parts.append(validated)
@@ -57,10 +54,7 @@ def _class_names(dataset: Dataset) -> str:
     if dataset.class_names is None:
         return ""
     named = [f"{number} {name}" for number, name in enumerate(dataset.class_names)]
-    words = ", ".join(named[:MAX_CLASSES])
-    if len(named) > MAX_CLASSES:
-        words += ", …"
-    return f" ({words})"
+    return f" ({first_few(named, MAX_CLASSES)})"
 
 
 def _aligned(rows: list[Cells]) -> list[str]:

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from rayfed.algorithm import Algorithm
 from rayfed.algorithms.common.channelled import Channelled, channel_of
 from rayfed.algorithms.common.wrapper import Wrapper, wrapped_algorithms
@@ -13,6 +15,7 @@ from rayfed.core.ids import Stage
 from rayfed.core.trees import is_counter
 from rayfed.engine.blueprint import Blueprint
 from rayfed.experiments.channel_probe import Sent, what_is_sent
+from rayfed.experiments.checks.method import key_of_lost_clients
 from rayfed.experiments.checks.trial import Trial
 from rayfed.experiments.config import CHANNEL_PARTS
 from rayfed.sampling.base import Poisson, Uniform, WithoutReplacement
@@ -61,32 +64,41 @@ def channel_obstacles(trial: Trial, method: Algorithm, *, privacy: bool = True) 
     sent = what_is_sent(trial, method, whole=False)
     rounds = [one for one in sent if one.stage == "round"]
     updates = _obstacle_of_updates(rounds)
-    weighs = "lets clients' own reports decide their weights, which a rule would replace"
-    robust = weighs if any(one.server_side_weighting for one in method.round_exchanges) else ""
-    obstacles = {"compression": updates, "attack": updates, "robust": updates or robust, "privacy": updates}
-    if privacy and not updates:
+    obstacles = dict.fromkeys(CHANNEL_PARTS, updates)
+    if updates:
+        return obstacles
+    if any(one.server_side_weighting for one in method.round_exchanges):
+        obstacles["robust"] = "lets clients' own reports decide their weights, which a rule would replace"
+    if privacy:
         obstacles["privacy"] = _obstacle_of_privacy(trial, method, sent)
     return obstacles
 
 
 def _obstacle_of_updates(rounds: Sequence[Sent]) -> str:
-    """Return why there are no updates to compress, to attack or to protect."""
-    tensors = [tensor for one in rounds for tensor in one.updates]
+    """Return why there are no updates to compress, to attack or to protect; "" if there are some."""
+    tensors: list[Tensor] = []
+    others: list[str] = []
+    for one in rounds:
+        tensors += one.updates
+        others += one.others
+    if not tensors and not others:
+        return _NOTHING
     if not tensors:
-        others = [name for one in rounds for name in one.others]
-        return f"averages nothing, and sends {_listed(others)}" if others else _NOTHING
+        return f"averages nothing, and sends {_listed(others)}"
     if all(map(is_counter, tensors)):
         return "averages integers alone, which have no update"
     return ""
 
 
 def _obstacle_of_privacy(trial: Trial, method: Algorithm, sent: Sequence[Sent]) -> str:
-    """Return what the server would learn of single clients beside the mean of their updates."""
+    """Return what the server would learn of single clients beside the mean of their updates; "" for nothing."""
     if any(_has_privacy(one) for one in (method, *wrapped_algorithms(method))):
         return "has privacy of its own; leave out privacy.*"
     leaking = "which would not be protected"
     for one in sent:
-        names = one.others if one.stage == "round" else one.sent
+        names = one.sent
+        if one.stage == "round":
+            names = one.others
         if names:
             return f"sends {_listed(names)} {_WHEN[one.stage]}, {leaking}"
     weighs = _obstacle_of_weights(trial, method)
@@ -119,15 +131,20 @@ def _obstacle_of_weights(trial: Trial, method: Algorithm) -> str:
             weights.add((number, weight))
     if len(weights) == len(method.round_exchanges):
         return ""
-    chain = [method, *wrapped_algorithms(method)]
-    keys = [f"algorithm{'.base' * depth}.weighting" for depth, one in enumerate(chain) if hasattr(one, "weighting")]
-    remedy = f"; give {keys[-1]}=equal" if keys else ""
+    remedy = ""
+    key = "algorithm"
+    for one in (method, *wrapped_algorithms(method)):
+        if hasattr(one, "weighting"):
+            remedy = f"; give {key}.weighting=equal"
+        key += ".base"
     return f"weighs clients by their numbers of examples, which would not be protected{remedy}"
 
 
 def _faults_of_rounds(blueprint: Blueprint, channel: Channel) -> Iterator[str]:
     """Yield what does not go with the sampler, with clients that drop out, or with the clock."""
-    sampler, privacy, rule = blueprint.sampler, channel.privacy, channel.rule
+    sampler = blueprint.sampler
+    privacy = channel.privacy
+    rule = channel.rule
     named = f"sampling.name: {type(sampler).__name__}"
     if privacy is not None and type(sampler) not in (Uniform, Poisson, WithoutReplacement):
         yield f"{named} uses what clients report, which privacy.* would not protect; use poisson or uniform"
@@ -136,11 +153,11 @@ def _faults_of_rounds(blueprint: Blueprint, channel: Channel) -> Iterator[str]:
     if rule.least(channel.byzantine) > 1 and type(sampler) is Poisson:
         yield f"sampling.name=poisson: robust.name={rule.name} needs cohorts of one size; use uniform"
     if blueprint.availability.loses_clients:
-        key = "dropout" if blueprint.availability.dropout else "deadline"
+        key = key_of_lost_clients(blueprint.availability)
         if privacy is not None:
-            yield f"availability.{key}: privacy.* needs cohorts that do not depend on clients; leave it out"
+            yield f"{key}: privacy.* needs cohorts that do not depend on clients; leave it out"
         if rule.least(channel.byzantine) > 1:
-            yield f"availability.{key}: robust.name={rule.name} needs cohorts of one size; leave it out"
+            yield f"{key}: robust.name={rule.name} needs cohorts of one size; leave it out"
     if blueprint.buffered is not None and privacy is not None and privacy.adapts:
         yield "privacy.quantile: clients that started earlier would be clipped by another bound; use synchronous rounds"
     if channel.compression is not None and channel.compression.down is not None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from rayfed.core.errors import UsageError
+from rayfed.engine.clock import Availability
 from rayfed.experiments.checks.trial import Trial
 
 
@@ -16,12 +17,20 @@ def check_lost_clients(trial: Trial) -> None:
     availability = trial.blueprint.availability
     if not availability.loses_clients:
         return
-    key = "dropout" if availability.dropout else "deadline"
-    where = f"availability.{key}={getattr(availability, key):g}: {trial.named}"
+    key = key_of_lost_clients(availability)
+    value = availability.dropout or availability.deadline
+    where = f"{key}={value:g}: {trial.named}"
     if trial.blueprint.algorithm.traits.sample_without_replacement:
         raise UsageError(f"{where} divides its privacy budget over cohorts of a fixed size; leave the key out")
     if needs_all_clients(trial):
         raise UsageError(f"{where} needs every client in every round; leave the key out")
+
+
+def key_of_lost_clients(availability: Availability) -> str:
+    """Return the key by which sampled clients may be missing in a round."""
+    if availability.dropout:
+        return "availability.dropout"
+    return "availability.deadline"
 
 
 def needs_all_clients(trial: Trial) -> bool:

@@ -59,7 +59,9 @@ def _refuse_single_examples(trial: Trial, phases: Callable[[Context], Sequence[P
         phases: Returns the training of the client of a context.
         where: Says in the message which training it is.
     """
-    blueprint, problem, ctx = trial.blueprint, trial.problem, trial.ctx
+    blueprint = trial.blueprint
+    problem = trial.problem
+    ctx = trial.ctx
     size = blueprint.batch_size
     if blueprint.drop_last and size > 1 and min(problem.examples.values()) > 1:
         return

@@ -6,7 +6,8 @@ from rayfed.experiments.checks.trial import Trial
 
 def check_batches_at_once(trial: Trial) -> None:
     """Refuse batches of several sizes where clients train at once."""
-    blueprint, sizes = trial.blueprint, trial.sizes
+    blueprint = trial.blueprint
+    sizes = trial.sizes
     if (blueprint.vmap_clients or 1) <= 1:
         return
     ragged = sizes.array % blueprint.batch_size > 0

@@ -1,4 +1,6 @@
-"""Numbers in words, for what is printed."""
+"""Numbers and lists of names in words, for what is printed."""
+
+from collections.abc import Iterable
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -15,3 +17,12 @@ def size_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
+
+
+def first_few(names: Iterable[object], most: int = 6) -> str:
+    """Return the first names with commas between them, and ", …" if there are more than `most`."""
+    words = list(map(str, names))
+    text = ", ".join(words[:most])
+    if len(words) > most:
+        text += ", …"
+    return text
