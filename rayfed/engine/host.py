@@ -102,7 +102,7 @@ class Host:
 
     @property
     def room_for_training(self) -> float:
-        """The bytes that clients may take which train at once: half of the memory, beside data and states."""
+        """The bytes that clients which train at once may take: half of the memory, beside data and states."""
         return 2 * room_for(None, self.ctx.task.device, self._share)
 
     def empty_sum(self) -> ExactSum:
@@ -142,7 +142,7 @@ class Host:
     def _finish(
         self, exchange: Exchange, request: ExchangeRequest, job: Job, trained: Trained, result: ExchangeResult
     ) -> State:
-        """Add what a trained client keeps and sends to `result`, but for the averaged fields, which are returned."""
+        """Return the averaged fields that a trained client sends; add what else it sends and keeps to `result`."""
         ctx = job.ctx
         client = job.client
         self._streams.begin("finish", ctx.moment, client=client)
@@ -286,7 +286,9 @@ class Host:
             places = [part.place for part in parts]
             self._streams.begin("score", ctx.moment, client=ctx.client, point=point, places=places)
         kept: list[Predictions] = []
-        keep = kept if due.keep_predictions else None
+        keep = None
+        if due.keep_predictions:
+            keep = kept
         unread = unread_scores(self.algorithm, ctx, model, point, parts, due.of(OfPredictions), due.selection, keep)
         scores = scores_of_changed_inputs(self.algorithm, ctx, model, point, parts, due.of(OfChangedInputs))
         collected = []

@@ -15,12 +15,13 @@ from rayfed.core.round_record import BestRound, Record, RepresentationMap, Score
 from rayfed.core.trees import all_finite, bytes_by_field, named_tensors, outcome_hash
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.cohorts import normalised_weights
 from rayfed.engine.device import set_kernels
 from rayfed.engine.evaluation import EarlyStopping, Evaluation, Evaluator, downloads
 from rayfed.engine.fleet import ExchangeRequest, ExchangeResult, Fleet, Request, States, add_to
 from rayfed.engine.purity import untouched
 from rayfed.engine.record_steps import StepsOfRecords, note_privacy
-from rayfed.engine.rounds import BufferedRounds, Rounds, Turn, normalised_weights
+from rayfed.engine.rounds import BufferedRounds, Rounds, Turn
 from rayfed.engine.scoring import NO_METRICS, DueMetrics, as_score
 from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
@@ -34,6 +35,15 @@ class Server:
     Args:
         fleet: The hosts with the clients.
         device: Where the server's state lives and where `aggregate` computes.
+
+    Attributes:
+        state: The server's present state.
+        round: The last finished round; the final stage counts as the round after the last one.
+        rounds: Says whose replies count in a round.
+        best: The round with the best validation score so far.
+        early_stopping: Whether and why training has ended before its last round.
+        participants: The positions of the clients that take part in training.
+        examples: How many examples each client trains on, int64 [clients].
     """
 
     def __init__(
