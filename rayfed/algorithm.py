@@ -262,7 +262,7 @@ class Exchange:
     """
 
     averaged: ClassVar[tuple[str, ...]] = ()
-    """Fields of `up` of which the server needs the weighted mean only."""
+    """The fields of `up` that the server needs only as their weighted mean."""
 
     # On the server
 

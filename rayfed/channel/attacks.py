@@ -165,7 +165,7 @@ def alie_z(clients: int, attackers: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Ipm(Attack):
-    """−ε μ, whose inner product with the mean of the honest updates is negative."""
+    """−ε μ: its inner product with the mean of the honest updates is negative."""
 
     name: ClassVar[str] = "ipm"
     reference: ClassVar[str] = "Xie, Koyejo and Gupta 2020, Fall of Empires, Eq. (2)"

@@ -35,7 +35,7 @@ CHANNEL = "channel"
 
 @dataclass(frozen=True)
 class ChannelExchange(Delegate):
-    """An exchange with the hooks of `base`, whose averaged fields pass through `channel`."""
+    """An exchange with the hooks of `base`. Its averaged fields pass through `channel`."""
 
     channel: Channel
 

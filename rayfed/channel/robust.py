@@ -1,4 +1,4 @@
-"""Robust rules: what the server takes in place of the mean of the updates u_1 … u_n, of which f may be an attacker's.
+"""Robust rules: what the server takes in place of the mean of the updates u_1 … u_n; f of them may be attackers'.
 
 A rule returns the update of the cohort. Rules that choose or weigh whole updates need the inner products of the updates
 alone, n² numbers. Rules by coordinate look at a block of coordinates of all clients at a time.

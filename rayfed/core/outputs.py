@@ -102,7 +102,7 @@ def labels_without_loss(loss: Callable[..., Any], outputs: Outputs) -> tuple[int
 
 
 def with_loss(y: Tensor, without: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return labels [n, ...] of which some have a loss, and whether any label of `y` has one, a scalar.
+    """Return labels [n, ...], some of them with a loss, and whether any label of `y` has one, a scalar.
 
     Labels that are all among `without` are replaced by a class. Their mean loss would be 0 / 0.
     """

@@ -67,7 +67,7 @@ _moved: MutableMapping[Any, dict[Any, Tensor]] = WeakTensorKeyDictionary()
 """Constants by the tensor that they are copies of, by their device and memory format."""
 
 _heads: MutableMapping[nn.Module, tuple[frozenset[str], int]] = WeakKeyDictionary()
-"""What `_head` returns by the model, whose copies have the same head: it takes a gradient."""
+"""What `_head` returns, by the model, since that takes a gradient; copies of a model have the same head."""
 
 LossTerm = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
 """A term that a wrapper adds to the objective: (loss so far, weights, output) -> (loss, output)."""

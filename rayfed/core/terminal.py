@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 LINE_SECONDS = 10.0  # least time between two lines where they cannot be replaced
 _BAR = 24  # the most columns of a bar
-_PADDING = 2  # spaces between two columns of a table, of which the box adds the second
+_PADDING = 2  # spaces between two columns of a table; the box adds the second
 BLANK = "\u2800"
 """A space that rich does not strip."""
 

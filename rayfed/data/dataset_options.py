@@ -83,7 +83,7 @@ class DomainSelection:
         return tuple(dict.fromkeys(self.domains)) or available
 
     def without(self, domains: Sequence[str]) -> Self:
-        """Return the same options for a dataset of which no client holds `domains`."""
+        """Return the same options for a dataset where no client holds `domains`."""
         return self._with("left_out", domains)
 
     def marked_absent(self, names: Sequence[str]) -> Self:

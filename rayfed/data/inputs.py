@@ -222,7 +222,7 @@ def check_inputs(where: str, part: Examples) -> None:
 
 
 def check_finite(where: str, labels: np.ndarray) -> None:
-    """Raise UsageError if labels are floats, some of which are NaN or infinity."""
+    """Raise UsageError if labels are floats and some of them are NaN or infinity."""
     count = 0
     if labels.dtype.kind == "f":
         count = not_finite(labels)

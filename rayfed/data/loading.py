@@ -302,7 +302,7 @@ def _loaded(data: Any) -> Dataset:
 
 
 def _read(data: Any) -> Dataset:
-    """Return the examples of `data`, whose code may draw from the global generators."""
+    """Return the examples of `data`. Its code may draw from the global generators."""
     with global_generators_seeded(0, "load"):
         dataset: Dataset = data.load()
     return dataset
@@ -359,7 +359,7 @@ def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
 
 
 def divided_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
-    """Return the clients of a partition, numbered from 0, whose rows are integers."""
+    """Return the clients of a partition, numbered from 0, with rows that are integers."""
     clients = []
     name = type(partition).__name__
     with global_generators_seeded(0, "split"):  # a user's partition may draw from them

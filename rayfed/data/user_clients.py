@@ -259,7 +259,7 @@ def _examples(pair: Any, where: str, classes: bool, layout: Layout | None) -> Ex
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
-    """Return labels as int64 [n], or [n, ...] for classes at every position, of which negative ones are ignored."""
+    """Return labels as int64 [n], or [n, ...] for classes at every position, where negative labels are ignored."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     y = _targets(y, where)

@@ -21,7 +21,7 @@ from rayfed.experiments.space import Search
 
 
 class ConfigurationHalving(FIFOScheduler):
-    """Stops configurations, with all their seeds, whose validation scores lag behind.
+    """Stops configurations with validation scores that lag behind, each with all its seeds.
 
     Rungs are at the rounds r, r η, r η², … below the last round, with r = search.grace_rounds and
     η = search.reduction_factor. The score of a configuration at a rung is its effect in the model

@@ -1,4 +1,4 @@
-"""Callbacks of Ray Tune that were given in Python, none of which can end a sweep."""
+"""Callbacks of Ray Tune that were given in Python. None of them can end a sweep."""
 
 from collections.abc import Callable
 from typing import Any

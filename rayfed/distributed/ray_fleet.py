@@ -285,7 +285,7 @@ class RayFleet:
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         return taken
 
-    # Messages, whose bytes are counted
+    # Messages; their bytes are counted
 
     def _pack(self, value: Any) -> Message:
         message = pack(value)

@@ -85,7 +85,7 @@ def share(value: Any) -> Shared:
 
 
 def opened(shared: Shared) -> Any:
-    """Return the value, whose large arrays are read-only and lie in the store."""
+    """Return the value. Its large arrays are read-only and lie in the store."""
     objects = [_open(reference) for reference in shared.objects]
     buffers = []
     for place in shared.places:
@@ -110,7 +110,7 @@ def _open(reference: Any) -> Sequence[np.ndarray]:
 
 
 def _where(content: np.ndarray) -> tuple[_Opened, int] | None:
-    """Return the opened array of which `content` is a part, and where in it that begins."""
+    """Return the opened array that has `content` in it, and where in it `content` begins."""
     address = content.ctypes.data
     position = bisect.bisect_right(_opened, address, key=lambda known: known.start)
     if not position:

@@ -31,7 +31,7 @@ _MANY = 10**6
 
 
 class _Base(NamedTuple):
-    """What all trials share: the configuration, whose keys Tune overrides, and the hashes of what was given."""
+    """What all trials share: the configuration, before Tune overrides keys, and the hashes of what was given."""
 
     config: Config
     identity: Mapping[str, Any]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _TUNES_FOLDER = "tune"  # in that of the experiment
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
-_MOST_PENDING = 200  # trials of a search, whose choices learn nothing from each other
+_MOST_PENDING = 200  # trials of a search; pending ones learn nothing from each other
 
 
 def run_sweep(plan: SweepPlan, *, quiet: bool) -> tuple[list[str], tune.ResultGrid | None]:

@@ -36,7 +36,7 @@ from rayfed.metrics.base import (
 from rayfed.metrics.representations import check_layer
 
 _MOST_CLIENTS = 1000  # whose labels are looked at to find out which values a metric has
-_SMALL = 10  # clients with the labels of which a metric is tried
+_SMALL = 10  # clients; a metric is tried with their labels
 _CLASSES_TOLD = 8  # at most, in an error
 
 

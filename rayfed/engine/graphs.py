@@ -44,7 +44,7 @@ ENOUGH_STEPS = 20
 CHECK_AFTER = 100
 """Replays after which a step is taken beside one and compared again, and again when they are twice as many."""
 REPLAYED = "replayed"
-_MOST_KINDS = 8  # of steps, whose graphs a host keeps
+_MOST_KINDS = 8  # of steps; a host keeps their graphs
 _DEEP = 6  # levels of objects in which numbers that a step may read are looked for
 _NOISE = 10  # times the difference of a step from itself by which its replay may differ from it
 _ROUNDING = 1e-4  # beside that, as a share of what the step changes
@@ -334,7 +334,7 @@ def _lasting(ctx: Context) -> list[Any]:
 
 
 def _example(work: State, batch: Batch) -> Tensor:
-    """Return the floating tensor of `work` with the highest precision, by the type and place of which rates go."""
+    """Return the floating tensor of `work` with the highest precision. Rates get its type and its device."""
     floats = [tensor for _, tensor in named_tensors(work) if tensor.is_floating_point()]
     if not floats:
         return batch.y.new_empty(0, dtype=torch.float32)

@@ -217,7 +217,7 @@ def check_address() -> None:
 
 
 def check_reserves(placement: Placement) -> None:
-    """Raise UsageError if a process that trains would reserve nothing, of which Ray would start any number."""
+    """Raise UsageError if a process that trains would reserve nothing: Ray would start any number of them."""
     if not placement.cpus and not placement.gpus:
         raise UsageError(
             "placement.cpus=0: a process that trains reserves something; give placement.cpus above 0, such as 0.1, or "

@@ -226,7 +226,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def class_of(kind: str, name: str, where: str) -> Any:
-    """Return the class of a component, whose errors are those of `resolve`."""
+    """Return the class of a component. Errors are those of `resolve`."""
     if kind == "metrics" and name.startswith(PREFIX):
         wrapper = "TorchMetric"
         if name.startswith(f"{PREFIX}segmentation."):

@@ -144,7 +144,7 @@ class _SmallTrial:
         return replace(small, **changes)
 
     def small_plan(self, folder: str, **changes: Any) -> Plan:
-        """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
+        """Return a plan of four rounds with `changes` of the configuration. Its results are written to `folder`."""
         config = replace(
             self.plan.config,
             rounds=_ROUNDS,

@@ -47,7 +47,7 @@ def _one_class_notes(population: Population) -> Iterator[str]:
 
 
 def _undefined_notes(population: Population, evaluation: Evaluation) -> Iterator[str]:
-    """Yield a note on each metric and part of which some clients have one class."""
+    """Yield a note on each metric and split where some clients have one class only."""
     metrics = [name for name in _OF_SEVERAL_CLASSES if name in evaluation.metrics]
     participants = population.participants
     if not metrics or not _has_classes(population) or len(participants) > _MOST_CLIENTS:

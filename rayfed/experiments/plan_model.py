@@ -40,7 +40,7 @@ class UsersModel(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> "UsersModel":
-        """Return a module of rayfed's own, whose weights have one name."""
+        """Return a module of rayfed's own: its user and the engine have the same names for its weights."""
         return cls(partial(copied, module), renamed(names_by_id(module), module))
 
 

@@ -92,7 +92,7 @@ def _finished_rounds(progress: Progress) -> int:
 def _parts_of_sweep(
     trials: Sequence[Progress], running: Sequence[Progress], total: int, seconds: float, left: int
 ) -> list[str]:
-    """Return what to say beside the bar of rounds, of which `left` are left."""
+    """Return what to say beside the bar of rounds when `left` rounds are left."""
     parts = []
     work = sum(max(0, progress.round - progress.first_round) for progress in trials)
     is_training = len(trials) < total or not all(progress.doing for progress in running)

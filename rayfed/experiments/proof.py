@@ -41,7 +41,7 @@ from rayfed.losses.base import Loss
 
 _EXAMPLES = 4  # at most, of each of the two steps
 _LEAST_LR = 0.01  # so that a step from old weights differs
-_MOST_WEIGHTS = 2**26  # of which copies in float64 are made
+_MOST_WEIGHTS = 2**26  # copies of so many are made in float64
 _SHARE = {torch.float64: 1e-5, torch.float32: 2e-3}  # of a weight's update, by which both may differ
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-5}  # the same, as a share of the weight: rounding
 _FEDAVG = FedAvg()

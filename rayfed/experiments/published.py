@@ -154,7 +154,7 @@ def _is_number(value: Any) -> bool:
 
 
 def one_configuration(arms: Sequence[Sequence[Mapping[str, Any]]], rows: PublishedRows) -> None:
-    """Raise UsageError if an arm with published values has several configurations, of which one was published."""
+    """Raise UsageError if an arm with published values has several configurations: only one was published."""
     for number in rows.rows:
         if len(arms[number]) > 1:
             count = len(arms[number])

@@ -99,7 +99,7 @@ def replicated(parts: Mapping[int, Part], metric: str, options: Mapping[str, Any
 
 
 def _fewest(metric: str, labels: np.ndarray) -> int:
-    """Return the number of examples of the rarest class, of which there are some, for a metric of ranks; 0 for others.
+    """Return the number of examples of the rarest class that has any, for a metric of ranks; 0 for other metrics.
 
     Its only examples are ranked against those of other classes, so that their number decides how much it varies.
     """
@@ -211,5 +211,5 @@ def paired(first: Mapping[int, Replicated], second: Mapping[int, Replicated]) ->
 
 
 def agrees(one: float, other: float) -> bool:
-    """Return whether a score from predictions is the recorded one but for rounding."""
+    """Return whether a score from predictions is the recorded one, up to rounding."""
     return abs(one - other) <= _CLOSE * max(1.0, abs(other))

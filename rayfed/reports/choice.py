@@ -74,7 +74,7 @@ def _seeds_of_groups(of_algorithm: pd.DataFrame) -> dict[int, frozenset[tuple[in
 
 
 def seed_notes(done: pd.DataFrame) -> Iterator[str]:
-    """Yield a note on each algorithm of which some groups of trials lack seeds, and so take no part in the choice."""
+    """Yield a note on each algorithm with groups of trials that lack seeds, and so take no part in the choice."""
     for (experiment, algorithm), of_algorithm in done.groupby(_ALGORITHM):
         seeds = _seeds_of_groups(of_algorithm)
         if len(set(seeds.values())) == 1:

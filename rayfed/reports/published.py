@@ -46,7 +46,7 @@ def with_published(table: ResultTable, published: Published, orders: Mapping[str
     has_mean = any(column.header == MEAN for column in table.columns)
     for place, column in enumerate(table.columns):
         name = column.header
-        if place == 0 and not has_mean:  # a single domain, of which the mean would be a repetition
+        if place == 0 and not has_mean:  # a single domain: its mean would be a repetition
             name = MEAN
         cells: list[Cell | None] = []
         for label, order, cell in zip(table.labels, table.orders, column.cells, strict=True):

@@ -213,7 +213,7 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
 
 
 def without_rejected(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the `rows` that validation chose, and all rows of the algorithms of which it chose none."""
+    """Return the `rows` that validation chose, and all rows of algorithms without a chosen one."""
     has_choice = rows.groupby(["experiment", "algorithm"])["chosen"].transform("any")
     return rows[rows["chosen"] | ~has_choice]
 

@@ -51,6 +51,6 @@ def quotas(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def single_rows(rows: np.ndarray, classes: np.ndarray) -> list[int]:
-    """Return the classes of which there is one among `rows`."""
+    """Return the classes that have exactly one of `rows`."""
     labels, sizes = np.unique(classes[rows], return_counts=True)
     return [int(label) for label in labels[sizes == 1]]

@@ -82,7 +82,7 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
 
 
 def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
-    """Concatenate the arrays of training files and of test files, whose rows become the test examples."""
+    """Concatenate the arrays of training files and of test files; the rows of the latter become the test examples."""
     parts = [*train, *test]
     images = np.concatenate([part.images for part in parts])
     labels = np.concatenate([part.labels for part in parts])

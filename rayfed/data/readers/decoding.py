@@ -208,7 +208,7 @@ def _decode(out: np.ndarray, cells: Sequence[Cell], *, resize: bool, name: str) 
 
 
 def _opened(cell: Any, place: str) -> Image.Image:
-    """Return the image in a cell, of which only the head is read yet."""
+    """Return the image in a cell. Only its head is read yet."""
     with readable(place, "an image"):
         return Image.open(io.BytesIO(cell), formats=formats())
 

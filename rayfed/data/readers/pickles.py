@@ -52,7 +52,7 @@ class _Type:
 
 @dataclass
 class _Array:
-    """An array, whose values follow."""
+    """An array before its values, which follow."""
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Reader:
-    """Runs the opcodes of a pickle, whose meaning `pickletools` documents, on a stack."""
+    """Runs the opcodes of a pickle on a stack. `pickletools` documents what they mean."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []

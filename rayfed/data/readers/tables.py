@@ -272,7 +272,7 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
 
 
 def _above_columns(path: Path) -> Path:
-    """Return the folder of a file, or the one above those of which the names are columns."""
+    """Return the folder of a file, or the one above the folders that name columns."""
     return path.parents[len(folder_columns(path))]
 
 

@@ -36,4 +36,4 @@ DATASETS = {
     "huggingface": "rayfed.data.sets.labelled_table:HuggingFace",
 }
 TABLES = ("parquet", "csv", "huggingface", "femnist")
-"""The datasets that are tables, whose columns may be standardised."""
+"""The datasets that are tables. Their columns may be standardised."""

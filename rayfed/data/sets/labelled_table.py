@@ -243,7 +243,7 @@ class Table(LabelledTable):
 
 
 def _refuse_two_kinds(folder: str, files: Sequence[Path]) -> None:
-    """Raise UsageError if files are both Parquet and CSV, of which the cells are text."""
+    """Raise UsageError if some files are Parquet and others CSV: the cells of CSV are text."""
     of_csv = sum(map(tables.is_csv, files))
     if 0 < of_csv < len(files):
         kinds = f"{len(files) - of_csv} Parquet and {of_csv} CSV"

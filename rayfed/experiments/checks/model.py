@@ -12,7 +12,7 @@ from rayfed.models.single_example_batchnorm import batch_size_advice, leaves_sin
 
 
 def check_trainable(trial: Trial) -> None:
-    """Refuse a model of which nothing is trained."""
+    """Refuse a model without a parameter that is trained."""
     if trial.ctx.task.trainable:
         return
     frozen = ""

@@ -187,7 +187,7 @@ def value_texts(rows: pd.DataFrame, key: str) -> pd.Series:
 
 
 def line_labels(rows: pd.DataFrame, left_out: Container[str]) -> list[str]:
-    """Return the algorithm of each row and its values of the keys that vary for it, but for those `left_out`."""
+    """Return the algorithm of each row and its values of the keys that vary for it, without the keys `left_out`."""
     varying = _varying_keys(rows)
     labels = []
     for row in rows.to_dict("records"):
