@@ -31,6 +31,8 @@ FOLDER = HOME / "measured"
 LINE = ["row", "column", "seed", "value", "configuration", "version"]
 NEUTRAL = {"placement", "seeds", "search", "resume", "results", "checkpoint", "tracking", "metrics"}
 """The keys that may be given to a run without changing what is measured, but for the last bits."""
+WHERE = {"data.root", "data.download"}
+"""Keys of the data that say where they are, and not what they are."""
 
 Cell = tuple[str, str]  # row and column
 

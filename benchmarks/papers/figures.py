@@ -68,8 +68,9 @@ def curves(table: str, form: str, column: str, rows: Sequence[str], title: str) 
     if found.empty:
         small = " --small" * (form == "small")
         raise UsageError(f"no stored curves: python benchmarks/papers/run.py {table}{small} --curves")
+    legend = alt.Legend(symbolOpacity=1)
     base = alt.Chart(found).encode(
-        x=alt.X("round:Q", title="round"), color=alt.Color("row:N", title=None, sort=list(rows))
+        x=alt.X("round:Q", title="round"), color=alt.Color("row:N", title=None, sort=list(rows), legend=legend)
     )
     scale = alt.Scale(zero=False)
     means = base.mark_line(point=True).encode(y=alt.Y("mean(value):Q", title=title, scale=scale))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 from _columns import in_points
-from _stored import NEUTRAL, load, store, store_curves
+from _stored import NEUTRAL, WHERE, load, store, store_curves
 from _tables import Claim, PaperTable, measure, measure_curves, names, read_table
 from _verdicts import by_column, verdict
 
@@ -82,7 +82,8 @@ def _run(args: argparse.Namespace) -> int:
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)
     values = measure(table, scale, space, tables)
-    if changed := sorted({key.split(".")[0] for key in overrides} - NEUTRAL):
+    given = {key.split(".")[0] for key in overrides if key not in WHERE}
+    if changed := sorted(given - NEUTRAL):
         print(f"not stored, since {', '.join(changed)} may change the values", file=sys.stderr)
     else:
         print(f"stored in {store(read_table(args.table), scale, values)}", file=sys.stderr)
