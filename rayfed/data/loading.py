@@ -351,13 +351,6 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
     return cls
 
 
-def checked_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
-    """Return the clients of a partition, numbered from 0; each has training samples, and no row is used twice."""
-    clients = divided_clients(dataset, partition)
-    check_clients(dataset, clients)
-    return clients
-
-
 def divided_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
     """Return the clients of a partition, numbered from 0, with rows that are integers."""
     clients = []
@@ -379,15 +372,15 @@ def divided_clients(dataset: Dataset, partition: Any) -> list[ClientRows]:
 
 
 def check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
-    """Raise UsageError if a client has no training samples, or a row is used twice or may not be held."""
+    """Raise UsageError if a client has no training examples, or a row is used twice or may not be held."""
     empty = []
     for client in clients:
         if not len(client.train):
             empty.append(client)
     if empty:
         first = empty[0]
-        what = f"client {first.id} ({first.domain}) of {dataset.name} has no training samples"
-        more = f"({len(first.test)} test samples only), as {len(empty)} of {len(clients)} clients"
+        what = f"client {first.id} ({first.domain}) of {dataset.name} has no training examples"
+        more = f"({len(first.test)} test examples only), as {len(empty)} of {len(clients)} clients"
         raise UsageError(
             f"partition: {what} {more}; use fewer clients, leave them out with data.without, or draw test examples "
             "from all rows, as with partition.test=0.25"

@@ -81,7 +81,7 @@ def test_own_dataset_and_partition(own):
     ("arguments", "words"),
     [
         (("Lines", {}, "my_lines:Chosen", {"what": "shared"}), "row 0 of lines is in 2 parts"),
-        (("Lines", {}, "my_lines:Chosen", {"what": "empty"}), r"client 0 \(a\) of lines has no training samples"),
+        (("Lines", {}, "my_lines:Chosen", {"what": "empty"}), r"client 0 \(a\) of lines has no training examples"),
         (("Faulty", {}, "iid"), r"^data.name=my_lines:Faulty: images: uint8 \[40, 3\]; uint8 is for images"),
     ],
 )

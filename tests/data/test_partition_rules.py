@@ -221,7 +221,7 @@ DRAWS = r"partition.alpha=0.01: in 1000 draws, \d+ to 19 of 20 clients"
         ("pathological", 80, 4, {"clients": 5, "classes_per_client": 1}, "no client is left for class 3"),
         ("pathological", 80, 4, {"clients": 4, "classes_per_client": 5}, "classes_per_client=5: tiny has 4 classes"),
         ("label_k", 9, 3, {"clients": 3, "classes_per_client": 4}, "classes_per_client=4: tiny has 3 classes"),
-        ("quantity", 30, 2, {"clients": 4}, "min_size=10: 4 clients would need 40 samples, tiny has 30"),
+        ("quantity", 30, 2, {"clients": 4}, "min_size=10: 4 clients would need 40 examples, tiny has 30"),
         ("quantity", 300, 2, {"clients": 20, "alpha": 0.01}, DRAWS),
         ("domains", 9, 3, {"parts": 1, "clients_per_domain": 2}, "parts=1: fewer than partition.clients_per_domain=2"),
     ],

@@ -102,11 +102,15 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
     ("name", "options", "facts"),
     [
         ("iid", {"clients": 1201, "test": 0.0}, ["client 1200 (mixed) of toy", "as 1 of 1201 clients; use fewer"]),
-        ("dirichlet", {"clients": 5000}, ["5000 clients would need 5000 samples, toy has 1200"]),
-        ("iid", {"clients": 1200}, ["client 3 (", "no training samples (1 test samples only), as 240 of 1200 clients"]),
-        ("domains", {"clients_per_domain": 481}, ["client 480 (left) of toy has no training samples"]),
+        ("dirichlet", {"clients": 5000}, ["5000 clients would need 5000 examples, toy has 1200"]),
+        (
+            "iid",
+            {"clients": 1200},
+            ["client 3 (", "no training examples (1 test examples only), as 240 of 1200"],
+        ),
+        ("domains", {"clients_per_domain": 481}, ["client 480 (left) of toy has no training examples"]),
         ("natural", {}, ["toy does not define clients", "choose domains or iid"]),
-        ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 samples", "has 1200"]),
+        ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 examples", "has 1200"]),
         ("dirichlet", {"alpha": 0}, ["partition.alpha=0", "more than 0"]),
         ("iid", {"validation": 1}, ["partition.validation=1", "less than 1"]),
         ("iid", {"alpha": 1}, ["partition.alpha: no such key"]),
@@ -127,7 +131,7 @@ def test_common_test_parts_share_out_what_the_dataset_keeps_for_testing(name):
     assert [len(part.test) for part in parts] == [48] * 5
     assert set(np.concatenate([part.test for part in parts])) == set(np.flatnonzero(dataset.is_test))
     assert set(np.concatenate([part.train for part in parts])) == set(np.flatnonzero(~dataset.is_test))
-    with pytest.raises(UsageError, match=r"common_test=true: toy has 0 test samples of its own"):
+    with pytest.raises(UsageError, match=r"common_test=true: toy has 0 test examples of its own"):
         split(name, toy(is_test=np.zeros(1200, bool)), clients=5, common_test=True)
 
 

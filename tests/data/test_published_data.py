@@ -37,7 +37,7 @@ def test_the_published_mnist_split_gives_every_image_once():
 
 @needs(FASHION.relative_to(ROOT))
 def test_the_published_fashion_split_has_19_clients_that_can_train(tmp_path):
-    with pytest.raises(UsageError, match=r"client 12 .* no training samples \(2138 .*, as 1 of 20 clients"):
+    with pytest.raises(UsageError, match=r"client 12 .* no training examples \(2138 .*, as 1 of 20 clients"):
         load("npz", {"file": str(FASHION)})
     with np.load(FASHION) as stored:
         kept = {name: stored[name][stored["client"] != 12] for name in ("images", "labels", "client", "is_test")}

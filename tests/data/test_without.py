@@ -143,7 +143,7 @@ def test_an_empty_client_can_be_left_out(tmp_path):
     table.to_csv(tmp_path / "t.csv", index=False)
     options = {"file": str(tmp_path / "t.csv"), "features": ["x"], "client": "ward", "split": "part"}
     with pytest.raises(
-        UsageError, match=r"client 2 \(c\) of t has no training samples .* leave them out with data\.without"
+        UsageError, match=r"client 2 \(c\) of t has no training examples .* leave them out with data\.without"
     ):
         load("csv", options)
     assert [client.domain for client in load("csv", options | {"without": ["c"]}).clients] == ["a", "b"]

@@ -271,7 +271,7 @@ def _make_partition(folder: Path) -> None:
 
 
 def _read_partition(folder: Path) -> None:
-    from rayfed.data.loading import checked_clients
+    from helpers.partitions import checked_clients
     from rayfed.data.partitions.file import File
     from rayfed.data.partitions.summary import describe
 

@@ -7,7 +7,7 @@ import numpy as np
 from rayfed.core.options import build
 from rayfed.core.registry import resolve
 from rayfed.data.dataset import Dataset
-from rayfed.data.loading import checked_clients
+from rayfed.data.loading import check_clients, divided_clients
 from rayfed.data.partitions import PARTITIONS
 
 OWNED = {"client": np.arange(1200) % 7}
@@ -42,6 +42,13 @@ def pin(*arrays):
 def pin_of_parts(parts):
     """A hash of who has which rows in which part, whatever their order."""
     return pin(*(np.sort(rows) for part in parts for rows in part[2:]))
+
+
+def checked_clients(dataset, partition):
+    """The clients of a partition, after the checks that each of them can train and that no row is used twice."""
+    clients = divided_clients(dataset, partition)
+    check_clients(dataset, clients)
+    return clients
 
 
 def split(name, dataset, **options):

@@ -228,7 +228,7 @@ class PooledPartition(Partition):
             return []
         tests = numpy_generator(self.seed, TEST).permutation(dataset.rows(is_test=True))
         if len(tests) < self.clients:
-            raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own")
+            raise UsageError(f"partition.common_test=true: {dataset.name} has {len(tests)} test examples of its own")
         return np.array_split(tests, self.clients)
 
     def test_source(self, dataset: Dataset) -> str:
@@ -364,7 +364,7 @@ def draw_until(draw: Callable[[], list[Rows]], least: int, *, keys: str) -> list
             return rows
         best = max(best, smallest)
         short.append(int((sizes < least).sum()))
-    found = f"{min(short)} to {max(short)} of {len(rows)} clients had fewer than min_size={least} samples"
+    found = f"{min(short)} to {max(short)} of {len(rows)} clients had fewer than min_size={least} examples"
     raise UsageError(
         f"{keys}: in {MAX_DRAWS} draws, {found} (the smallest at most {best}); raise alpha, lower min_size or use "
         "fewer clients"
@@ -375,7 +375,7 @@ def check_min_size(least: int, clients: int, dataset: Dataset, rows: Rows) -> No
     """Raise UsageError if no division of `rows` gives every client `least` of them (`partition.min_size`)."""
     needed = least * clients
     if needed > len(rows):
-        needs = f"{clients} clients would need {needed} samples, {dataset.name} has {len(rows)}"
+        needs = f"{clients} clients would need {needed} examples, {dataset.name} has {len(rows)}"
         raise UsageError(f"partition.min_size={least}: {needs}")
 
 

@@ -38,7 +38,7 @@ class Dirichlet(PooledPartition):
 
     alpha: float = option(0.1, above=0, help="concentration; 0.1 gives strong skew, 100 nearly none")
     min_size: int | None = option(
-        None, low=1, help="minimum of samples per client, by repeated draws; null: 40, or half an equal share if less"
+        None, low=1, help="minimum of examples per client, by repeated draws; null: 40, or half an equal share if less"
     )
     capped: bool = option(True, help="a client with an equal share gets no more; false: use the proportions as drawn")
 
@@ -307,7 +307,7 @@ class Quantity(PooledPartition):
     """Random rows in shares q ~ Dirichlet(alpha) over the clients (NIID-Bench, Li et al. 2022: q ~ Dir(beta))."""
 
     alpha: float = option(0.5, above=0, help="concentration; 0.1 gives most rows to a few clients, 100 is nearly even")
-    min_size: int = option(10, low=1, help="minimum of samples per client, by repeated draws")
+    min_size: int = option(10, low=1, help="minimum of examples per client, by repeated draws")
 
     def assign_rows(self, dataset: Dataset, rows: Rows) -> list[Rows]:
         check_min_size(self.min_size, self.clients, dataset, rows)

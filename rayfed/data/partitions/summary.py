@@ -13,12 +13,13 @@ from rayfed.data.partitions.base import describe_validation, partition_hash
 
 MAX_CLIENTS = 60  # clients listed in a table; the others are only counted
 MAX_CLASSES = 10  # whose names are listed
+_SCALE = 2  # pixels of a contact sheet for a pixel of an image, in each direction
 Cells = tuple[str, ...]
 """A row of the table: client, domain, training, validation and test examples, classes."""
 
 
 def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
-    """Return a text table of each client's domain, numbers of training, validation and test samples, and classes."""
+    """Return a text table of each client's domain, numbers of training, validation and test examples, and classes."""
     rows: list[Cells] = [("client", "domain", "train", "val", "test", "classes")]
     rows += [_client_row(dataset, client) for client in clients[:MAX_CLIENTS]]
     if len(clients) > MAX_CLIENTS:
@@ -126,10 +127,13 @@ def _classes(labels: np.ndarray) -> str:
     return " ".join(map(str, present))
 
 
-def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
+def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16) -> None:
     """Write a PNG with one row of `columns` examples per domain, in which the classes take turns.
 
-    A pixel of an image becomes `scale` x `scale` pixels. UsageError if images are not uint8 [N, 1 or 3, height, width].
+    A pixel of an image becomes 2 x 2 pixels.
+
+    Raises:
+        UsageError: Images are not uint8 [N, 1 or 3, height, width], or the file cannot be written.
     """
     images = dataset.images
     are_images = images.dtype == np.uint8 and images.ndim == 4
@@ -142,7 +146,7 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
     sheet: list[torch.Tensor] = []
     for position in range(len(dataset.domains)):
         shown = images[_in_turns(dataset, position)[:columns]]
-        enlarged = torch.from_numpy(shown).repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+        enlarged = torch.from_numpy(shown).repeat_interleave(_SCALE, 2).repeat_interleave(_SCALE, 3)
         white = torch.full_like(enlarged[0], 255)
         sheet += [*enlarged, *[white] * (columns - len(shown))]
     grid = make_grid(torch.stack(sheet), nrow=columns, pad_value=255)

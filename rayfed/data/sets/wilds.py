@@ -17,9 +17,7 @@ from rayfed.data.sets.image_folders import ImageFiles
 
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
 HOSPITALS = 5
-# values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
-TRAIN = 0
-ID_VAL = 1
+ID_VAL = 1  # in Camelyon17's column split: the rows that its authors hold out of the training hospitals
 CELLS = ("HEPG2", "HUVEC", "RPE", "U2OS")
 UNSEEN = ("val", "test")
 CLASSES = 1139
