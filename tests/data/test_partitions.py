@@ -106,7 +106,7 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
         (
             "iid",
             {"clients": 1200},
-            ["client 3 (", "no training examples (1 test examples only), as 240 of 1200"],
+            ["client 3 (", "no training examples (1 test examples only), as 240 of 1200 clients"],
         ),
         ("domains", {"clients_per_domain": 481}, ["client 480 (left) of toy has no training examples"]),
         ("natural", {}, ["toy does not define clients", "choose domains or iid"]),
