@@ -135,12 +135,25 @@ def _traits_of(name: str) -> list[str]:
     return [textwrap.fill(f"traits: {words}", 118, initial_indent="  ", subsequent_indent=" " * 10)]
 
 
+def keys_of(kind: str, name: str) -> dict[str, dict[str, str]]:
+    """Return the keys of one name of a registry, each with its `default`, as YAML has it, and its `help`."""
+    keys = {}
+    for key, default, words in _declared_keys(*_declared_by(kind, name)):
+        keys[key] = {"default": default, "help": words}
+    return keys
+
+
 def _keys_of(kind: str, name: str) -> list[str]:
+    return list(_entries(*_declared_by(kind, name)))
+
+
+def _declared_by(kind: str, name: str) -> tuple[Any, str]:
+    """Return the class of one name of a registry, and how its keys begin."""
     if kind == "metrics":
         prefix = f"metrics.{name}."
     else:
         prefix = f"{kind}."
-    return list(_entries(resolve(name, KINDS[kind], where=kind), prefix))
+    return resolve(name, KINDS[kind], where=kind), prefix
 
 
 def default_text(field: "dataclasses.Field[typing.Any]") -> str:
@@ -176,13 +189,19 @@ def _names(*kinds: str) -> Iterator[str]:
 
 
 def _entries(kind: Any, prefix: str) -> Iterator[str]:
+    """Yield the entries of the options of a class, whose keys begin with `prefix`."""
+    for key in _declared_keys(kind, prefix):
+        yield _entry(*key)
+
+
+def _declared_keys(kind: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, the default and the meaning of each option of a class."""
     for field in dataclasses.fields(kind):
         if field.init:
-            text = field.metadata.get("help", "")
-            yield _entry(f"{prefix}{field.name}", default_text(field), text)
+            yield f"{prefix}{field.name}", default_text(field), field.metadata.get("help", "")
             section = field.metadata.get("section")
             if section is not None:
-                yield from _entries(section, f"{prefix}{field.name}.")
+                yield from _declared_keys(section, f"{prefix}{field.name}.")
 
 
 def _entry(name: str, default: str, words: str) -> str:

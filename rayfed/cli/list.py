@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rayfed.cli.arguments import packaged_spaces
-from rayfed.cli.help import named_choices, one_choice
+from rayfed.cli.help import keys_of, named_choices, one_choice
 from rayfed.cli.json_output import Document, add_json, write_json
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
@@ -47,18 +47,35 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _document(names: Sequence[str]) -> Document:
-    """Return the names of kinds, all without `names`, with a line on each; and the packaged spaces."""
-    kinds = [_ALSO.get(name, name) for name in names] or [*KINDS, "spaces"]
-    for kind in kinds:
-        if kind not in (*KINDS, "spaces"):
-            raise UsageError(f"{kind}: --json lists kinds; {suggestion(kind, [*KINDS, 'spaces'])}")
+    """Return a line on each name of some kinds, or of all without `names`; and of names, their keys."""
     content: dict[str, Any] = {}
-    for kind in kinds:
-        if kind == "spaces":
-            content[kind] = {name: " ".join(_opening(name)) for name in packaged_spaces()}
+    for given in names or [*KINDS, "spaces"]:
+        name = _ALSO.get(given, given)
+        if name == "spaces":
+            content[name] = {space: " ".join(_opening(space)) for space in packaged_spaces()}
+        elif name in KINDS:
+            content[name] = {choice: summary(name, choice) for choice in KINDS[name]}
         else:
-            content[kind] = {name: summary(kind, name) for name in KINDS[kind]}
+            content[name] = _explained(name)
     return 0, content
+
+
+def _explained(name: str) -> dict[str, Any]:
+    """Return what each kind with this name says of it: a summary and its keys; of a packaged space, its file.
+
+    Raises:
+        UsageError: No kind has it.
+    """
+    explained = {}
+    for kind, table in KINDS.items():
+        if name in table:
+            explained[kind] = {"summary": summary(kind, name), "keys": keys_of(kind, name)}
+    spaces = packaged_spaces()
+    if name in spaces:
+        explained["spaces"] = {"summary": " ".join(_opening(name)), "file": str(spaces[name])}
+    if not explained:
+        raise _unknown(name)
+    return explained
 
 
 def _texts(name: str) -> Iterator[str]:

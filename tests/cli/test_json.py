@@ -49,8 +49,14 @@ def test_list_and_refusals(capsys):
     assert refused["exit_code"] == 2
     assert refused["error"].startswith("local.lr=-1")
     assert err == f"rayfed: {refused['error']}\n"
-    refused, _ = document(capsys, "list", "fedprox")
-    assert refused["error"].startswith("fedprox: --json lists kinds")
+    known, _ = document(capsys, "list", "fedprox", "models")
+    mu = known["fedprox"]["algorithm"]["keys"]["algorithm.mu"]
+    assert mu == {"default": "0.01", "help": "μ, weight of the proximal term; 0 is FedAvg"}
+    assert "mlp" in known["model"]
+    space, _ = document(capsys, "list", "demo")
+    assert space["demo"]["spaces"]["file"].endswith("demo.yaml")
+    refused, _ = document(capsys, "list", "fedprx")
+    assert refused["error"] == "fedprx: no such kind or name; did you mean fedprox?"
 
 
 def test_doctor_and_check(capsys):
