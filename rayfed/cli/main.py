@@ -82,9 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         reason = "interrupted"
         if error.args:
-            reason = error.args[0]
-        print(f"rayfed: {reason}", file=sys.stderr)
+            reason = str(error.args[0])
         code = INTERRUPTED
+        if received:
+            code = TERMINATED
+        _say_error(arguments or [], code, reason)
     gc.freeze()  # otherwise the interpreter would search all modules for garbage at exit, for most of a second
     if code == INTERRUPTED and received:
         return TERMINATED
@@ -102,18 +104,23 @@ def _code(arguments: Sequence[str]) -> int:
             _refuse_unknown(_program(), _program().parse_known_args(arguments)[1] or arguments)
         return _execute(arguments[0], arguments[1:])
     except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
-        print(f"rayfed: {printable(str(error))}", file=sys.stderr)
         code = 1
         if isinstance(error, UsageError):
             code = 2
-        if "--json" in arguments:
-            print(json.dumps({"command": arguments[0], "exit_code": code, "error": str(error)}))
+        _say_error(arguments, code, str(error))
         return code
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":
             raise
         print(f"rayfed: {error.object}: {_OTHER_ENCODING}", file=sys.stderr)
         return 2
+
+
+def _say_error(arguments: Sequence[str], code: int, error: str) -> None:
+    """Print an error in one line, and with `--json` also the document that says it."""
+    print(f"rayfed: {printable(error)}", file=sys.stderr)
+    if "--json" in arguments:
+        print(json.dumps({"command": arguments[0], "exit_code": code, "error": error}))
 
 
 def _refuse_undecoded(arguments: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """What a new user runs into: paths with ~, names that look like numbers, Ctrl-C, folders that cannot be written."""
 
+import json
 import os
 import random
 import signal
@@ -330,14 +331,16 @@ def interrupted(process, ready, number=signal.SIGINT):
 class TestInterrupts:
     @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_run(self, here, number, expected):
-        process = start(here, "run", *QUICK, "rounds=100000", "checkpoint.every=1")
+        process = start(here, "run", *QUICK, "rounds=100000", "checkpoint.every=1", "--json")
         saved = lambda: len(list(here.glob("results/run/checkpoints/*/manifest-*.json"))) > 1  # noqa: E731
-        code, _, err = interrupted(process, saved, number)
+        code, out, err = interrupted(process, saved, number)
         assert code == expected, err
         assert "Traceback" not in err
         last = err.splitlines()[-1]
         assert last.startswith("rayfed: interrupted after round ")
         assert "; the same command with resume=true continues" in last
+        error = last.removeprefix("rayfed: ")
+        assert json.loads(out) == {"command": "run", "exit_code": expected, "error": error}
         (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
 
