@@ -123,14 +123,19 @@ class Layout:
             return parts
         return tuple(parts.values())
 
-    def example(self, rows: int) -> Tensor:
-        """Return packed rows of fixed noise, with zeros in parts of integers."""
+    def example(self, rows: int, integer: int = 0) -> Tensor:
+        """Return packed rows of fixed noise, with `integer` everywhere in parts of integers; pixels are 0."""
         x = torch.zeros(rows, self.words, dtype=torch.int32)
         generator = torch.Generator().manual_seed(0)
         for leaf in self.leaves:
             if leaf.dtype == "float32":
                 noise = torch.randn(rows, math.prod(leaf.shape), generator=generator)
                 x[:, leaf.words] = noise.view(torch.int32)
+            elif leaf.dtype != "uint8":
+                numbers = np.full((rows, leaf.nbytes // np.dtype(leaf.dtype).itemsize), integer, leaf.dtype)
+                row_bytes = x.numpy().view(np.uint8)
+                first = 4 * leaf.start
+                row_bytes[:, first : first + leaf.nbytes] = numbers.view(np.uint8)
         return x
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

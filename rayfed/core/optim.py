@@ -135,21 +135,18 @@ class Adam:
     is_plain_sgd: ClassVar[bool] = False
 
     def init(self, trained: Weights) -> dict[str, Any]:
-        """Return the initial state: zero moments and step count."""
+        """Return the initial state: zero moments, and the number of steps of each weight [weights], in their order."""
         regular = without(trained, self.plain_names)
         device = None
         if trained:
             device = next(iter(trained.values())).device
-        steps = torch.zeros((), device=device)
+        steps = torch.zeros(len(regular), device=device)
         return {"first": zeros_like(regular), "second": zeros_like(regular), "steps": steps}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
-        state["steps"].add_(1)
-        first_scale = 1 - self.betas[0] ** state["steps"]
-        second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
         plain = only(grads, self.plain_names)
         add_(_taken(weights, plain), list(plain.values()), alpha=-self.lr)
         regular = without(grads, self.plain_names)
@@ -157,6 +154,7 @@ class Adam:
         values = list(map(as_real, _taken(weights, regular)))
         firsts = list(map(as_real, _taken(state["first"], regular)))
         seconds = list(map(as_real, _taken(state["second"], regular)))
+        rates, divisors = self._scales(state, regular)
         if self.weight_decay and self.decoupled:
             foreach("mul_", values, 1 - self.lr * self.weight_decay)
         elif self.weight_decay:
@@ -166,9 +164,23 @@ class Adam:
         foreach("mul_", seconds, self.betas[1])
         squares = foreach("mul", gradients, gradients)
         foreach("add_", seconds, squares, alpha=1 - self.betas[1])
-        roots = foreach("div", foreach("sqrt", seconds), second_scale)
-        updates = foreach("mul", firsts, self.lr / first_scale)
+        roots = foreach("div", foreach("sqrt", seconds), divisors)
+        updates = foreach("mul", firsts, rates)
         foreach("sub_", values, foreach("div", updates, foreach("add", roots, self.eps)))
+
+    def _scales(self, state: dict[str, Any], names: Iterable[str]) -> tuple[list[Tensor], list[Tensor]]:
+        """Count a step of the weights `names`, and return what corrects their moments: rates, and divisors of roots.
+
+        A step in which a weight has no gradient does not count for it, as in torch.
+        """
+        steps = state["steps"]
+        of_weights = dict(zip(state["first"], steps.unbind(), strict=True))
+        foreach("add_", _taken(of_weights, names), 1)
+        rates = self.lr / (1 - self.betas[0] ** steps)
+        divisors = (1 - self.betas[1] ** steps).sqrt()
+        rates_by_name = dict(zip(state["first"], rates.unbind(), strict=True))
+        divisors_by_name = dict(zip(state["first"], divisors.unbind(), strict=True))
+        return _taken(rates_by_name, names), _taken(divisors_by_name, names)
 
 
 Optimizer = SGD | Adam

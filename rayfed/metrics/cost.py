@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayfed.core.layout import layout_of
 from rayfed.core.modules import unchanged
-from rayfed.models.split_model import example_inputs
+from rayfed.models.split_model import fitting_inputs
 
 
 class Cost(NamedTuple):
@@ -28,7 +27,7 @@ class Cost(NamedTuple):
 def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cost:
     """Return the cost of `model` on one input of `shape`, by torch's counter of the operations that are run."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    x = example_inputs(shape, dtype, layout_of(model))
+    x = fitting_inputs(model, shape, dtype)
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

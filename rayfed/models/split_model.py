@@ -88,14 +88,35 @@ def dry_run(module: nn.Module, x: Tensor, part: Callable[[Tensor], Any] | None =
     return logits
 
 
-def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None) -> Tensor:
-    """Return two fixed inputs for checks: noise, or zeros if `dtype` is an integer type (token numbers)."""
+def example_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, layout: Layout | None = None, *, integer: int = 0
+) -> Tensor:
+    """Return two fixed inputs for checks: noise, or `integer` everywhere if `dtype` is an integer type (tokens)."""
     if layout is not None:
-        return layout.example(2)
+        return layout.example(2, integer)
     if not dtype.is_floating_point:
-        return torch.zeros(2, *shape, dtype=dtype)
+        return torch.full((2, *shape), integer, dtype=dtype)
     rng = torch.Generator().manual_seed(0)
     return torch.randn(2, *shape, generator=rng, dtype=dtype)
+
+
+def fitting_inputs(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return `example_inputs` of ones or of zeros: those of which the outputs of `module` are numbers, else zeros.
+
+    Zero is often the padding, and a text or a mask of nothing else has no mean and no length.
+    """
+    layout = layout_of(module)
+    if layout is None and dtype.is_floating_point:
+        return example_inputs(shape, dtype)
+    weight = next(module.parameters(), torch.empty(0))
+    ones = example_inputs(shape, dtype, layout, integer=1)
+    try:
+        outputs = dry_run(module, ones.clone().to(weight.device))
+    except UsageError:  # an embedding of one word
+        return example_inputs(shape, dtype, layout)
+    if outputs.isfinite().all():
+        return ones
+    return example_inputs(shape, dtype, layout)
 
 
 def initialise_lazy_layers(
@@ -111,7 +132,7 @@ def initialise_lazy_layers(
     hook = None
     if layout is not None:
         hook = layout.attach(module)
-    dry_run(module, example_inputs(shape, dtype, layout))
+    dry_run(module, fitting_inputs(module, shape, dtype))
     if hook is not None:
         hook.remove()
 
@@ -127,7 +148,7 @@ def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = 
     Raises:
         UsageError: It cannot take such inputs, or its outputs depend on more than them.
     """
-    outputs = dry_run(module, example_inputs(shape, dtype, layout_of(module)))
+    outputs = dry_run(module, fitting_inputs(module, shape, dtype))
     obstacle = _obstacle(module, shape, dtype)
     if obstacle:
         raise UsageError(f"model {type(module).__name__}: {obstacle}")
@@ -166,7 +187,7 @@ def _keeps_split(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> boo
         UsageError: It is not so, though the module declares `feature_shape`.
     """
     declared = getattr(module, "feature_shape", None)
-    x = example_inputs(shape, dtype)
+    x = fitting_inputs(module, shape, dtype)
     z = dry_run(module, x, module.features)
     try:
         composed = dry_run(module, z, module.head)
@@ -195,7 +216,7 @@ def split_last_linear(
     where = f"model {type(module).__name__}"
     advice = "name the submodule that ends it by model.head, or give it a method features(x) and a module called head"
     names = _possible_heads(module, head)
-    x = example_inputs(shape, dtype, layout_of(module))
+    x = fitting_inputs(module, shape, dtype)
     run = _watched_run(module, x, names)
     if not run.calls:
         what = "nn.Linear"
@@ -304,10 +325,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
     """Return why outputs of `module` cannot be compared, or None if they can."""
-    layout = layout_of(module)
-    x = example_inputs(shape, dtype, layout)
+    x = fitting_inputs(module, shape, dtype)
+    given = x.clone()
     first = dry_run(module, x)
-    if not torch.equal(x, example_inputs(shape, dtype, layout)):
+    if not torch.equal(x, given):
         return "modifies its input; write x = x + 1 in place of x += 1"
     if not _close(first, dry_run(module, x)):
         return (

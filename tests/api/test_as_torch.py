@@ -264,6 +264,22 @@ class EvaluationOnly(Body):
         return self.b(z if self.training else z + self.branch(z))
 
 
+class FromTheThirdStep(Body):
+    """A branch that is used from the third step on, as in training that adds layers one after the other."""
+
+    def extra(self):
+        self.late = nn.Linear(8, 8)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        z = torch.relu(self.a(x))
+        if self.steps > 2:
+            z = z + self.late(z)
+        return self.b(z)
+
+
 class ActNorm(nn.Module):
     """Shifts and scales by its first batch, then is trained (Kingma and Dhariwal 2018, section 3.1)."""
 
@@ -335,6 +351,21 @@ def test_weights_without_a_gradient_are_left_alone(kind, optimizer):
     assert torch.equal(result.server["weights"][name], start[name])
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_steps_before_a_weight_is_used_do_not_count_for_it(optimizer):
+    makers = {
+        "sgd": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.1),
+        "adam": lambda weights: torch.optim.Adam(weights, 0.1, weight_decay=0.1),
+        "adamw": lambda weights: torch.optim.AdamW(weights, 0.1, weight_decay=0.1),
+    }
+    momentum = {"local.momentum": 0.9} if optimizer == "sgd" else {}
+    keys = {"local.optimizer": optimizer, "local.weight_decay": 0.1, "local.lr": 0.1} | momentum
+    result = run(FromTheThirdStep, rounds=1, **keys)
+    expected = by_hand(FromTheThirdStep(), rounds=1, make_optimizer=makers[optimizer])
+    assert_trained_alike(result, expected)
+    assert not torch.equal(result.server["weights"]["late.weight"], FromTheThirdStep().late.weight)
+
+
 @pytest.mark.parametrize("given", ["module", "function"])
 def test_a_layer_is_initialised_by_the_first_batch_of_training(given):
     parts = clients(shift=5.0)[:1]
@@ -361,6 +392,78 @@ def test_scoring_changes_nothing_where_a_forward_pass_writes_to_weights(every):
     part = {"train": (x[:50], x[:50, 0] % 2), "test": (x[50:], x[50:, 0] % 2)}
     result = run(Words, given=[part], rounds=3, **{"evaluate.every": every})
     assert_trained_alike(result, by_hand(Words(), given=[part], rounds=3), moved=False)
+
+
+class Texts(nn.Module):
+    """Words by a transformer that leaves out the padding, 0."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.words, self.encoder = nn.Embedding(9, 8, padding_idx=0), nn.TransformerEncoder(layer, 2)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x):
+        is_padding = x == 0
+        z = self.encoder(self.words(x), src_key_padding_mask=is_padding)
+        return self.out(z.masked_fill(is_padding[..., None], 0).sum(1) / (~is_padding).sum(1, keepdim=True))
+
+
+class PaddedTexts(Texts):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids * attention_mask)
+
+
+class PackedTexts(Texts):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x):
+        lengths = (x != 0).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.out(self.encoder(packed)[1][0][-1])
+
+
+class AverageText(Texts):
+    """The mean of the words, and a log-softmax: outputs of padding alone are not numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = None
+
+    def forward(self, x):
+        is_word = (x != 0)[..., None]
+        return self.out((self.words(x) * is_word).sum(1) / is_word.sum(1)).log_softmax(1)
+
+
+def texts(*, by_name=False):
+    rng = np.random.default_rng(0)
+    clients = []
+    for size in SIZES:
+        x = rng.integers(1, 9, (size + 20, 7))
+        x[np.arange(7) >= rng.integers(2, 8, (len(x), 1))] = 0
+        y = x[:, 0] % 2
+        if by_name:
+            x = rayfed.padded([row[row > 0] for row in x], 7)
+            parts = [{name: part[rows] for name, part in x.items()} for rows in (slice(size), slice(size, None))]
+        else:
+            parts = [x[:size], x[size:]]
+        clients.append({"train": (parts[0], y[:size]), "test": (parts[1], y[size:])})
+    return clients
+
+
+@pytest.mark.parametrize("kind", [Texts, PackedTexts, PaddedTexts])
+def test_texts_with_padding_train_as_in_torch(kind):
+    plain = Texts if kind is PaddedTexts else kind
+    result = run(kind, given=texts(by_name=kind is PaddedTexts))
+    assert_trained_alike(result, by_hand(plain(), given=texts()), moved=False)
+
+
+def test_a_model_is_split_by_texts_that_have_words():
+    with pytest.raises(rayfed.UsageError, match=r"AverageText: does not end in its last nn\.Linear"):
+        run(AverageText, given=texts(), loss=F.nll_loss, **{"algorithm.name": "fedrep"})
 
 
 class Growing(Body):

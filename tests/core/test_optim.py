@@ -69,6 +69,24 @@ def test_several_steps_are_those_of_torch(case):
     assert not torch.allclose(weights["a"], start()["a"], atol=0.01)
 
 
+@pytest.mark.parametrize("case", [name for name in CASES if "clipped" not in name])
+def test_a_weight_without_a_gradient_skips_the_step_as_in_torch(case):
+    ours, theirs = CASES[case]
+    weights = start()
+    state = ours.init(weights)
+    parameters = {name: nn.Parameter(value) for name, value in start().items()}
+    optimizer = theirs(list(parameters.values()))
+    for step in range(STEPS):
+        grads = grads_at(step)
+        if step in (0, 1, 3):
+            del grads["b"]
+        for name, parameter in parameters.items():
+            parameter.grad = grads.get(name)
+        ours.update_(weights, {name: value.clone() for name, value in grads.items()}, state)
+        optimizer.step()
+    torch.testing.assert_close(weights, {name: parameter.detach() for name, parameter in parameters.items()})
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_several_clients_at_once_under_vmap(case):
     ours, theirs = CASES[case]
