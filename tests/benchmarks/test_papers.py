@@ -555,7 +555,7 @@ def test_the_list_has_every_claim_of_every_table(claims):
 def test_a_single_seed_never_holds(claims):
     one = claims[claims["seeds"].astype(str) == "1"]
     assert len(one) > 10
-    assert set(one["answer"]) == {"one seed, as claimed", "one seed, not as claimed"}
+    assert set(one["answer"]) <= {"one seed, as claimed", "one seed, not as claimed"}
     assert set(claims.loc[claims["answer"].isin(["holds", "does not hold"]), "seeds"].astype(int)) == {3}
 
 

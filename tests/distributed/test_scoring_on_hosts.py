@@ -23,13 +23,22 @@ def clients(count):
     return people
 
 
-def test_the_global_model_has_the_same_scores_everywhere(tmp_path):
+@pytest.mark.parametrize(
+    "places",
+    [
+        ((0, 1), (2, 1), (0, 50), (2, 50)),
+        pytest.param(
+            ((0, 1), (1, 1), (2, 1), (4, 1), (0, 10), (2, 10), (0, 50), (4, 50)), marks=pytest.mark.slow, id="all"
+        ),
+    ],
+)
+def test_the_global_model_has_the_same_scores_everywhere(tmp_path, places):
     start_ray()
     people = clients(150)  # two blocks of 64 and one of 22
     common = {"model.name": "mlp", "rounds": 1, "cohort": 50, "local.steps": 2, "local.batch_size": 4}
     common |= {"local.drop_last": True, "evaluate.initial": True, "evaluate.points": ["global"]}
     after, before = {}, {}
-    for hosts, width in ((0, 1), (1, 1), (2, 1), (4, 1), (0, 10), (2, 10), (0, 50), (4, 50)):
+    for hosts, width in places:
         options = common | {"placement.hosts": hosts, "placement.vmap_clients": width}
         result = rayfed.run(options, clients=people, results=str(tmp_path / f"{hosts}-{width}"), quiet=True)
         rows = result.metrics.query("point == 'global'").sort_values(["round", "client", "split", "metric"])

@@ -5,7 +5,7 @@ import pytest
 from helpers.fuzzing import all_inputs, fuzz
 from helpers.hostile_files import READERS
 
-FEW = 10
+FEW = 6
 """The inputs of a reader; `benchmarks/fuzz.py` tries thousands."""
 
 
