@@ -119,7 +119,7 @@ def _interrupted_after(rounds, given, experiment):
 def _done(experiment):
     try:
         return int(pd.read_parquet(f"results/{experiment}/rounds")["round"].max())
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):  # a folder without a file yet has no column
         return 0
 
 
