@@ -345,6 +345,7 @@ class TestInterrupts:
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
 
     @pytest.mark.ray
+    @pytest.mark.slow  # on a machine under load, Ray's own end may come before the line is written
     def test_a_sweep_on_ray(self, here):
         (here / "s.yaml").write_text(
             "seeds: [0, 1]\ndata: {domains: [plain, font], per_domain: 60}\nmodel: {name: mlp, hidden: [8]}\n"
