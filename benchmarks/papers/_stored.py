@@ -70,12 +70,8 @@ def _store(path: Path, table: PaperTable, scale: str, measured: pd.DataFrame, ke
 def load_curves(table: PaperTable, scale: str) -> pd.DataFrame:
     """Return the stored curves of the present configuration and version."""
     path = FOLDER / "curves" / f"{table.name}_{scale}.csv"
-    if not path.exists():
-        return pd.DataFrame(columns=["row", "column", "seed", "round", "value"])
-    lines = pd.read_csv(path, dtype={"configuration": str})
-    hashes = configurations(table, scale)
-    present = [hashes.get(cell) for cell in zip(lines["row"], lines["column"], strict=True)]
-    return lines[(lines["configuration"] == present) & (lines["version"] == rayfed.__version__)]
+    lines = _marked(path, configurations(table, scale), ["row", "column", "seed", "round", "value"])
+    return lines[lines["current"]]
 
 
 def load(table: PaperTable, scale: str) -> tuple[pd.DataFrame, list[str]]:
@@ -90,9 +86,13 @@ def load(table: PaperTable, scale: str) -> tuple[pd.DataFrame, list[str]]:
 
 def stored(table: PaperTable, scale: str, hashes: Mapping[Cell, str]) -> pd.DataFrame:
     """Return all stored values; `current` tells those of the present configuration, with these `hashes`."""
-    path = FOLDER / f"{table.name}_{scale}.csv"
+    return _marked(FOLDER / f"{table.name}_{scale}.csv", hashes, LINE)
+
+
+def _marked(path: Path, hashes: Mapping[Cell, str], names: list[str]) -> pd.DataFrame:
+    """Return the lines of a file, and whether each is `current`; without the file none, with the columns `names`."""
     if not path.exists():
-        return pd.DataFrame(columns=[*LINE, "current"]).astype({"current": bool})
+        return pd.DataFrame(columns=[*names, "current"]).astype({"current": bool})
     lines = pd.read_csv(path, dtype={"configuration": str})
     present = [hashes.get(cell) for cell in zip(lines["row"], lines["column"], strict=True)]
     return lines.assign(current=(lines["configuration"] == present) & (lines["version"] == rayfed.__version__))

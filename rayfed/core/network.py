@@ -58,10 +58,8 @@ def weights_stay() -> Iterator[None]:
     try:
         yield
     finally:
-        left = _left
+        put_left_back()
         _left = outer
-        for network in left:
-            network.put_back()
 
 
 def put_left_back() -> None:

@@ -174,13 +174,15 @@ class Adam:
         A step in which a weight has no gradient does not count for it, as in torch.
         """
         steps = state["steps"]
-        of_weights = dict(zip(state["first"], steps.unbind(), strict=True))
-        foreach("add_", _taken(of_weights, names), 1)
+
+        def of_names(numbers: Tensor) -> list[Tensor]:
+            by_name = dict(zip(state["first"], numbers.unbind(), strict=True))
+            return _taken(by_name, names)
+
+        foreach("add_", of_names(steps), 1)
         rates = self.lr / (1 - self.betas[0] ** steps)
         divisors = (1 - self.betas[1] ** steps).sqrt()
-        rates_by_name = dict(zip(state["first"], rates.unbind(), strict=True))
-        divisors_by_name = dict(zip(state["first"], divisors.unbind(), strict=True))
-        return _taken(rates_by_name, names), _taken(divisors_by_name, names)
+        return of_names(rates), of_names(divisors)
 
 
 Optimizer = SGD | Adam

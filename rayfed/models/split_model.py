@@ -148,8 +148,9 @@ def check_whole(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = 
     Raises:
         UsageError: It cannot take such inputs, or its outputs depend on more than them.
     """
-    outputs = dry_run(module, fitting_inputs(module, shape, dtype))
-    obstacle = _obstacle(module, shape, dtype)
+    x = fitting_inputs(module, shape, dtype)
+    outputs = dry_run(module, x.clone())
+    obstacle = _obstacle(module, x)
     if obstacle:
         raise UsageError(f"model {type(module).__name__}: {obstacle}")
     width = 0
@@ -241,7 +242,7 @@ def split_last_linear(
     except UsageError as error:
         raise UsageError(f"{where}: {fault}") from error
     if model is None:
-        raise UsageError(f"{where}: {_obstacle(features, shape, dtype) or fault}")
+        raise UsageError(f"{where}: {_obstacle(features, fitting_inputs(features, shape, dtype)) or fault}")
     model.feature_shape = tuple(z.shape[1:])
     model.feature_dtype = z.dtype
     return model
@@ -323,9 +324,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-5, equal_nan=True)
 
 
-def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """Return why outputs of `module` cannot be compared, or None if they can."""
-    x = fitting_inputs(module, shape, dtype)
+def _obstacle(module: nn.Module, x: Tensor) -> str | None:
+    """Return why outputs of `module` for the inputs `x` cannot be compared, or None if they can."""
     given = x.clone()
     first = dry_run(module, x)
     if not torch.equal(x, given):

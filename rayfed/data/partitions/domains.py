@@ -69,9 +69,9 @@ class Domains(Partition):
 
     def split(self, dataset: Dataset) -> list[ClientRows]:
         strata = self.strata(dataset)
-        pools = self._pools(dataset, strata)
-        validated = self.given_validation(dataset)
         crosses = _domains_share_groups(dataset)
+        pools = self._pools(dataset, strata, crosses=crosses)
+        validated = self.given_validation(dataset)
         if validated is None and crosses:
             of_domains = [pool.train for pool in pools.values()]
             train_rows = np.concatenate([np.empty(0, int), *of_domains])
@@ -98,18 +98,25 @@ class Domains(Partition):
         parts = np.array_split(rows, self.parts or self.clients_per_domain)
         return parts[: self.clients_per_domain]
 
-    def _pools(self, dataset: Dataset, strata: np.ndarray | None) -> dict[int, "Pool"]:
-        """Return the rows of each domain that clients may hold, by its position."""
+    def _pools(self, dataset: Dataset, strata: np.ndarray | None, *, crosses: bool) -> dict[int, "Pool"]:
+        """Return the rows of each domain that clients may hold, by its position.
+
+        Args:
+            dataset, strata: What is divided, and the classes of its rows.
+            crosses: Whether domains share leakage groups. If not, each group has its first row alone in a pool.
+        """
         pools = {}
         validated = self.given_validation(dataset)
-        tested = self._drawn_tests(dataset, validated)
+        tested = None
+        if crosses and self.test is not None:
+            tested = self._drawn_tests(dataset, validated, self.test)
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
             if self.test is None:
-                pools[position] = self._own_pool(dataset, position)
+                pools[position] = self._own_pool(dataset, position, crosses=crosses)
                 continue
-            rows = _divisible(dataset, dataset.rows(domain=domain))
+            rows = _divisible(dataset, dataset.rows(domain=domain), crosses=crosses)
             rows = numpy_generator(self.seed, TEST, position).permutation(rows)
             if tested is None:
                 pools[position] = Pool(*without_share(rows, self.test, validated, strata))
@@ -117,23 +124,21 @@ class Domains(Partition):
                 pools[position] = Pool(*divided(rows, tested))
         return pools
 
-    def _own_pool(self, dataset: Dataset, position: int) -> "Pool":
+    def _own_pool(self, dataset: Dataset, position: int, *, crosses: bool) -> "Pool":
         """Return the training and test rows of a domain by the dataset's own split."""
         domain = dataset.domains[position]
-        train = _divisible(dataset, dataset.rows(is_test=False, domain=domain))
-        test = _divisible(dataset, dataset.rows(is_test=True, domain=domain))
+        train = _divisible(dataset, dataset.rows(is_test=False, domain=domain), crosses=crosses)
+        test = _divisible(dataset, dataset.rows(is_test=True, domain=domain), crosses=crosses)
         train = numpy_generator(self.seed, ASSIGNMENT, position, 0).permutation(train)
         test = numpy_generator(self.seed, ASSIGNMENT, position, 1).permutation(test)
         return Pool(train, test)
 
-    def _drawn_tests(self, dataset: Dataset, validated: Mask | None) -> Mask | None:
-        """Return a mask, bool [N], of the test rows, drawn by leakage group; None: they are drawn row by row."""
-        if self.test is None or not _domains_share_groups(dataset):
-            return None
+    def _drawn_tests(self, dataset: Dataset, validated: Mask | None, share: float) -> Mask | None:
+        """Return a mask, bool [N], of a `share` of the rows, drawn by leakage group, for testing."""
         rows = dataset.rows()
         if validated is not None:
             rows, _ = divided(rows, validated)
-        return draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - self.test)
+        return draw_groups(dataset, rows, numpy_generator(self.seed, TEST), 1 - share)
 
 
 def _domains_share_groups(dataset: Dataset) -> bool:
@@ -141,9 +146,9 @@ def _domains_share_groups(dataset: Dataset) -> bool:
     return len(spread_groups(dataset.leakage_group, dataset.domain)) > 0
 
 
-def _divisible(dataset: Dataset, rows: Rows) -> Rows:
-    """Return the first of `rows` in each leakage group, or all `rows` if domains share groups."""
-    if _domains_share_groups(dataset):
+def _divisible(dataset: Dataset, rows: Rows, *, crosses: bool) -> Rows:
+    """Return the first of `rows` in each leakage group, or all `rows` if domains share groups (`crosses`)."""
+    if crosses:
         return rows
     return first_of_each_group(dataset, rows)
 
