@@ -134,7 +134,10 @@ class Domains(Partition):
         return Pool(train, test)
 
     def _drawn_tests(self, dataset: Dataset, validated: Mask | None, share: float) -> Mask | None:
-        """Return a mask, bool [N], of a `share` of the rows, drawn by leakage group, for testing."""
+        """Return a mask, bool [N], of a `share` of the rows for testing, drawn by leakage group.
+
+        None if every group has one row, so that rows may be drawn individually.
+        """
         rows = dataset.rows()
         if validated is not None:
             rows, _ = divided(rows, validated)
